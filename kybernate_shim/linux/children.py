@@ -1,0 +1,228 @@
+"""The daemon's children: the one place that spawns processes and the one place that reaps them.
+
+A shim is a subreaper, so it inherits processes that it never spawned: container inits and execs, which the OCI
+runtime starts and leaves behind. Any second caller of waitpid(2) would steal exit statuses from the first; that is
+why subprocess and asyncio's child watchers are not used beside this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from pathlib import Path
+
+OUTPUT_LIMIT = 64 * 1024  # the tail of a program's output that is kept for its error message
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended. `status` is the exit code, or 128 + the signal's number; `at_ns` is UNIX time."""
+
+    pid: int
+    status: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a helper program left behind: its exit status and the last 64 KiB of each output."""
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+
+
+class ProgramTimedOut(Exception):
+    """A helper program outlived its deadline and was killed together with its process group."""
+
+    def __init__(self, argv: Sequence[str], seconds: float) -> None:
+        super().__init__(f"{' '.join(argv)}: killed, because it had not ended after {seconds:g} s")
+
+
+@dataclass(eq=False)
+class Child:
+    """A spawned process, leader of a session of its own. `exited` resolves once, when it has been reaped."""
+
+    pid: int
+    exited: asyncio.Future[Exit]
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Signal the whole process group; a group that is gone already is no error."""
+        if not self.exited.done():
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+@dataclass
+class EarlyExits:
+    """Exits of processes that nobody claimed while this collector was open."""
+
+    _exits: dict[int, Exit] = field(default_factory=dict)
+
+    def add(self, exit_: Exit) -> None:
+        self._exits[exit_.pid] = exit_
+
+    def take(self, pid: int) -> Exit | None:
+        return self._exits.pop(pid, None)
+
+
+class Children:
+    """Spawns, claims and reaps. Lives on one event loop; no method may be called from another thread."""
+
+    def __init__(self) -> None:
+        self._spawned: dict[int, Child] = {}
+        self._claimed: dict[int, Callable[[Exit], None]] = {}
+        self._collectors: list[EarlyExits] = []
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reap from now on, whenever the kernel says SIGCHLD."""
+        loop.add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        fds: Mapping[int, int] | None = None,
+    ) -> Child:
+        """Start `argv` (looked up in PATH of `env`) and return at once.
+
+        `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them, and
+        no other descriptor is inherited. The child leads its own session, with default signal handling.
+        Raises FileNotFoundError or PermissionError when the program cannot be executed.
+        """
+        environment = dict(os.environ if env is None else env)
+        # Copies above the range that a child uses, so that no dup2 overwrites the source of a later one.
+        wanted = {number: fcntl(fd, F_DUPFD_CLOEXEC, 64) for number, fd in (fds or {}).items()}
+        actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+            (os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2) if number not in wanted
+        ]
+        actions += [(os.POSIX_SPAWN_DUP2, copy, number) for number, copy in wanted.items()]
+        try:
+            pid = os.posix_spawn(
+                _find(argv[0], environment),
+                list(argv),
+                environment,
+                file_actions=actions,  # type: ignore[arg-type]  # typeshed wants one tuple type for all actions
+                setsid=True,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT),
+            )
+        finally:
+            for copy in wanted.values():
+                os.close(copy)
+        child = Child(pid, asyncio.get_running_loop().create_future())
+        self._spawned[pid] = child
+        return child
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        fds: Mapping[int, int] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Finished:
+        """Run `argv` to its end and return what it printed on those of fds 1 and 2 that `fds` leaves free.
+
+        Raises ProgramTimedOut after `timeout` seconds; the program is dead and reaped by then. A cancelled caller
+        leaves no program behind either.
+        """
+        # Files in memory instead of pipes: nothing has to be pumped, and a background process that keeps the
+        # descriptor open cannot hold us up.
+        own = {number: os.memfd_create(f"fd{number}") for number in (1, 2) if number not in (fds or {})}
+        if stdin is not None:
+            own[0] = os.memfd_create("stdin")
+            os.pwrite(own[0], stdin, 0)
+        try:
+            child = self.spawn(argv, env=env, fds={**own, **(fds or {})})
+            ended = await self._end_of(child, argv, timeout)
+            return Finished(tuple(argv), ended.status, _tail(own.get(1)), _tail(own.get(2)))
+        finally:
+            for fd in own.values():
+                os.close(fd)
+
+    async def _end_of(self, child: Child, argv: Sequence[str], timeout: float | None) -> Exit:
+        try:
+            return await asyncio.wait_for(asyncio.shield(child.exited), timeout)
+        except TimeoutError:
+            child.kill()
+            await child.exited
+            raise ProgramTimedOut(argv, timeout or 0) from None
+        except asyncio.CancelledError:
+            child.kill()
+            raise
+
+    @contextmanager
+    def early_exits(self) -> Iterator[EarlyExits]:
+        """Collect exits of unclaimed processes while a runtime starts one whose pid is not known yet.
+
+        A process may be dead before the runtime that started it has returned; without the collector its status would
+        be lost and the container would look alive for ever.
+        """
+        collector = EarlyExits()
+        self._collectors.append(collector)
+        try:
+            yield collector
+        finally:
+            self._collectors.remove(collector)
+
+    def claim(self, pid: int, on_exit: Callable[[Exit], None]) -> None:
+        """Call `on_exit` once, when the inherited process `pid` is reaped."""
+        self._claimed[pid] = on_exit
+
+    def disclaim(self, pid: int) -> None:
+        self._claimed.pop(pid, None)
+
+    def reap(self) -> None:
+        """Collect every child that has ended. Safe to call at any time."""
+        while True:
+            try:
+                pid, code = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._ended(Exit(pid, _status(code), time.time_ns()))
+
+    def _ended(self, exit_: Exit) -> None:
+        if child := self._spawned.pop(exit_.pid, None):
+            if not child.exited.done():
+                child.exited.set_result(exit_)
+        elif on_exit := self._claimed.pop(exit_.pid, None):
+            on_exit(exit_)
+        else:
+            for collector in self._collectors:
+                collector.add(exit_)
+
+
+def _status(code: int) -> int:
+    return 128 + os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)
+
+
+def _find(program: str, env: Mapping[str, str]) -> str:
+    """Return the path of `program` as the child's PATH gives it; posix_spawnp would use ours."""
+    if "/" in program:
+        return program
+    for directory in env.get("PATH", os.defpath).split(os.pathsep):
+        path = Path(directory or ".") / program
+        if os.access(path, os.X_OK) and path.is_file():
+            return str(path)
+    raise FileNotFoundError(f"{program}: not found in PATH={env.get('PATH', os.defpath)}")
+
+
+def _tail(memfd: int | None) -> str:
+    if memfd is None:
+        return ""
+    size = os.fstat(memfd).st_size
+    return os.pread(memfd, OUTPUT_LIMIT, max(0, size - OUTPUT_LIMIT)).decode(errors="replace")
