@@ -1,0 +1,195 @@
+"""`start`: leave one daemon per pod behind and tell containerd the address of its socket.
+
+stdout and stderr are one pipe here, and containerd reads it to its end: nothing but the answer may be printed, and
+nothing that lives on may hold it open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kybernate_shim.invocation import Invocation
+
+SOCKETS = Path("/run/containerd/s")  # compiled into containerd's own shim: not containerd's --state
+GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
+OWN_FD_LIMIT = 3  # 0, 1 and 2 stay open in the daemon, on /dev/null
+
+
+class StartFailed(Exception):
+    """The daemon did not come up; the message is what it said."""
+
+
+def start(invocation: Invocation) -> int:
+    """Answer with the address of the pod's daemon, started now unless another container of the pod did before."""
+    path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
+    try:
+        with _exclusive(path.parent):
+            listener = listen(path)
+            if listener is not None:
+                try:
+                    _leave_daemon(invocation, listener, path)
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
+        _write_address(f"unix://{path}")
+    except (OSError, StartFailed) as error:
+        sys.stderr.write(f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {error}\n")
+        return 1
+    sys.stdout.write(f"unix://{path}")
+    return 0
+
+
+def socket_path(address: str, namespace: str, group: str) -> Path:
+    """Return the socket of a group, by the same formula as containerd's own shim (which CRI's restore relies on)."""
+    name = os.path.normpath(f"{address}/{namespace}/{group}")
+    return SOCKETS / hashlib.sha256(name.encode()).hexdigest()
+
+
+def group_of(config: Path, container: str) -> str:
+    """Return the id under which containers share a daemon: the pod's, or the container's own."""
+    annotations = json.loads(config.read_bytes()).get("annotations") or {}
+    return next((annotations[name] for name in GROUP_ANNOTATIONS if annotations.get(name)), container)
+
+
+def listen(path: Path) -> socket.socket | None:
+    """Return a listening socket at `path`, or None when a daemon already answers there.
+
+    A socket file that nobody listens on, as a killed daemon leaves it, is replaced.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            if _answers(path):
+                listener.close()
+                return None
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _exclusive(directory: Path) -> Iterator[None]:
+    """Let one `start` at a time look, bind and listen: containers of a pod are started side by side."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _leave_daemon(invocation: Invocation, listener: socket.socket, path: Path) -> None:
+    """Fork the daemon and return when it serves; raise StartFailed with its words when it does not."""
+    _set_core_scheduling()
+    options = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    said, say = os.pipe()
+    containerd = os.getppid()
+    pid = os.fork()
+    if pid == 0:
+        _become_daemon(invocation, listener, path, say, containerd)
+    os.close(say)
+    try:
+        if options:
+            _place_in_cgroup(options, pid)
+        with os.fdopen(said, "rb") as stream:
+            words = stream.read()
+    except BaseException:
+        os.kill(pid, 9)
+        raise
+    if words != b"ready":
+        raise StartFailed(words.decode(errors="replace") or "the daemon died without a word")
+
+
+def _become_daemon(invocation: Invocation, listener: socket.socket, path: Path, say: int, containerd: int) -> None:
+    """Turn this forked process into the daemon. Never returns, whatever happens: the parent's stack is not ours."""
+    status = 1
+    try:
+        os.setsid()
+        _set_oom_score(containerd)
+        keep = sorted((listener.fileno(), say))
+        _close_others(keep)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        from kybernate_shim.serve import serve
+
+        status = serve(invocation, listener, path, ready=lambda: _say(say, b"ready"))
+    except BaseException as error:  # noqa: BLE001  # a daemon that cannot start must say so to its launcher
+        _say(say, f"{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(status)
+
+
+def _say(fd: int, words: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.write(fd, words)
+        os.close(fd)
+
+
+def _close_others(keep: list[int]) -> None:
+    """Close every inherited descriptor but `keep` (ascending) and 0 to 2: containerd's pipe among them."""
+    low = OWN_FD_LIMIT
+    for fd in keep:
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def _set_oom_score(containerd: int) -> None:
+    """Be killed a little sooner than containerd; its own children inherit this until the runtime sets theirs."""
+    try:
+        score = int(Path(f"/proc/{containerd}/oom_score_adj").read_text())
+        Path("/proc/self/oom_score_adj").write_text(str(min(score + 1, 1000)))
+    except (OSError, ValueError):
+        pass  # a user namespace may forbid it, and containerd may be gone
+
+
+def _set_core_scheduling() -> None:
+    if os.environ.get("SCHED_CORE"):
+        from kybernate_shim.linux.libc import new_core_scheduling_cookie
+
+        new_core_scheduling_cookie()
+
+
+def _place_in_cgroup(options: bytes, pid: int) -> None:
+    from kybernate_shim.linux.cgroups import join_shim_cgroup
+    from kybernate_shim.oci.options import decode_options, decode_start_input
+
+    if cgroup := decode_options(decode_start_input(options)).shim_cgroup:
+        join_shim_cgroup(cgroup, pid)
+
+
+def _write_address(address: str) -> None:
+    """Write the file from which containerd 1.7 finds the daemon again after its own restart."""
+    temporary = Path(f".address.{os.getpid()}")
+    temporary.write_text(address)
+    temporary.rename("address")

@@ -1,0 +1,1 @@
+"""containerd's Task service: containers, their processes, life cycle, events, stdio."""

@@ -1,0 +1,37 @@
+"""The life of a container and of its processes, as one table.
+
+"restorable" is a container created from a checkpoint: the runtime does not know it before Start. "pausing" lasts while
+the runtime freezes the container. An exec uses the same table and never meets the rows of pausing.
+"""
+
+from __future__ import annotations
+
+MOVES: dict[str, dict[str, str]] = {
+    "created": {
+        "start": "running", "exec": "created", "update": "created", "kill": "created", "exit": "stopped",
+        "delete": "deleted",
+    },
+    "restorable": {"start": "running", "kill": "restorable", "exit": "stopped", "delete": "deleted"},
+    "running": {
+        "pause": "pausing", "exec": "running", "update": "running", "checkpoint": "running", "kill": "running",
+        "exit": "stopped",
+    },
+    "pausing": {"paused": "paused", "not paused": "running", "kill": "pausing", "exit": "stopped"},
+    "paused": {
+        "resume": "running", "update": "paused", "checkpoint": "paused", "kill": "paused", "exit": "stopped",
+    },
+    "stopped": {"delete": "deleted"},
+    "deleted": {},
+}  # fmt: skip
+
+
+class InvalidMove(Exception):
+    """The container is in a state that does not allow the call; nothing was changed."""
+
+
+def after(state: str, move: str) -> str:
+    """Return the state that follows `move`. Raises InvalidMove where the table has none."""
+    try:
+        return MOVES[state][move]
+    except KeyError:
+        raise InvalidMove(f"cannot {move} a {state} container") from None
