@@ -1,0 +1,45 @@
+# Everything sets itself up on a Debian or Ubuntu machine, as root: `make demo` shows the main job, `make test` tests.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help venv proto demo test test-unit test-contract test-system lint shell clean
+
+help:
+	@echo "make demo         run the main job in a throw-away node"
+	@echo "make test         run all tests: unit here, contract and system tests in both lanes of the lab"
+	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
+	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
+	@echo "make shell LANE=sid    open a shell in a throw-away node"
+	@echo "make proto        generate messages from proto/"
+	@echo "make clean        remove what was built in this checkout (the lab's cache stays)"
+
+venv: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y --no-install-recommends python3-venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+proto: venv
+	$(BIN)/python tools/generate_messages.py
+
+demo:
+	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m tests.system.demo
+
+test: venv
+	$(BIN)/python tests/run_all.py
+
+test-unit: venv
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+test-contract test-system: test-%:
+	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
+
+shell:
+	tests/lab/run $(or $(LANE),trixie)
+
+clean:
+	rm -rf build dist *.egg-info $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,78 @@
+"""The daemon's log: JSON lines to containerd's `log` FIFO in the bundle, and to a file where one is configured.
+
+Writing never blocks and never fails: a full FIFO or disk must not stop a container. Lines that the FIFO could not take
+are counted and reported with the next one that it takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+Log = structlog.typing.FilteringBoundLogger
+
+
+class LineWriter:
+    """Writes whole lines to descriptors that may refuse them. Has the interface of a structlog logger."""
+
+    def __init__(self, *fds: int) -> None:
+        self._fds = fds
+        self._lost = dict.fromkeys(fds, 0)
+
+    def msg(self, line: str) -> None:
+        for fd in self._fds:
+            self._write(fd, line)
+
+    debug = info = warning = error = critical = msg
+
+    def _write(self, fd: int, line: str) -> None:
+        if lost := self._lost[fd]:
+            line = f'{{"event": "log.lost", "lines": {lost}}}\n{line}'
+        try:
+            os.write(fd, line.encode() + b"\n")
+            self._lost[fd] = 0
+        except OSError:
+            self._lost[fd] += 1
+
+
+def open_log(fifo: Path, file: Path | None, *, debug: bool, **fields: Any) -> Log:
+    """Return the daemon's logger; `fields` go into every line.
+
+    The FIFO is kept open for life: after containerd's restart a new reader appears at its other end.
+    """
+    fds = [fd for fd in (_open_fifo(fifo), _open_file(file)) if fd is not None]
+    level = logging.DEBUG if debug else logging.INFO
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: LineWriter(*fds),
+        cache_logger_on_first_use=True,
+    )
+    log: Log = structlog.get_logger()
+    return log.bind(**fields)
+
+
+def _open_fifo(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None  # no reader: started by hand
+
+
+def _open_file(path: Path | None) -> int | None:
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    except OSError:
+        return None  # the FIFO still carries the line

@@ -1,0 +1,106 @@
+"""The daemon: one event loop that serves a pod's containers until containerd shuts it down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from kybernate_shim.config import Config
+from kybernate_shim.invocation import Invocation
+from kybernate_shim.linux.children import Children
+from kybernate_shim.linux.libc import become_subreaper, set_process_name
+from kybernate_shim.logs import Log, open_log
+from kybernate_shim.task.events import Forwarder, Publisher
+from kybernate_shim.task.service import SERVICES, TaskService
+from kybernate_shim.ttrpc import Server
+
+PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
+FLUSH_SECONDS = 2.0
+
+
+def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
+    """Serve on `listener`, whose file is `path`, until Shutdown or SIGTERM; call `ready` once calls are answered.
+
+    Runs in the first container's bundle, which vanishes before the pod does: nothing here relies on it later.
+    Returns the exit status.
+    """
+    set_process_name(PROCESS_NAME)
+    become_subreaper()
+    config = Config.load()
+    log = open_log(
+        Path("log").absolute(),
+        config.log_file,
+        debug=invocation.debug,
+        namespace=invocation.namespace,
+        shim=invocation.id,
+        shim_pid=os.getpid(),
+    )
+    os.chdir("/")
+    return asyncio.run(Daemon(invocation, path, config, log).run(listener, ready))
+
+
+class Daemon:
+    """Wires the parts together and ends them in order."""
+
+    def __init__(self, invocation: Invocation, path: Path, config: Config, log: Log) -> None:
+        self._path = path
+        self._log = log
+        self._forwarder = Forwarder(os.environ.get("TTRPC_ADDRESS", ""), invocation.namespace)
+        self._publisher = Publisher(invocation.namespace, self._forwarder, log)
+        self._children = Children()
+        self._over = asyncio.Event()
+        self._service = TaskService(
+            invocation.namespace,
+            config,
+            self._children,
+            self._publisher.publish,
+            log,
+            self._shut_down,
+        )
+        methods = self._service.methods()
+        self._server = Server(
+            dict.fromkeys(SERVICES, methods),
+            on_error=lambda call, error: log.error("call.failed", method=call.method, error=str(error)),
+        )
+
+    async def run(self, listener: socket.socket, ready: Callable[[], None]) -> int:
+        loop = asyncio.get_running_loop()
+        self._children.attach(loop)
+        loop.add_signal_handler(signal.SIGTERM, self._terminated)
+        loop.add_signal_handler(signal.SIGINT, self._terminated)
+        loop.add_signal_handler(signal.SIGUSR1, self._dump_tasks)
+        await self._server.start(listener)
+        ready()
+        self._log.info("shim.started")
+        await self._over.wait()
+        await self._server.close()
+        if not await self._publisher.flush(FLUSH_SECONDS):
+            self._log.error("event.dropped", error=f"containerd did not take all events in {FLUSH_SECONDS:g} s")
+        await self._forwarder.close()
+        self._log.info("shim.ended")
+        return 0
+
+    async def _shut_down(self) -> None:
+        """Free the address before the caller is answered: the pod's next container must not find a dying daemon.
+
+        Once only, because the path may belong to a successor later.
+        """
+        if not self._over.is_set():
+            self._path.unlink(missing_ok=True)
+            await self._server.stop_accepting()
+            self._over.set()
+
+    def _terminated(self) -> None:
+        """An administrator ends the daemon; containers keep running, and containerd will clean up after it."""
+        self._log.warning("shim.terminated", tasks=len(self._service.containers))
+        asyncio.get_running_loop().create_task(self._shut_down())
+
+    def _dump_tasks(self) -> None:
+        for task in asyncio.all_tasks():
+            stack = "".join(traceback.format_list(traceback.extract_stack(task.get_stack()[-1]) if task.get_stack() else []))
+            self._log.info("shim.stack", coroutine=task.get_name(), stack=stack)

@@ -1,0 +1,384 @@
+"""A container: its init, its execs, and what may happen to them in which order.
+
+One lock per container orders the calls that change it. What only looks (State, Wait, Pids, Stats, Connect) and Kill take
+no lock: they are answered while a checkpoint of minutes runs. Exits are handled on the event loop between two awaits,
+so they need none either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+from google.protobuf.message import Message
+
+from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.children import Children, EarlyExits, Exit
+from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
+from kybernate_shim.linux.oom import OomWatch, oom_kills
+from kybernate_shim.logs import Log
+from kybernate_shim.messages import events_pb2 as events
+from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.oci.options import RuntimeOptions
+from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.lifecycle import after
+from kybernate_shim.task.process import Process
+from kybernate_shim.task.stdio import StdioConfig, open_stdio
+
+Publish = Callable[[str, Message], None]
+KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
+LAST_EXIT_SECONDS = 5.0
+
+
+class ExecNotFound(Exception):
+    """No exec of that id in this container."""
+
+
+class ExecExists(Exception):
+    """The exec id is taken."""
+
+
+class InitGone(Exception):
+    """The container's init has ended, so nothing can be started in it any more."""
+
+
+class NotStarted(Exception):
+    """The exec has not been started yet, so it cannot be signalled."""
+
+
+class Container:
+    """A container from Create to Delete. Every method that changes it may be called at any time, in any state."""
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        namespace: str,
+        bundle: Bundle,
+        spec: Spec,
+        options: RuntimeOptions,
+        runtime: Runtime,
+        children: Children,
+        publish: Publish,
+        log: Log,
+        stdio: StdioConfig,
+        checkpoint: str = "",
+    ) -> None:
+        self.id = id
+        self.namespace = namespace
+        self.bundle = bundle
+        self.spec = spec
+        self.options = options
+        self.runtime = runtime
+        self.checkpoint = checkpoint
+        self.lock = asyncio.Lock()
+        self.init = Process("", stdio, state="restorable" if checkpoint else "created")
+        self.execs: dict[str, Process] = {}
+        self.cgroup: Cgroup | None = None
+        self._children = children
+        self._publish = publish
+        self._log = log.bind(task=id)
+        self._mounts: list[Mount] = []
+        self._init_exit: Exit | None = None
+        self._running_execs = 0
+        self._oom: OomWatch | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    # -- Create and Delete ------------------------------------------------------------------------------------------
+
+    async def create(self, mounts: list[Mount], event: events.TaskCreate) -> None:
+        """Mount the rootfs and let the runtime create init; undo all of it when a step fails.
+
+        A container that is created from a checkpoint is only prepared: its processes come at Start, because containerd
+        still changes its files in between.
+        """
+        async with AsyncExitStack() as undo:
+            self._mounts = mounts
+            if mounts:
+                undo.push_async_callback(self._unmount)
+                await asyncio.to_thread(mount_rootfs, mounts, self.bundle.rootfs)
+            self.init.stdio = await self._open_stdio(self.init)
+            undo.callback(self.init.release)
+            if not self.checkpoint:
+                undo.push_async_callback(self._forget_in_runtime)
+                await self._create_init(event)
+            else:
+                self._publish("/tasks/create", event)
+            undo.pop_all()
+
+    async def _create_init(self, event: events.TaskCreate) -> None:
+        assert self.init.stdio is not None
+        with self._children.early_exits() as early:
+            await self.runtime.create(
+                self.id,
+                self.bundle,
+                fds=self.init.stdio.fds,
+                console_socket=self.init.stdio.console_socket,
+                options=self.options,
+            )
+            await self.init.stdio.started()
+            self.init.pid = event.pid = self.bundle.init_pid()
+            self.cgroup = Cgroup.of(self.init.pid)
+            self._publish("/tasks/create", event)
+            self._watch(self.init, early)
+
+    async def delete(self, io_drain: float) -> Process:
+        """Remove the container that has ended or was never started, and return its init.
+
+        Raises InvalidMove while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
+        known, so that the call can be repeated.
+        """
+        async with self.lock:
+            after(self.init.state, "delete")
+            if self.init.state == "stopped" and not await self.init.drain(io_drain):
+                self._log.warning("stdio.abandoned", error=f"output still open {io_drain:g} s after the exit")
+            await self._forget_in_runtime(force=False)
+            await self._await_last_exit()
+            self.init.release()
+            if self._mounts:
+                await self._unmount()
+            self.init.move("delete")
+            return self.init
+
+    async def _await_last_exit(self) -> None:
+        """The runtime kills the init of a container that was never started: let its exit event come first."""
+        if self.init.pid and self.init.exit is None:
+            try:
+                await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
+            except TimeoutError:
+                self._log.warning("exit.lost", pid=self.init.pid)
+                self._on_init_exit(Exit(self.init.pid, KILLED, time.time_ns()))
+
+    async def _forget_in_runtime(self, *, force: bool = True) -> None:
+        try:
+            await self.runtime.delete(self.id, force=force)
+        except ContainerMissing:
+            pass  # it never got that far, or a checkpoint that ends the container removed it
+
+    async def _unmount(self) -> None:
+        await asyncio.to_thread(unmount_tree, self.bundle.rootfs)
+
+    async def _open_stdio(self, process: Process) -> Stdio:
+        return await open_stdio(
+            process.stdio_config,
+            children=self._children,
+            container=self.id,
+            namespace=self.namespace,
+            uid=self.options.io_uid,
+            gid=self.options.io_gid,
+            log=self._log,
+        )
+
+    # -- Start and exec ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> int:
+        """Let init run and return its pid."""
+        async with self.lock:
+            after(self.init.state, "start")
+            with self._children.early_exits() as early:
+                # From here on an exit waits in the collector, so that it cannot be published before the start.
+                self._children.disclaim(self.init.pid)
+                try:
+                    await self.runtime.start(self.id)
+                except BaseException:
+                    self._watch(self.init, early)
+                    raise
+                self.init.move("start")
+                self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
+                self._watch_memory()
+                self._watch(self.init, early)
+            return self.init.pid
+
+    def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
+        """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
+        if exec_id in self.execs:
+            raise ExecExists(f"exec {exec_id} in container {self.id}")
+        after(self.init.state, "exec")
+        self.bundle.write_process(exec_id, process_json, terminal=stdio.terminal)
+        self.execs[exec_id] = Process(exec_id, stdio)
+        self._publish("/tasks/exec-added", events.TaskExecAdded(container_id=self.id, exec_id=exec_id))
+
+    async def start_exec(self, exec_id: str) -> int:
+        """Start a registered exec and return its pid. Execs start side by side: they do not change the container."""
+        process = self.process(exec_id)
+        after(process.state, "start")
+        if self._init_exit is not None:
+            raise InitGone(f"cannot start exec {exec_id}: the init of container {self.id} has ended")
+        self._running_execs += 1  # before the runtime runs: init's exit must be published after this exec's
+        try:
+            process.stdio = await self._open_stdio(process)
+            await self._run_exec(process)
+        except BaseException:
+            self._running_execs -= 1
+            process.release()
+            process.end(Exit(process.pid, 255, time.time_ns()))
+            self._settle()
+            raise
+        return process.pid
+
+    async def _run_exec(self, process: Process) -> None:
+        assert process.stdio is not None
+        with self._children.early_exits() as early:
+            await self.runtime.exec(
+                self.id,
+                self.bundle,
+                process.id,
+                fds=process.stdio.fds,
+                console_socket=process.stdio.console_socket,
+            )
+            await process.stdio.started()
+            process.pid = self.bundle.exec_pid(process.id)
+            process.move("start")
+            self._publish(
+                "/tasks/exec-started",
+                events.TaskExecStarted(container_id=self.id, exec_id=process.id, pid=process.pid),
+            )
+            self._watch(process, early)
+
+    async def delete_exec(self, exec_id: str, io_drain: float) -> Process:
+        """Forget an exec that has ended or was never started, and return it."""
+        process = self.process(exec_id)
+        after(process.state, "delete")
+        if not await process.drain(io_drain):
+            self._log.warning("stdio.abandoned", exec=exec_id, error=f"output still open {io_drain:g} s after the exit")
+        process.release()
+        self.bundle.forget_exec(exec_id)
+        self.execs.pop(exec_id, None)
+        return process
+
+    def process(self, exec_id: str) -> Process:
+        """Return init for the empty id. Raises ExecNotFound."""
+        if not exec_id:
+            return self.init
+        try:
+            return self.execs[exec_id]
+        except KeyError:
+            raise ExecNotFound(f"exec {exec_id} in container {self.id}") from None
+
+    # -- Signals, freezer, limits -----------------------------------------------------------------------------------
+
+    async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
+        """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
+        process = self.process(exec_id)
+        if process.exit is not None or process is self.init and self._init_exit is not None and not all:
+            raise ProcessGone("process already finished")
+        if not exec_id:
+            await self.runtime.kill(self.id, signal, all=all)
+        elif process.pid == 0:
+            raise NotStarted(f"exec {exec_id} of container {self.id} has not been started")
+        else:
+            _signal(process.pid, signal)
+
+    async def pause(self) -> None:
+        async with self.lock:
+            self.init.move("pause")
+            try:
+                await self.runtime.pause(self.id)
+            except BaseException:
+                if self.init.state == "pausing":
+                    self.init.move("not paused")
+                raise
+            if self.init.state == "pausing":
+                self.init.move("paused")
+            self._publish("/tasks/paused", events.TaskPaused(container_id=self.id))
+
+    async def resume(self) -> None:
+        async with self.lock:
+            after(self.init.state, "resume")
+            await self.runtime.resume(self.id)
+            if self.init.state == "paused":
+                self.init.move("resume")
+            self._publish("/tasks/resumed", events.TaskResumed(container_id=self.id))
+
+    async def update(self, resources: bytes) -> None:
+        """Apply OCI LinuxResources (JSON)."""
+        async with self.lock:
+            after(self.init.state, "update")
+            await self.runtime.update(self.id, resources)
+
+    # -- Exits ------------------------------------------------------------------------------------------------------
+
+    def _watch(self, process: Process, early: EarlyExits) -> None:
+        """Handle the exit of `process` when it comes, or now if it came while the runtime was still at work."""
+        if process.pid == 0 or process.exit is not None:
+            return
+        handle = self._on_init_exit if process is self.init else partial(self._on_exec_exit, process)
+        if exit_ := early.take(process.pid):
+            handle(exit_)
+        else:
+            self._children.claim(process.pid, handle)
+
+    def _on_exec_exit(self, process: Process, exit_: Exit) -> None:
+        process.end(exit_)
+        self._publish_exit(process)
+        self._running_execs -= 1
+        self._settle()
+
+    def _on_init_exit(self, exit_: Exit) -> None:
+        self._init_exit = exit_
+        if not self.spec.own_pid_namespace:
+            self._in_background(self._kill_rest())  # the kernel kills the rest only with a pid namespace of its own
+        if self.init.state in ("paused", "pausing"):
+            self._in_background(self.runtime.resume(self.id))  # the rest of a frozen container cannot die
+        self._settle()
+
+    async def _kill_rest(self) -> None:
+        try:
+            await self.runtime.kill(self.id, 9, all=True)
+        except ProcessGone:
+            pass
+
+    def _settle(self) -> None:
+        """Declare the container stopped once init and every exec have ended: init's exit is the last one."""
+        if self._init_exit is None or self._running_execs or self.init.exit is not None:
+            return
+        self._report_oom()
+        self._stop_watching_memory()
+        self.init.end(self._init_exit)
+        self._publish_exit(self.init)
+
+    def _publish_exit(self, process: Process) -> None:
+        assert process.exit is not None
+        event = events.TaskExit(
+            container_id=self.id, id=process.id or self.id, pid=process.pid, exit_status=process.exit.status
+        )
+        event.exited_at.FromNanoseconds(process.exit.at_ns)
+        self._publish("/tasks/exit", event)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._logged(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _logged(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  # nobody waits for it; the log is the only reader
+            self._log.warning("task.cleanup_failed", error=str(error))
+
+    # -- Memory -----------------------------------------------------------------------------------------------------
+
+    def _watch_memory(self) -> None:
+        if self.cgroup is None or self._init_exit is not None:
+            return
+        try:
+            self._oom = OomWatch(self.cgroup)
+        except OSError as error:
+            self._log.warning("oom.unwatched", error=str(error))
+            return
+        asyncio.get_running_loop().add_reader(self._oom.fileno(), self._report_oom)
+
+    def _report_oom(self) -> None:
+        """Publish an OOM kill as soon as the kernel tells, and once more at the exit: the notice may be on its way."""
+        if self._oom is not None and self._oom.read():
+            self._publish("/tasks/oom", events.TaskOOM(container_id=self.id))
+
+    def _stop_watching_memory(self) -> None:
+        if self._oom is not None:
+            asyncio.get_running_loop().remove_reader(self._oom.fileno())
+            self._oom.close()
+            self._oom = None

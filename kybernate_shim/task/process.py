@@ -1,0 +1,49 @@
+"""One process that containerd knows: a container's init, or an exec in it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kybernate_shim.linux.children import Exit
+from kybernate_shim.task.lifecycle import after
+from kybernate_shim.task.stdio import Stdio, StdioConfig
+
+
+class Process:
+    """State, pid, stdio and end of a process. `id` is empty for init, the exec id otherwise.
+
+    `pid` and `exit` keep their values after the end: containerd asks for the pid of processes that are gone.
+    """
+
+    def __init__(self, id: str, stdio_config: StdioConfig, *, state: str = "created") -> None:
+        self.id = id
+        self.stdio_config = stdio_config
+        self.stdio: Stdio | None = None
+        self.state = state
+        self.pid = 0
+        self.exit: Exit | None = None
+        self._ended = asyncio.Event()
+
+    def move(self, verb: str) -> None:
+        """Take one step in the table of lifecycle.py. Raises InvalidMove."""
+        self.state = after(self.state, verb)
+
+    def end(self, exit_: Exit) -> None:
+        """Record the end; State says STOPPED before any Wait returns."""
+        self.move("exit")
+        self.exit = exit_
+        self._ended.set()
+
+    async def wait(self) -> Exit:
+        await self._ended.wait()
+        assert self.exit is not None
+        return self.exit
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until all output has reached the client; return False when it has not after `seconds`."""
+        return self.stdio is None or await self.stdio.drained(seconds)
+
+    def release(self) -> None:
+        """Close the stdio. Idempotent."""
+        if self.stdio is not None:
+            self.stdio.close()

@@ -1,0 +1,293 @@
+"""The Task service: each call looks up, delegates and answers. v2 and v3 differ by their name only.
+
+Errors of the inner modules become RPC codes here and nowhere else. Code UNIMPLEMENTED is never sent for a call that
+exists: containerd would take it for an older protocol and repeat the Create.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+
+from kybernate_shim.config import Config
+from kybernate_shim.linux.children import Children
+from kybernate_shim.linux.mounts import Mount
+from kybernate_shim.logs import Log
+from kybernate_shim.messages import events_pb2 as events
+from kybernate_shim.messages import runc_options_pb2 as runc
+from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.messages.any import pack
+from kybernate_shim.oci.options import UnsupportedOptions
+from kybernate_shim.oci.runtime import ProcessGone
+from kybernate_shim.task import prepare
+from kybernate_shim.task.container import (
+    Container,
+    ExecExists,
+    ExecNotFound,
+    InitGone,
+    NotStarted,
+    Publish,
+)
+from kybernate_shim.task.lifecycle import InvalidMove
+from kybernate_shim.task.process import Process
+from kybernate_shim.task.stdio import StdioConfig
+from kybernate_shim.ttrpc import Call, Code, Method, RpcError
+
+SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
+GO_ZERO_SECONDS = -62135596800  # what Go calls "no time": the exit of a process that still runs
+
+STATUS = {
+    "created": wire.CREATED, "restorable": wire.CREATED, "running": wire.RUNNING, "pausing": wire.PAUSING,
+    "paused": wire.PAUSED, "stopped": wire.STOPPED, "deleted": wire.STOPPED,
+}  # fmt: skip
+
+CODES: tuple[tuple[type[Exception], Code], ...] = (
+    (ProcessGone, Code.NOT_FOUND),
+    (ExecNotFound, Code.NOT_FOUND),
+    (ExecExists, Code.ALREADY_EXISTS),
+    (InitGone, Code.FAILED_PRECONDITION),
+    (NotStarted, Code.FAILED_PRECONDITION),
+    (InvalidMove, Code.FAILED_PRECONDITION),
+    (UnsupportedOptions, Code.INVALID_ARGUMENT),
+    (TimeoutError, Code.DEADLINE_EXCEEDED),
+)
+PHRASES = {
+    Code.NOT_FOUND: "not found",
+    Code.ALREADY_EXISTS: "already exists",
+    Code.FAILED_PRECONDITION: "failed precondition",
+    Code.INVALID_ARGUMENT: "invalid argument",
+}  # Go clients cut these off and wrap the error anew
+
+Request = TypeVar("Request", bound=Message)
+
+
+@dataclass
+class TaskService:
+    """All containers of one daemon. `shut_down` is called once, when containerd has no more use for it."""
+
+    namespace: str
+    config: Config
+    children: Children
+    publish: Publish
+    log: Log
+    shut_down: Callable[[], Awaitable[None]]
+    containers: dict[str, Container] = field(default_factory=dict)
+    creating: set[str] = field(default_factory=set)
+
+    def methods(self) -> dict[str, Method]:
+        """Return the handler table, for either name of the service."""
+        table: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
+            "State": (wire.StateRequest, self.state),
+            "Create": (wire.CreateTaskRequest, self.create),
+            "Start": (wire.StartRequest, self.start),
+            "Delete": (wire.DeleteRequest, self.delete),
+            "Pids": (wire.PidsRequest, self.pids),
+            "Pause": (wire.PauseRequest, self.pause),
+            "Resume": (wire.ResumeRequest, self.resume),
+            "Checkpoint": (wire.CheckpointTaskRequest, self.checkpoint),
+            "Kill": (wire.KillRequest, self.kill),
+            "Exec": (wire.ExecProcessRequest, self.exec),
+            "ResizePty": (wire.ResizePtyRequest, self.resize_pty),
+            "CloseIO": (wire.CloseIORequest, self.close_io),
+            "Update": (wire.UpdateTaskRequest, self.update),
+            "Wait": (wire.WaitRequest, self.wait),
+            "Stats": (wire.StatsRequest, self.stats),
+            "Connect": (wire.ConnectRequest, self.connect),
+            "Shutdown": (wire.ShutdownRequest, self.shutdown),
+        }
+        return {
+            name: Method(request, translated(handle), cancellable=name == "Wait")
+            for name, (request, handle) in table.items()
+        }
+
+    # -- Life -------------------------------------------------------------------------------------------------------
+
+    async def create(self, request: wire.CreateTaskRequest) -> wire.CreateTaskResponse:
+        if request.id in self.containers or request.id in self.creating:
+            raise RpcError(Code.ALREADY_EXISTS, f"container {request.id}: already exists")
+        self.creating.add(request.id)
+        try:
+            stdio = StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal)
+            container = prepare.container(
+                request,
+                namespace=self.namespace,
+                config=self.config,
+                children=self.children,
+                publish=self.publish,
+                log=self.log,
+                stdio=stdio,
+            )
+            # Reachable from here on: an exit, a State or a Kill may come before the runtime has returned.
+            await container.create([Mount(m.type, m.source, list(m.options), m.target) for m in request.rootfs], _created(request))
+            self.containers[request.id] = container
+        finally:
+            self.creating.discard(request.id)
+        self.log.info("task.created", task=request.id, pid=container.init.pid)
+        return wire.CreateTaskResponse(pid=container.init.pid)
+
+    async def start(self, request: wire.StartRequest) -> wire.StartResponse:
+        container = self._container(request.id)
+        if request.exec_id:
+            return wire.StartResponse(pid=await container.start_exec(request.exec_id))
+        pid = await container.start()
+        self.log.info("task.started", task=request.id, pid=pid)
+        return wire.StartResponse(pid=pid)
+
+    async def delete(self, request: wire.DeleteRequest) -> wire.DeleteResponse:
+        container = self._container(request.id)
+        drain = self.config.deadlines.io_drain
+        if request.exec_id:
+            return _deleted(await container.delete_exec(request.exec_id, drain))
+        init = await container.delete(drain)
+        self.containers.pop(request.id, None)
+        reply = _deleted(init)
+        self.publish(
+            "/tasks/delete",
+            events.TaskDelete(
+                container_id=request.id, pid=reply.pid, exit_status=reply.exit_status, exited_at=reply.exited_at
+            ),
+        )
+        self.log.info("task.deleted", task=request.id, pid=init.pid, status=reply.exit_status)
+        return reply
+
+    async def exec(self, request: wire.ExecProcessRequest) -> Empty:
+        stdio = StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal)
+        self._container(request.id).add_exec(request.exec_id, stdio, request.spec.value)
+        return Empty()
+
+    async def kill(self, request: wire.KillRequest) -> Empty:
+        await self._container(request.id).kill(request.exec_id, request.signal, all=request.all)
+        return Empty()
+
+    async def pause(self, request: wire.PauseRequest) -> Empty:
+        await self._container(request.id).pause()
+        return Empty()
+
+    async def resume(self, request: wire.ResumeRequest) -> Empty:
+        await self._container(request.id).resume()
+        return Empty()
+
+    async def checkpoint(self, request: wire.CheckpointTaskRequest) -> Empty:
+        raise NotImplementedError
+
+    async def update(self, request: wire.UpdateTaskRequest) -> Empty:
+        await self._container(request.id).update(request.resources.value)
+        return Empty()
+
+    async def resize_pty(self, request: wire.ResizePtyRequest) -> Empty:
+        process = self._process(request.id, request.exec_id)
+        if process.stdio is not None:
+            process.stdio.resize(request.width, request.height)
+        return Empty()
+
+    async def close_io(self, request: wire.CloseIORequest) -> Empty:
+        if request.stdin:
+            self._process(request.id, request.exec_id).close_stdin()
+        return Empty()
+
+    # -- Looking ----------------------------------------------------------------------------------------------------
+
+    async def state(self, request: wire.StateRequest) -> wire.StateResponse:
+        container = self._container(request.id)
+        process = container.process(request.exec_id)
+        state = process.state
+        if process.id and state == "running" and container.init.state in ("pausing", "paused"):
+            state = container.init.state  # a frozen container freezes its execs
+        reply = wire.StateResponse(
+            id=process.id or container.id,
+            bundle=str(container.bundle.path),
+            pid=process.pid,
+            status=STATUS[state],
+            stdin=process.stdio_config.stdin,
+            stdout=process.stdio_config.stdout,
+            stderr=process.stdio_config.stderr,
+            terminal=process.stdio_config.terminal,
+        )
+        _put_exit(reply, process)
+        return reply
+
+    async def wait(self, request: wire.WaitRequest) -> wire.WaitResponse:
+        exit_ = await self._process(request.id, request.exec_id).wait()
+        reply = wire.WaitResponse(exit_status=exit_.status)
+        reply.exited_at.FromNanoseconds(exit_.at_ns)
+        return reply
+
+    async def pids(self, request: wire.PidsRequest) -> wire.PidsResponse:
+        container = self._container(request.id)
+        execs = {process.pid: process.id for process in container.execs.values() if process.state == "running"}
+        reply = wire.PidsResponse()
+        for pid in await container.pids():
+            info = reply.processes.add(pid=pid)
+            if pid in execs:
+                info.info.CopyFrom(pack(runc.ProcessDetails(exec_id=execs[pid])))
+        return reply
+
+    async def stats(self, request: wire.StatsRequest) -> wire.StatsResponse:
+        container = self._container(request.id)
+        if container.cgroup is None or not container.cgroup.exists:
+            raise RpcError(Code.NOT_FOUND, f"cgroup of container {request.id}: not found")
+        return wire.StatsResponse(stats=pack(container.cgroup.stats()))
+
+    async def connect(self, request: wire.ConnectRequest) -> wire.ConnectResponse:
+        container = self.containers.get(request.id)
+        return wire.ConnectResponse(shim_pid=os.getpid(), task_pid=container.init.pid if container else 0)
+
+    async def shutdown(self, request: wire.ShutdownRequest) -> Empty:
+        """End the daemon, unless other containers of the pod live in it."""
+        if not self.containers and not self.creating:
+            await self.shut_down()
+        return Empty()
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _container(self, id: str) -> Container:
+        try:
+            return self.containers[id]
+        except KeyError:
+            raise RpcError(Code.NOT_FOUND, f"container {id}: not found") from None
+
+    def _process(self, id: str, exec_id: str) -> Process:
+        return self._container(id).process(exec_id)
+
+
+def translated(handle: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Call], Awaitable[Message]]:
+    """Give the errors of the inner modules their RPC codes."""
+
+    async def answer(request: Any, call: Call) -> Message:
+        try:
+            return await handle(request)
+        except tuple(error for error, _ in CODES) as error:
+            code = next(code for kind, code in CODES if isinstance(error, kind))
+            phrase = PHRASES.get(code, "")
+            raise RpcError(code, f"{error}: {phrase}" if phrase else str(error)) from error
+
+    return answer
+
+
+def _created(request: wire.CreateTaskRequest) -> events.TaskCreate:
+    event = events.TaskCreate(container_id=request.id, bundle=request.bundle, checkpoint=request.checkpoint)
+    event.rootfs.extend(request.rootfs)
+    event.io.stdin, event.io.stdout, event.io.stderr = request.stdin, request.stdout, request.stderr
+    event.io.terminal = request.terminal
+    return event
+
+
+def _deleted(process: Process) -> wire.DeleteResponse:
+    reply = wire.DeleteResponse(pid=process.pid)
+    _put_exit(reply, process)
+    return reply
+
+
+def _put_exit(reply: wire.StateResponse | wire.DeleteResponse, process: Process) -> None:
+    if process.exit is None:
+        reply.exited_at.seconds = GO_ZERO_SECONDS
+    else:
+        reply.exit_status = process.exit.status
+        reply.exited_at.FromNanoseconds(process.exit.at_ns)
