@@ -96,8 +96,8 @@ class Children:
     ) -> Child:
         """Start `argv` (looked up in PATH of `env`) and return at once.
 
-        `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them, and
-        no other descriptor is inherited. The child leads its own session, with default signal handling.
+        `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them. Python
+        opens every other descriptor close-on-exec, so none is inherited. The child leads its own session, with default signal handling.
         Raises FileNotFoundError or PermissionError when the program cannot be executed.
         """
         environment = dict(os.environ if env is None else env)

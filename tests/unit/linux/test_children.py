@@ -1,0 +1,153 @@
+"""Children: spawning, reaping, early exits. Real processes, no waiting but for their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from kybernate_shim.linux.children import Children, Exit, ProgramTimedOut
+
+T = TypeVar("T")
+SH = "/bin/sh"
+
+
+def with_children(work: Callable[[Children], Awaitable[T]]) -> T:
+    async def main() -> T:
+        children = Children()
+        children.attach(asyncio.get_running_loop())
+        return await asyncio.wait_for(work(children), 20)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)])
+def test_exit_status_is_the_code_or_128_and_the_signal(script: str, status: int) -> None:
+    assert with_children(lambda children: children.run([SH, "-c", script])).status == status
+
+
+def test_both_outputs_are_kept_apart() -> None:
+    finished = with_children(lambda children: children.run([SH, "-c", "echo out; echo err >&2"]))
+    assert (finished.stdout, finished.stderr) == ("out\n", "err\n")
+
+
+def test_only_the_tail_of_a_long_output_is_kept() -> None:
+    script = "import sys; sys.stdout.write('x' * 300_000 + 'end')"
+    out = with_children(lambda children: children.run([sys.executable, "-c", script])).stdout
+    assert len(out) == 64 * 1024
+    assert out.endswith("xend")
+
+
+def test_stdin_is_the_given_bytes_then_end_of_file() -> None:
+    assert with_children(lambda children: children.run(["cat"], stdin=b"a\0b")).stdout == "a\0b"
+
+
+def test_child_inherits_no_descriptor_but_those_named() -> None:
+    async def work(children: Children) -> str:
+        secret = os.open("/dev/null", os.O_RDONLY)
+        os.set_inheritable(secret, False)
+        read, write = os.pipe()
+        try:
+            return (await children.run(["ls", "/proc/self/fd"], fds={5: write})).stdout
+        finally:
+            for fd in (secret, read, write):
+                os.close(fd)
+
+    # ls itself opens the directory that it lists; a test runner's own parents may have left it inheritable ones
+    ours = {fd for fd in map(int, os.listdir("/proc/self/fd")) if _inheritable(fd)}
+    assert set(map(int, with_children(work).split())) - ours <= {0, 1, 2, 3, 4, 5}
+
+
+def _inheritable(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+
+def test_descriptors_may_change_places() -> None:
+    async def work(children: Children) -> tuple[bytes, bytes]:
+        (read_a, write_a), (read_b, write_b) = os.pipe(), os.pipe()
+        script = f"import os; os.write({write_b}, b'via b'); os.write({write_a}, b'via a')"
+        await children.run([sys.executable, "-c", script], fds={write_b: write_a, write_a: write_b})
+        try:
+            return os.read(read_a, 9), os.read(read_b, 9)
+        finally:
+            for fd in (read_a, write_a, read_b, write_b):
+                os.close(fd)
+
+    assert with_children(work) == (b"via b", b"via a")
+
+
+def test_program_is_looked_up_in_the_childs_own_path(tmp_path: Path) -> None:
+    program = tmp_path / "hello"
+    program.write_text("#!/bin/sh\necho from here\n")
+    program.chmod(0o755)
+    finished = with_children(lambda children: children.run(["hello"], env={"PATH": str(tmp_path)}))
+    assert finished.stdout == "from here\n"
+
+
+def test_missing_program_is_named_with_the_path_that_was_searched() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no-such-program.*PATH=/nowhere"):
+        with_children(lambda children: children.run(["no-such-program"], env={"PATH": "/nowhere"}))
+
+
+def test_program_beyond_its_deadline_is_killed_with_its_children() -> None:
+    async def work(children: Children) -> None:
+        with pytest.raises(ProgramTimedOut, match=r"sleep 60"):
+            await children.run([SH, "-c", "sleep 60 & sleep 60"], timeout=0.1)
+
+    with_children(work)
+
+
+def test_cancelled_caller_leaves_no_program_behind() -> None:
+    async def work(children: Children) -> int:
+        child = children.spawn(["sleep", "60"])
+        waiter = asyncio.create_task(children._end_of(child, ["sleep"], None))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        return (await child.exited).status
+
+    assert with_children(work) == 128 + signal.SIGKILL
+
+
+def test_exit_of_an_unknown_process_reaches_every_open_collector() -> None:
+    async def work(children: Children) -> tuple[Exit | None, Exit | None]:
+        with children.early_exits() as first, children.early_exits() as second:
+            pid = os.posix_spawn(SH, [SH, "-c", "exit 3"], os.environ)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            children.reap()
+            return first.take(pid), second.take(pid)
+
+    first, second = with_children(work)
+    assert first is not None
+    assert first.status == 3
+    assert first == second
+
+
+def test_claimed_process_is_reported_once() -> None:
+    async def work(children: Children) -> list[int]:
+        seen: asyncio.Queue[Exit] = asyncio.Queue()
+        pid = os.posix_spawn(SH, [SH, "-c", "read line; exit 4"], os.environ, file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        ])  # fmt: skip
+        children.claim(pid, seen.put_nowait)
+        first = await seen.get()
+        children.reap()
+        return [first.status, seen.qsize()]
+
+    assert with_children(work) == [4, 0]
+
+
+def test_child_blocks_no_signal_and_leads_its_own_session() -> None:
+    script = (
+        "import os,re;s=open('/proc/self/status').read();"
+        "print(os.getsid(0)==os.getpid(), int(re.search('SigBlk:\\s*(\\w+)',s)[1],16))"
+    )
+    assert with_children(lambda children: children.run([sys.executable, "-c", script])).stdout == "True 0\n"
