@@ -1,8 +1,8 @@
 """google.protobuf.Any as containerd writes it: the type's bare name, without the prefix of protobuf's own Any.Pack.
 
-containerd's receivers compare the name as a whole string, so `type.googleapis.com/` before it makes them refuse statistics,
-events and options. What arrives may carry any prefix and is accepted. Structures of the OCI runtime specification travel
-as JSON under a name of their own.
+containerd's receivers compare the name as a whole string, so `type.googleapis.com/` before it makes them refuse
+statistics, events and options. What arrives may carry any prefix and is accepted. Structures of the OCI runtime
+specification travel as JSON under a name of their own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def pack(message: Message) -> Any:
 
 def pack_json(kind: str, obj: object) -> Any:
     """Wrap `obj` as JSON under `kind`, one of the OCI names above."""
-    return Any(type_url=kind, value=json.dumps(obj, separators=(",", ":")).encode())
+    return Any(type_url=kind, value=json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def type_name(any: Any) -> str:  # noqa: A002 - the protocol's own word
-    """Return what follows the last slash: a message's full name, an OCI structure's short one, "" when there is no type."""
-    return any.type_url.rpartition("/")[2]
+def type_name(packed: Any) -> str:
+    """Return the text after the last slash: a message's full name, an OCI structure's short one, or "" for no type."""
+    return packed.type_url.rpartition("/")[2]
