@@ -1,0 +1,168 @@
+"""containerd's `ctr` as a driver: one method a command, real processes, errors with both outputs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+BUSYBOX = "localhost:5000/busybox:latest"
+STOCK = "io.containerd.runc.v2"
+KYBERNATE = "io.containerd.kybernate.v1"
+
+T = TypeVar("T")
+_numbers = itertools.count(1)
+
+
+class CommandFailed(AssertionError):
+    """A command ended with another status than expected; shows argv and both outputs."""
+
+
+def run(argv: Sequence[str], *, stdin: bytes | None = None, status: int | None = 0, timeout: float = 60) -> str:
+    """Run `argv` and return its stdout; any status is fine where `status` is None."""
+    done = subprocess.run(argv, input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+    out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    if status is not None and done.returncode != status:
+        raise CommandFailed(f"{' '.join(argv)}\nended with {done.returncode}, not {status}\n{out[-4000:]}\n{err[-4000:]}")
+    return out
+
+
+def eventually(look: Callable[[], T], *, seconds: float = 20, pause: float = 0.05) -> T:
+    """Return the first true answer of `look`; fail with its last answer or error after `seconds`."""
+    end, last = time.monotonic() + seconds, "nothing"
+    while True:
+        try:
+            answer = look()
+            if answer:
+                return answer
+            last = repr(answer)
+        except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+            last = str(error)
+        if time.monotonic() > end:
+            raise AssertionError(f"not true after {seconds:g} s: {getattr(look, '__name__', look)}; last: {last}")
+        time.sleep(pause)
+
+
+@dataclass
+class Ctr:
+    """`ctr` for containers under one runtime, in one containerd namespace."""
+
+    runtime: str = KYBERNATE
+    namespace: str = "default"
+    image: str = BUSYBOX
+    run_flags: list[str] = field(default_factory=list)
+
+    def __call__(self, *args: str, **options: Any) -> str:
+        return run(["ctr", "-n", self.namespace, *args], **options)
+
+    def new_id(self, kind: str = "c") -> str:
+        return f"{kind}{os.getpid()}-{next(_numbers)}"
+
+    def run_argv(self, id: str, *command: str, flags: Sequence[str] = ()) -> list[str]:
+        return [
+            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *self.run_flags, *flags, self.image, id, *command,
+        ]  # fmt: skip
+
+    def run(self, *command: str, flags: Sequence[str] = (), **options: Any) -> str:
+        """Run a container to its end and return what it printed."""
+        return run(self.run_argv(self.new_id(), *command, flags=["--rm", *flags]), **options)
+
+    @contextmanager
+    def running(self, *command: str, flags: Sequence[str] = (), id: str = "") -> Iterator[str]:
+        """Start a container in the background and remove it afterwards, whatever state it is in."""
+        id = id or self.new_id()
+        run(self.run_argv(id, *command, flags=["-d", *flags]))
+        try:
+            yield id
+        finally:
+            self.remove(id)
+
+    def remove(self, id: str) -> None:
+        """Kill and delete a container; gone is fine."""
+        self("task", "kill", "-s", "SIGKILL", "-a", id, status=None)
+        eventually(lambda: self._deleted(id))
+        self("container", "rm", id, status=None)
+
+    def _deleted(self, id: str) -> bool:
+        if self.status(id) in ("PAUSED", "RUNNING"):
+            self("task", "resume", id, status=None)
+            self("task", "kill", "-s", "SIGKILL", "-a", id, status=None)
+        self("task", "rm", "-f", id, status=None)
+        return self.status(id) == ""
+
+    def tasks(self) -> dict[str, tuple[int, str]]:
+        """Return pid and status of every task, as `ctr task ls` shows them."""
+        rows = [line.split() for line in self("task", "ls").splitlines()[1:]]
+        return {row[0]: (int(row[1]), row[2]) for row in rows if len(row) >= 3}
+
+    def status(self, id: str) -> str:
+        return self.tasks().get(id, (0, ""))[1]
+
+    def pid(self, id: str) -> int:
+        return self.tasks()[id][0]
+
+    def exec(self, id: str, *command: str, flags: Sequence[str] = (), **options: Any) -> str:
+        return self("task", "exec", "--exec-id", self.new_id("e"), *flags, id, *command, **options)
+
+    def metrics(self, id: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self("task", "metrics", "--format", "json", id))
+        return answer
+
+
+class Events:
+    """containerd's event stream of a namespace from now on, one parsed line an event."""
+
+    def __init__(self, namespace: str = "default") -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self._process = subprocess.Popen(
+            ["ctr", "-n", namespace, "events"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        self._await_subscription(namespace)
+
+    def _await_subscription(self, namespace: str) -> None:
+        """An event of our own that comes back proves that the subscription stands."""
+        def heard() -> bool:
+            run(["ctr", "-n", namespace, "namespace", "label", namespace, f"probe={time.monotonic_ns()}"])
+            return any(topic == "/namespaces/update" for topic, _ in self.seen)
+
+        eventually(heard, pause=0.1)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            topic = next((word for word in line.split() if word.startswith("/")), "")
+            begin = line.find("{")
+            self.seen.append((topic, json.loads(line[begin:]) if begin >= 0 else {}))
+
+    def of(self, id: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return the task events of one container, in order."""
+        return [
+            (topic, event) for topic, event in list(self.seen)
+            if topic.startswith("/tasks/") and event.get("container_id") == id
+        ]  # fmt: skip
+
+    def topics(self, id: str) -> list[str]:
+        return [topic.removeprefix("/tasks/") for topic, _ in self.of(id)]
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(10)
+        self._thread.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

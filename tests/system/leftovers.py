@@ -1,0 +1,87 @@
+"""What a container can leave behind on a node, in one snapshot: the checker that every system test ends with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from tests.system.ctr import eventually
+
+STATE = Path("/run/containerd")
+SHIM_NAMES = ("kybernate-shim", "containerd-shim")
+RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Each field is a set of names; a test must end with the sets with which it began."""
+
+    shims: frozenset[str]
+    containers: frozenset[str]
+    mounts: frozenset[str]
+    sockets: frozenset[str]
+    fifos: frozenset[str]
+    cgroups: frozenset[str]
+    bundles: frozenset[str]
+    runtime_state: frozenset[str]
+    scratch: frozenset[str]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        return cls(
+            shims=frozenset(_processes(lambda name, _: name.startswith(SHIM_NAMES))),
+            containers=frozenset(_processes(lambda _, pid: _in_other_mount_namespace(pid))),
+            mounts=frozenset(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+            sockets=frozenset(_names(STATE / "s")),
+            fifos=frozenset(_names(STATE / "fifo")),
+            cgroups=frozenset(_cgroups()),
+            bundles=frozenset(
+                str(path)
+                for root in (STATE, Path("/var/lib/containerd"))
+                for path in (root / "io.containerd.runtime.v2.task").glob("*/*")
+            ),
+            runtime_state=frozenset(str(path) for root in RUNTIME_STATE for path in Path(root).glob("*/*")),
+            scratch=frozenset(str(path) for path in Path("/tmp").glob("*") if path.name.startswith(("pty", "kybernate"))),
+        )
+
+    def added(self, later: Snapshot) -> dict[str, list[str]]:
+        """Return what `later` has and this one has not, by field; empty when nothing was left over."""
+        rows = {field.name: sorted(getattr(later, field.name) - getattr(self, field.name)) for field in fields(self)}
+        return {name: row for name, row in rows.items() if row}
+
+
+def assert_nothing_left(before: Snapshot, *, seconds: float = 15) -> None:
+    """Wait until the node is as it was: shims need a moment to end after their container."""
+    def left() -> bool:
+        added = before.added(Snapshot.take())
+        assert not added, f"left over: {added}"
+        return True
+
+    eventually(left, seconds=seconds, pause=0.1)
+
+
+def _names(directory: Path) -> list[str]:
+    return [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+
+
+def _processes(wanted) -> list[str]:  # type: ignore[no-untyped-def]  # a predicate of name and pid
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name = (entry / "comm").read_text().strip()
+            if wanted(name, entry.name) and "\nState:\tZ" not in (entry / "status").read_text():
+                found.append(f"{name}[{entry.name}]")
+        except (OSError, ProcessLookupError):
+            continue
+    return found
+
+
+def _in_other_mount_namespace(pid: str) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+
+
+def _cgroups() -> list[str]:
+    return [str(path) for path in Path("/sys/fs/cgroup").glob("**/") if path.is_dir() and "lab" not in path.name]
