@@ -8,10 +8,10 @@ imports hold.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,13 +86,12 @@ def generate(root: Path, scratch: Path) -> dict[str, bytes]:
     Raises GenerationFailed with protoc's own words.
     """
     for package, source in PACKAGES.items():
-        files = sorted(path.name for path in (root / source).glob("*.proto"))
-        if not files:
-            continue
-        outputs = [f"--python_out={scratch}", f"--pyi_out={scratch}"]
-        if package in WITH_GRPC:
-            outputs += [f"--grpc_python_out={scratch}", f"--mypy_grpc_out={scratch}"]
-        protoc(root, [*outputs, *(f"{package}/{name}" for name in files)])
+        texts = {f"{package}/{path.name}": path.read_text() for path in sorted((root / source).glob("*.proto"))}
+        if texts:
+            protoc(root, [f"--python_out={scratch}", f"--pyi_out={scratch}", *texts])
+        services = [name for name, text in texts.items() if re.search(r"^service ", text, re.MULTILINE)]
+        if services and package in WITH_GRPC:
+            protoc(root, [f"--grpc_python_out={scratch}", f"--mypy_grpc_out={scratch}", *services])
     return {
         str(path.relative_to(scratch)): (STUB_HEAD if path.name.endswith("_pb2.pyi") else b"") + path.read_bytes()
         for pattern in GENERATED
@@ -103,12 +102,12 @@ def generate(root: Path, scratch: Path) -> dict[str, bytes]:
 def protoc(root: Path, arguments: list[str]) -> None:
     """Run the protoc of grpcio-tools with proto/ mapped to where the modules go.
 
-    Raises GenerationFailed; its plug-ins are looked for beside the interpreter first, which need not be on PATH.
+    The plug-in for gRPC's stubs is the one beside the interpreter, whose folder need not be on PATH.
+    Raises GenerationFailed.
     """
-    google = resources.files("grpc_tools") / "_proto"
     includes = [f"-I{package}={source}" for package, source in PACKAGES.items()]
     plugin = f"--plugin=protoc-gen-mypy_grpc={Path(sys.executable).with_name('protoc-gen-mypy_grpc')}"
-    command = [sys.executable, "-m", "grpc_tools.protoc", *includes, f"-I{google}", plugin, *arguments]
+    command = [sys.executable, "-m", "grpc_tools.protoc", *includes, plugin, *arguments]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if result.returncode:
         raise GenerationFailed(f"protoc ended with {result.returncode}:\n{result.stderr}")

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
+import grpc
 import pytest
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from kybernate.messages import (
+    content_pb2_grpc,
+    cri_images_pb2_grpc,
+    cri_runtime_pb2_grpc,
+    events_pb2_grpc,
+    tasks_pb2_grpc,
+)
 from kybernate_shim.messages import (
     bootstrap_pb2,
     linux_runc_options_pb2,
@@ -38,6 +49,13 @@ def generator() -> ModuleType:
 
 def test_generated_modules_are_what_proto_says(generator: ModuleType) -> None:
     assert generator.differences(ROOT) == [], "run `make proto`"
+
+
+def test_all_modules_load_into_one_process() -> None:
+    """Names are global in protobuf: two files that define the same one cannot be loaded together."""
+    paths = [path for package in ("kybernate_shim", "kybernate") for path in (ROOT / package / "messages").glob("*.py")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    assert len([importlib.import_module(name) for name in names]) > 40
 
 
 def test_check_names_stale_missing_and_left_over_modules(generator: ModuleType, tmp_path: Path) -> None:
@@ -137,6 +155,37 @@ def test_both_task_services_differ_by_name_only() -> None:
     assert [(m.name, m.input_type, m.output_type) for m in old.methods] == [
         (m.name, m.input_type, m.output_type) for m in new.methods
     ]
+
+
+class Calls:
+    """Stands in for a gRPC channel: notes which methods a stub would call, and how."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+
+    def __getattr__(self, kind: str) -> Callable[..., None]:
+        return lambda path, *_, **__: self.paths.update({path: kind})
+
+
+def test_grpc_clients_call_containerd_and_cri_by_their_names() -> None:
+    calls = Calls()
+    for client in (
+        tasks_pb2_grpc.TasksStub,
+        content_pb2_grpc.ContentStub,
+        events_pb2_grpc.EventsStub,
+        cri_runtime_pb2_grpc.RuntimeServiceStub,
+        cri_images_pb2_grpc.ImageServiceStub,
+    ):
+        client(cast(grpc.Channel, calls))
+    expected = {
+        "/containerd.services.tasks.v1.Tasks/Checkpoint": "unary_unary",
+        "/containerd.services.content.v1.Content/Read": "unary_stream",
+        "/containerd.services.content.v1.Content/Write": "stream_stream",
+        "/containerd.services.events.v1.Events/Subscribe": "unary_stream",
+        "/runtime.v1.RuntimeService/CheckpointContainer": "unary_unary",
+        "/runtime.v1.ImageService/PullImage": "unary_unary",
+    }
+    assert {path: calls.paths.get(path) for path in expected} == expected
 
 
 def test_options_also_decode_as_bootstrap_parameters() -> None:
