@@ -1,0 +1,66 @@
+"""How a service is offered: a table from method names to the message that is expected and the handler that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from kybernate_shim.messages import ttrpc_pb2 as wire
+from kybernate_shim.ttrpc.codes import Code, RpcError
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is known about a call beside its message. `deadline` is in the event loop's time."""
+
+    service: str
+    method: str
+    metadata: Mapping[str, str]
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method. `handle` gets a message of type `request`; what it raises is the call's answer.
+
+    A handler runs to its end even when its caller has gone, since half an operation helps nobody. Only `cancellable`
+    ones, which merely wait, are cancelled with their connection.
+    """
+
+    request: type[Message]
+    handle: Callable[[Any, Call], Awaitable[Message]]
+    cancellable: bool = False
+
+
+Services = Mapping[str, Mapping[str, Method]]
+
+
+def find(services: Services, request: wire.Request) -> tuple[Method, Message]:
+    """Return the method that a request names, and its decoded message.
+
+    Raises RpcError: UNIMPLEMENTED for a name that is not in the table, INTERNAL for a payload of another shape.
+    """
+    methods = services.get(request.service)
+    if methods is None:
+        raise RpcError(Code.UNIMPLEMENTED, f"service {request.service}: not implemented")
+    method = methods.get(request.method)
+    if method is None:
+        raise RpcError(Code.UNIMPLEMENTED, f"method {request.service}/{request.method}: not implemented")
+    try:
+        return method, method.request.FromString(request.payload)
+    except DecodeError as error:
+        raise RpcError(
+            Code.INTERNAL, f"payload of {request.service}/{request.method} cannot be decoded: {error}"
+        ) from error
+
+
+def describe(request: wire.Request, now: float) -> Call:
+    """Return the Call of a request received at `now`. Of metadata that comes twice, the first value counts."""
+    metadata: dict[str, str] = {}
+    for pair in request.metadata:
+        metadata.setdefault(pair.key, pair.value)
+    deadline = now + request.timeout_nano / 1e9 if request.timeout_nano else None
+    return Call(request.service, request.method, metadata, deadline)

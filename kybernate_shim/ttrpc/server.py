@@ -1,0 +1,207 @@
+"""The server: one task per call, answers in the order in which they come, on any number of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Collection
+from typing import cast
+
+from google.protobuf.message import Message
+
+from kybernate_shim.ttrpc.codes import Code, RpcError
+from kybernate_shim.ttrpc.connection import Opened, Refused, ServerConnection
+from kybernate_shim.ttrpc.frames import FrameReader
+from kybernate_shim.ttrpc.methods import Call, Method, Services, describe, find
+from kybernate_shim.ttrpc.peer import Credentials, peer_of, same_user
+
+MAX_UNSENT = 16 << 20  # bytes that wait for a peer to read them
+GRACE_SECONDS = 5.0
+
+OnError = Callable[[Call, Exception], None]
+
+
+class Server:
+    """Serves `services`, a table of method tables by service name, on one listening UNIX socket.
+
+    What a call can rely on:
+    - It is answered once, whatever its handler does: with its reply, with the RpcError it raised, or with UNKNOWN and
+      the text of any other exception, which `on_error` gets as well.
+    - When its deadline passes, DEADLINE_EXCEEDED is answered at once, and the handler's own answer will be dropped.
+    - When nobody listens any more, because of the deadline or because the connection is lost, the handler still ends
+      what it began; only a cancellable one is cancelled.
+
+    A peer that `authorize` refuses is disconnected before a byte of it is read, and one that lets 16 MiB of answers
+    wait is disconnected too. Nothing that one peer sends touches the connection of another.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        authorize: Callable[[Credentials], bool] | None = same_user,
+        on_error: OnError | None = None,
+    ) -> None:
+        self._services = services
+        self._authorize = authorize
+        self._on_error = on_error
+        self._connections: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself only remembers tasks weakly
+        self._listening: asyncio.Server | None = None
+        self._closed = False
+
+    async def start(self, listener: socket.socket) -> None:
+        """Take over `listener`, which is bound and listens; clients that have connected to it before are served.
+
+        The file of the socket stays the caller's: it is never removed here.
+        """
+        loop = asyncio.get_running_loop()
+        if sys.version_info >= (3, 13):
+            self._listening = await loop.create_unix_server(
+                lambda: _Connection(self), sock=listener, cleanup_socket=False
+            )
+        else:
+            self._listening = await loop.create_unix_server(lambda: _Connection(self), sock=listener)
+
+    async def stop_accepting(self) -> None:
+        """Close the listening socket; connections that are open go on."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    async def close(self, *, grace: float = GRACE_SECONDS) -> None:
+        """Answer what is in flight, for at most `grace` seconds, and drop every connection.
+
+        New calls are refused and cancellable ones cancelled at once; handlers that outlive the grace are cancelled too.
+        May be called by a handler, which is not waited for then, and whose caller sees the connection end.
+        """
+        await self.stop_accepting()
+        self._closed = True
+        deadline = asyncio.get_running_loop().time() + grace
+        for connection in self._connections:
+            connection.drain()
+        await self._wait_for(self._tasks - {asyncio.current_task()}, deadline)
+        for connection in self._connections:
+            connection.close()
+        await self._wait_for({connection.lost for connection in self._connections}, deadline)
+        for connection in self._connections:
+            connection.abort()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    @staticmethod
+    async def _wait_for(what: Collection[asyncio.Future[None]], deadline: float) -> None:
+        if what:
+            await asyncio.wait(what, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    def _accepts(self, transport: asyncio.BaseTransport) -> bool:
+        """Judge a new connection. It may have been accepted just before the server closed."""
+        return not self._closed and (self._authorize is None or self._authorize(peer_of(transport)))
+
+
+class _Connection(asyncio.Protocol):
+    """One client's connection: moves bytes between the transport, the state machine and the handlers' tasks."""
+
+    __slots__ = ("_cancellable", "_core", "_reader", "_server", "_transport", "lost")
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._core = ServerConnection()
+        self._reader = FrameReader()
+        self._cancellable: dict[int, asyncio.Task[None]] = {}
+        self._transport: asyncio.Transport
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        accepted = False
+        try:
+            accepted = self._server._accepts(transport)
+        finally:  # an `authorize` that raises must not let anybody in
+            if not accepted:
+                self.abort()
+        if accepted:
+            self._transport.set_write_buffer_limits(high=MAX_UNSENT)
+            self._server._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        for item in self._reader.feed(data):
+            if self._transport.is_closing():
+                return
+            event = self._core.receive(item)
+            if isinstance(event, Refused):
+                self._write(event.frame)
+            elif event is not None:
+                self._begin(event)
+
+    def pause_writing(self) -> None:
+        """Drop a peer that does not read: its answers would pile up for ever."""
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server._connections.discard(self)
+        self._cancel_waiting()
+        self.lost.set_result(None)
+
+    def drain(self) -> None:
+        self._core.drain()
+        self._cancel_waiting()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _begin(self, opened: Opened) -> None:
+        """Start the task of a call, and the clock of its deadline."""
+        loop = asyncio.get_running_loop()
+        stream, request = opened
+        try:
+            method, message = find(self._server._services, request)
+        except RpcError as error:
+            self._write(self._core.fail(stream, error.code, error.message))
+            self._core.release(stream)
+            return
+        call = describe(request, loop.time())
+        task = loop.create_task(self._serve(stream, method, message, call), name=f"{call.service}/{call.method}")
+        self._server._tasks.add(task)
+        if method.cancellable:
+            self._cancellable[stream] = task
+        timer = loop.call_at(call.deadline, self._expire, stream) if call.deadline is not None else None
+        task.add_done_callback(lambda task: self._end(stream, task, timer))
+
+    async def _serve(self, stream: int, method: Method, message: Message, call: Call) -> None:
+        try:
+            reply = await method.handle(message, call)
+            self._write(self._core.answer(stream, reply.SerializeToString()))
+        except RpcError as error:
+            self._write(self._core.fail(stream, error.code, error.message))
+        except Exception as error:  # noqa: BLE001  # a fault of one handler is that call's answer, not our end
+            self._write(self._core.fail(stream, Code.UNKNOWN, str(error) or type(error).__name__))
+            if self._server._on_error is not None:
+                self._server._on_error(call, error)
+
+    def _expire(self, stream: int) -> None:
+        self._write(self._core.fail(stream, Code.DEADLINE_EXCEEDED, "the deadline of the call has passed"))
+        if task := self._cancellable.get(stream):
+            task.cancel()
+
+    def _end(self, stream: int, task: asyncio.Task[None], timer: asyncio.TimerHandle | None) -> None:
+        """Clean up after a call. Not done by the task itself, which may be cancelled before its first step."""
+        if timer is not None:
+            timer.cancel()
+        if task.cancelled():
+            self._write(self._core.fail(stream, Code.CANCELED, "the call was cancelled"))
+        self._core.release(stream)
+        self._cancellable.pop(stream, None)
+        self._server._tasks.discard(task)
+
+    def _cancel_waiting(self) -> None:
+        for task in self._cancellable.values():
+            task.cancel()
+
+    def _write(self, frame: bytes) -> None:
+        if frame and not self._transport.is_closing():
+            self._transport.write(frame)
