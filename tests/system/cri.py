@@ -1,0 +1,165 @@
+"""Pods as the kubelet makes them: containerd's CRI over gRPC, one method a step."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import websocket
+
+from kybernate.messages import cri_config_pb2 as config
+from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
+from tests.system.ctr import BUSYBOX, eventually
+
+SOCKET = "unix:///run/containerd/containerd.sock"
+CALL_SECONDS = 120
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Pod:
+    """A sandbox, and the configuration that containers of it repeat."""
+
+    id: str
+    config: config.PodSandboxConfig
+
+    @property
+    def logs(self) -> Path:
+        return Path(self.config.log_directory)
+
+
+@dataclass
+class Cri:
+    """The kubelet's side of CRI for pods under one runtime handler."""
+
+    handler: str = "kybernate"
+    logs: Path = Path("/var/log/pods")
+    service: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._channel = grpc.insecure_channel(SOCKET)
+        self.service = RuntimeServiceStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def call(self, method: str, request: Any, *, seconds: float = CALL_SECONDS) -> Any:
+        return getattr(self.service, method)(request, timeout=seconds, wait_for_ready=True)
+
+    # -- pods
+
+    def run_pod(self, *, host_network: bool = False, annotations: Mapping[str, str] = {}, hostname: str = "") -> Pod:
+        name = f"pod{os.getpid()}-{next(_numbers)}"
+        pod = config.PodSandboxConfig(hostname=hostname or name, log_directory=str(self.logs / name))
+        pod.metadata.name, pod.metadata.uid, pod.metadata.namespace = name, f"uid-{name}", "default"
+        pod.annotations.update(annotations)
+        pod.linux.cgroup_parent = ""
+        if host_network:
+            pod.linux.security_context.namespace_options.network = config.NODE
+            pod.hostname = ""
+        Path(pod.log_directory).mkdir(parents=True, exist_ok=True)
+        request = wire.RunPodSandboxRequest(config=pod, runtime_handler=self.handler)
+        return Pod(self.call("RunPodSandbox", request).pod_sandbox_id, pod)
+
+    def remove_pod(self, pod: Pod) -> None:
+        self.call("StopPodSandbox", wire.StopPodSandboxRequest(pod_sandbox_id=pod.id))
+        self.call("RemovePodSandbox", wire.RemovePodSandboxRequest(pod_sandbox_id=pod.id))
+        shutil.rmtree(pod.logs, ignore_errors=True)
+
+    @contextmanager
+    def pod(self, **options: Any) -> Iterator[Pod]:
+        pod = self.run_pod(**options)
+        try:
+            yield pod
+        finally:
+            self.remove_pod(pod)
+
+    def pod_ip(self, pod: Pod) -> str:
+        answer = self.call("PodSandboxStatus", wire.PodSandboxStatusRequest(pod_sandbox_id=pod.id))
+        return str(answer.status.network.ip)
+
+    # -- containers
+
+    def create(
+        self,
+        pod: Pod,
+        name: str,
+        command: Sequence[str] = (),
+        *,
+        image: str = BUSYBOX,
+        annotations: Mapping[str, str] = {},
+        env: Mapping[str, str] = {},
+        mounts: Sequence[config.Mount] = (),
+        memory: int = 0,
+        stdin: bool = False,
+        tty: bool = False,
+        attempt: int = 0,
+    ) -> str:
+        container = config.ContainerConfig(
+            command=command, log_path=f"{name}.{attempt}.log", stdin=stdin, tty=tty, mounts=mounts
+        )
+        container.metadata.name, container.metadata.attempt = name, attempt
+        container.image.image = image
+        container.annotations.update(annotations)
+        for key, value in env.items():
+            container.envs.add(key=key, value=value)
+        container.linux.resources.memory_limit_in_bytes = memory
+        request = wire.CreateContainerRequest(pod_sandbox_id=pod.id, config=container, sandbox_config=pod.config)
+        return str(self.call("CreateContainer", request).container_id)
+
+    def start(self, id: str) -> None:
+        self.call("StartContainer", wire.StartContainerRequest(container_id=id))
+
+    def run(self, pod: Pod, name: str, command: Sequence[str], **options: Any) -> str:
+        id = self.create(pod, name, command, **options)
+        self.start(id)
+        return id
+
+    def stop(self, id: str, *, grace: int = 0) -> None:
+        self.call("StopContainer", wire.StopContainerRequest(container_id=id, timeout=grace))
+
+    def remove(self, id: str) -> None:
+        self.call("RemoveContainer", wire.RemoveContainerRequest(container_id=id))
+
+    def status(self, id: str) -> Any:
+        return self.call("ContainerStatus", wire.ContainerStatusRequest(container_id=id)).status
+
+    def state(self, id: str) -> str:
+        return str(wire.ContainerState.Name(self.status(id).state)).removeprefix("CONTAINER_")
+
+    def exec(self, id: str, *command: str, seconds: int = 30) -> tuple[int, str]:
+        answer = self.call("ExecSync", wire.ExecSyncRequest(container_id=id, cmd=command, timeout=seconds))
+        return answer.exit_code, answer.stdout.decode()
+
+    def attach(self, id: str, *, stdin: bool = False) -> websocket.WebSocket:
+        """Attach as `kubectl attach` does, over the streaming server; frames begin with the stream's number."""
+        url = self.call("Attach", wire.AttachRequest(container_id=id, stdin=stdin, stdout=True, stderr=True)).url
+        return websocket.create_connection(
+            url.replace("http", "ws", 1), subprotocols=["v4.channel.k8s.io"], timeout=20, suppress_origin=True
+        )
+
+    def stats(self, id: str) -> Any:
+        return self.call("ContainerStats", wire.ContainerStatsRequest(container_id=id)).stats
+
+    def log(self, pod: Pod, name: str, attempt: int = 0) -> list[str]:
+        """Return the lines of a container's log, without time and stream."""
+        path = pod.logs / f"{name}.{attempt}.log"
+        if not path.exists():
+            return []
+        return [line.split(" ", 3)[3] for line in path.read_text().splitlines() if line.count(" ") >= 3]
+
+    def await_log(self, pod: Pod, name: str, text: str, *, attempt: int = 0, seconds: float = 20) -> list[str]:
+        def logged() -> list[str]:
+            lines = self.log(pod, name, attempt)
+            assert text in lines, f"{text!r} is not in {lines[-20:]}"
+            return lines
+
+        return eventually(logged, seconds=seconds)

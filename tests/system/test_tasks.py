@@ -1,0 +1,200 @@
+"""Execs, signals, freezer, limits, figures and events of running containers; the stock shim as oracle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.system.ctr import CommandFailed, Ctr, Events, eventually, run
+
+
+@pytest.fixture
+def sleeper(ctr: Ctr):  # type: ignore[no-untyped-def]  # a generator of the id
+    with ctr.running("sleep", "1000") as id:
+        yield id
+
+
+# -- exec -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [0, 1, 42, 255])
+def test_exec_passes_output_and_exit_code_on(ctr: Ctr, sleeper: str, status: int) -> None:
+    assert ctr.exec(sleeper, "sh", "-c", f"echo hi; exit {status}", status=status) == "hi\n"
+
+
+def test_exec_takes_stdin(ctr: Ctr, sleeper: str) -> None:
+    assert ctr.exec(sleeper, "wc", "-c", stdin=b"x" * 500_000).strip() == "500000"
+
+
+def test_exec_runs_in_the_containers_namespaces(ctr: Ctr, sleeper: str) -> None:
+    ours = os.readlink(f"/proc/{ctr.pid(sleeper)}/ns/mnt")
+    assert ctr.exec(sleeper, "readlink", "/proc/self/ns/mnt").strip() == ours
+
+
+def test_exec_of_a_missing_binary_is_named_and_leaves_the_container_alone(ctr: Ctr, sleeper: str) -> None:
+    with pytest.raises(CommandFailed, match=r"no-such-binary"):
+        ctr.exec(sleeper, "/bin/no-such-binary")
+    assert ctr.exec(sleeper, "echo", "still here") == "still here\n"
+
+
+def test_two_hundred_execs_at_once(ctr: Ctr, sleeper: str) -> None:
+    def one(number: int) -> tuple[int, str]:
+        argv = ["ctr", "-n", ctr.namespace, "task", "exec", "--exec-id", f"many{number}", sleeper, "sh", "-c", f"echo {number}; exit {number % 7}"]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=240)
+        return done.returncode, done.stdout
+
+    with ThreadPoolExecutor(200) as pool:
+        answers = list(pool.map(one, range(200)))
+    assert answers == [(number % 7, f"{number}\n") for number in range(200)]
+
+
+def test_exec_ends_when_the_container_is_killed(ctr: Ctr) -> None:
+    with ctr.running("sleep", "1000") as id:
+        argv = ["ctr", "-n", ctr.namespace, "task", "exec", "--exec-id", "long", id, "sleep", "1000"]
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as client:
+            eventually(lambda: "sleep" in run(["ctr", "-n", ctr.namespace, "task", "ps", id]) and ctr.exec(id, "pidof", "sleep").count(" ") >= 1)
+            ctr("task", "kill", "-s", "SIGKILL", id)
+            assert client.wait(20) == 137
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_kill_all_ends_every_process(ctr: Ctr) -> None:
+    with ctr.running("sh", "-c", "sleep 1000 & sleep 1000 & wait") as id:
+        eventually(lambda: len(_pids(ctr, id)) >= 3)
+        pids = _pids(ctr, id)
+        ctr("task", "kill", "-a", "-s", "SIGKILL", id)
+        eventually(lambda: ctr.status(id) == "STOPPED")
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_killing_an_ended_task_is_not_found(ctr: Ctr) -> None:
+    with ctr.running("true") as id:
+        eventually(lambda: ctr.status(id) == "STOPPED")
+        with pytest.raises(CommandFailed, match=r"not found|already finished"):
+            ctr("task", "kill", "-s", "SIGKILL", id)
+
+
+def test_running_task_cannot_be_deleted(ctr: Ctr, sleeper: str) -> None:
+    with pytest.raises(CommandFailed, match=r"stopped before deletion|running|cannot delete"):
+        ctr("task", "rm", sleeper)
+    assert ctr.status(sleeper) == "RUNNING"
+
+
+def test_pid_is_still_told_after_the_end(ctr: Ctr) -> None:
+    with ctr.running("true") as id:
+        eventually(lambda: ctr.status(id) == "STOPPED")
+        assert ctr.pid(id) > 0
+
+
+def test_host_pid_namespace_container_takes_its_children_along(ctr: Ctr) -> None:
+    with ctr.running("sh", "-c", "sleep 1000 & sleep 1000 & wait", flags=["--privileged", "--with-ns", "pid:/proc/1/ns/pid"]) as id:
+        eventually(lambda: len(_pids(ctr, id)) >= 3)
+        pids = _pids(ctr, id)
+        ctr("task", "kill", "-s", "SIGKILL", id)
+        eventually(lambda: ctr.status(id) == "STOPPED")
+        eventually(lambda: not any(_alive(pid) for pid in pids))
+
+
+def _pids(ctr: Ctr, id: str) -> list[int]:
+    return [int(line.split()[0]) for line in ctr("task", "ps", id).splitlines()[1:]]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+# -- freezer, figures -------------------------------------------------------------------------------------------------
+
+
+def test_paused_container_stands_still(ctr: Ctr) -> None:
+    with ctr.running("sh", "-c", "i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.05; done") as id:
+        count = Path(f"/proc/{ctr.pid(id)}/root/count")
+        eventually(lambda: count.exists() and count.read_text().strip())
+        ctr("task", "pause", id)
+        assert ctr.status(id) == "PAUSED"
+        frozen = count.read_text()
+        time.sleep(0.4)
+        assert count.read_text() == frozen
+        with pytest.raises(CommandFailed):
+            ctr.exec(id, "true")
+        ctr("task", "resume", id)
+        assert ctr.status(id) == "RUNNING"
+        eventually(lambda: count.read_text() not in ("", frozen))
+
+
+def test_paused_container_can_be_killed(ctr: Ctr) -> None:
+    with ctr.running("sleep", "1000") as id:
+        ctr("task", "pause", id)
+        ctr("task", "kill", "-s", "SIGKILL", id)
+        ctr("task", "resume", id, status=None)
+        eventually(lambda: ctr.status(id) == "STOPPED")
+
+
+def test_metrics_count_memory_and_processor_time(ctr: Ctr) -> None:
+    with ctr.running("sh", "-c", "while :; do :; done", flags=["--memory-limit", str(64 << 20)]) as id:
+        def figures() -> bool:
+            metrics = ctr.metrics(id)
+            text = str(metrics)
+            assert metrics["id"] == id
+            return str(64 << 20) in text
+
+        eventually(figures)
+
+
+def test_ps_lists_every_process(ctr: Ctr) -> None:
+    with ctr.running("sh", "-c", "sleep 1000 & wait") as id:
+        eventually(lambda: len(_pids(ctr, id)) == 2)
+        assert ctr.pid(id) in _pids(ctr, id)
+
+
+def test_out_of_memory_kill_is_reported_before_the_exit(ctr: Ctr, events: Events) -> None:
+    hog = "x=x; while :; do x=$x$x; done"
+    with ctr.running("sh", "-c", hog, flags=["--memory-limit", str(16 << 20)]) as id:
+        eventually(lambda: ctr.status(id) == "STOPPED", seconds=40)
+        eventually(lambda: "exit" in events.topics(id))
+        assert "oom" in events.topics(id)
+        assert events.topics(id).index("oom") < events.topics(id).index("exit")
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_events_of_a_whole_life_come_in_order(ctr: Ctr, events: Events) -> None:
+    id = ctr.new_id()
+    run(ctr.run_argv(id, "sleep", "1000", flags=["-d"]))
+    ctr("task", "exec", "--exec-id", "e1", id, "true")
+    ctr("task", "pause", id)
+    ctr("task", "resume", id)
+    ctr("task", "kill", "-s", "SIGKILL", id)
+    eventually(lambda: ctr.status(id) == "STOPPED")
+    ctr.remove(id)
+    expected = ["create", "start", "exec-added", "exec-started", "exit", "paused", "resumed", "exit", "delete"]
+    eventually(lambda: events.topics(id) == expected)
+    exits = [event for topic, event in events.of(id) if topic == "/tasks/exit"]
+    assert [event["id"] for event in exits] == ["e1", id]
+    assert exits[1]["exit_status"] == 137
+
+
+def test_exit_of_an_exec_comes_before_that_of_init(ctr: Ctr, events: Events) -> None:
+    with ctr.running("sleep", "1000") as id:
+        argv = ["ctr", "-n", ctr.namespace, "task", "exec", "-d", "--exec-id", "e1", id, "sleep", "1000"]
+        run(argv)
+        ctr("task", "kill", "-s", "SIGKILL", id)
+        eventually(lambda: events.topics(id).count("exit") == 2)
+        assert [event["id"] for topic, event in events.of(id) if topic == "/tasks/exit"] == ["e1", id]
+
+
+def test_failed_create_sends_no_exit(ctr: Ctr, events: Events) -> None:
+    id = ctr.new_id()
+    run(ctr.run_argv(id, "/no/such/command", flags=["--rm"]), status=1)
+    assert "exit" not in events.topics(id)
