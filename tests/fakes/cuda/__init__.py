@@ -1,0 +1,110 @@
+"""A pretended CUDA driver for machines without a GPU, and the directory that stands for their cards.
+
+A test double: see abi.h for what it promises, switches.h for how it is made to fail. Programs that load
+`libcuda.so.1` or `libnvidia-ml.so.1` use it when LD_LIBRARY_PATH names the folder that `build()` returns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+GIB = 1 << 30
+_MAX_CARDS = 16
+
+
+def build(out: Path | None = None) -> Path:
+    """Compile what has changed and return the folder with the libraries and the program `computes`.
+
+    `out` defaults to build/fake-cuda of the checkout. Two builds at once wait for each other.
+    Raises subprocess.CalledProcessError with the compiler's words on its stderr.
+    """
+    out = out or SOURCES.parents[2] / "build" / "fake-cuda"
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", "-C", SOURCES, f"OUT={out}"], check=True)
+    return out
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The state directory of a pretended machine: its cards, what they hold, and the switches that make them fail.
+
+    Containers see the same cards when the directory is mounted at /run/fake-cuda.
+    """
+
+    directory: Path
+
+    @classmethod
+    def create(
+        cls, directory: Path, *, count: int = 2, size: int = 8 * GIB, model: str = "Pretended H200", seed: int = 0
+    ) -> Cards:
+        """Make `count` cards of `size` bytes. Another `seed` gives other UUIDs, as another node has."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "held").mkdir(exist_ok=True)
+        lines = (f"{card_uuid(index, seed)} {size} {model}\n" for index in range(count))
+        (directory / "cards").write_text("".join(lines))
+        for path in (directory, directory / "held"):
+            path.chmod(0o777)  # a container's user is not root
+        return cls(directory)
+
+    @property
+    def uuids(self) -> list[str]:
+        return [line.split()[0] for line in (self.directory / "cards").read_text().splitlines()]
+
+    def used(self) -> list[int]:
+        """Bytes in use per card, counting living processes only."""
+        totals = [0] * _MAX_CARDS
+        for path in (self.directory / "held").iterdir():
+            for index, size in enumerate(_account(path)):
+                totals[index] += size
+        return totals[: len(self.uuids)]
+
+    def switch(self, switches: str) -> None:
+        """Make verbs fail or hang, such as "checkpoint:2:999,lock:*:hang@1234"; "" switches all of that off."""
+        self._write("fail", switches)
+
+    def slow(self, seconds_per_gib: float) -> None:
+        self._write("seconds-per-gib", str(seconds_per_gib))
+
+    def missing(self, *calls: str) -> None:
+        """Take these calls out of the driver."""
+        self._write("missing", "\n".join(calls))
+
+    def driver(self, api: int, version: str) -> None:
+        self._write("driver", f"{api} {version}")
+
+    def environment(self, libraries: Path) -> dict[str, str]:
+        """What a program on this machine needs in its environment to use the cards."""
+        return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA_DIR": str(self.directory)}
+
+    def _write(self, name: str, text: str) -> None:
+        new = self.directory / f"{name}.new"  # never a half-written switch
+        new.write_text(text)
+        new.rename(self.directory / name)
+
+
+def card_uuid(index: int, seed: int = 0) -> str:
+    return f"GPU-{seed:08x}-0000-4000-8000-{index + 1:012x}"
+
+
+def _account(path: Path) -> tuple[int, ...]:
+    """Read the bytes per card of one process, all zero when it is dead (cards.h describes the file)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return (0,) * _MAX_CARDS
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return struct.unpack(f"{_MAX_CARDS}Q", os.pread(fd, 8 * _MAX_CARDS, 8))
+    else:
+        return (0,) * _MAX_CARDS
+    finally:
+        os.close(fd)

@@ -1,0 +1,59 @@
+/* The pretended cards of a machine, and who holds how much of their memory.
+ *
+ * All of it lives in one directory, FAKE_CUDA_DIR or /run/fake-cuda, which containers share by a bind mount:
+ *   cards       one line per card: UUID, bytes, model
+ *   driver      optional: API version and driver version, such as "13000 580.159.04"
+ *   held/       one file per process that is on a card: a page with the bytes per card, then the memory itself.
+ *               Its owner holds it by flock(2), so that the memory of a killed process is free at once.
+ *   lock        taken by flock(2) around every change of the accounts
+ * and what switches.h adds.
+ */
+#ifndef FAKE_CUDA_CARDS_H
+#define FAKE_CUDA_CARDS_H
+
+#include <stdbool.h>
+
+#include "abi.h"
+
+enum { MAX_CARDS = 16, PAGE = 4096 };
+
+struct card {
+    CUuuid uuid;
+    uint64_t bytes;
+    char model[64];
+};
+
+struct machine {
+    int count;
+    struct card cards[MAX_CARDS];
+};
+
+/* The first page of a file in held/. */
+struct account {
+    uint64_t magic;
+    uint64_t bytes[MAX_CARDS];
+};
+
+/* Write `name` inside the state directory to `path`. */
+void state_path(char *path, size_t size, const char *name);
+
+/* Read at most `size` - 1 bytes of a file of the state directory; false when there is none. */
+bool read_state(const char *name, char *text, size_t size);
+
+/* Read the cards; false when the state directory names none. */
+bool read_machine(struct machine *machine);
+
+/* The API's version (13000 is 13.0) and the driver's ("580.159.04"). */
+void read_driver(int *api, char *version, size_t size);
+
+/* Open a new, flocked file in held/ with an empty account; -1 with errno set. `path` receives its name. */
+int open_held(char *path, size_t size);
+
+/* Add `bytes` per card to `mine`; false and no change when a card has not that much free. */
+bool charge(const struct machine *machine, struct account *mine, const uint64_t bytes[MAX_CARDS]);
+void discharge(struct account *mine, const uint64_t bytes[MAX_CARDS]);
+
+/* Bytes in use on each card by all living processes. */
+void used_bytes(uint64_t used[MAX_CARDS]);
+
+#endif

@@ -1,0 +1,92 @@
+/* A program that computes on a card and checks every word of it: computes [MIB] [STEP_MS] [DEVICE]
+ *
+ * Prints "step N checksum X" per step, for ever; each word of device memory advances by one step of a generator whose
+ * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
+ * It loads libcuda.so.1 at run time. A test workload.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "abi.h"
+
+static void *library;
+
+static void check(CUresult result, const char *call)
+{
+    if (result != CUDA_SUCCESS) {
+        printf("%s failed: %d\n", call, result);
+        exit(2);
+    }
+}
+
+/* Call a function of the driver by name; the signature follows from the arguments' types. */
+#define CALL(name, types, ...) check(((CUresult(*) types)dlsym(library, name))(__VA_ARGS__), name)
+
+static uint32_t seed(uint64_t index)
+{
+    return (uint32_t)(index * 2654435761u + 1);
+}
+
+static void wait_ms(long milliseconds)
+{
+    struct timespec left = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+    while (nanosleep(&left, &left) < 0 && errno == EINTR) /* a dump interrupts it */
+        ;
+}
+
+static void set_up(int device, uint64_t count, uint32_t *words, CUdeviceptr *memory, CUfunction *advance)
+{
+    CUcontext context;
+    CUmodule module;
+    CALL("cuInit", (unsigned int), 0);
+    CALL("cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice), &context, device);
+    CALL("cuCtxSetCurrent", (CUcontext), context);
+    CALL("cuModuleLoadData", (CUmodule *, const void *), &module, "");
+    CALL("cuModuleGetFunction", (CUfunction *, CUmodule, const char *), advance, module, "advance");
+    for (uint64_t i = 0; i < count; i++)
+        words[i] = seed(i);
+    CALL("cuMemAlloc_v2", (CUdeviceptr *, size_t), memory, count * sizeof *words);
+    CALL("cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t), *memory, words, count * sizeof *words);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t count = strtoull(argc > 1 ? argv[1] : "4", NULL, 10) << 18;
+    long pause = strtol(argc > 2 ? argv[2] : "20", NULL, 10);
+    uint32_t *words = malloc(count * sizeof *words);
+    uint32_t factor = 1, offset = 0; /* after N steps a word is seed * factor + offset */
+    CUdeviceptr memory;
+    CUfunction advance;
+
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library || !words) {
+        printf("cannot start: %s\n", library ? "no memory" : dlerror());
+        return 2;
+    }
+    set_up(argc > 3 ? atoi(argv[3]) : 0, count, words, &memory, &advance);
+    for (uint64_t step = 1;; step++) {
+        void *parameters[] = {&memory, &count};
+        uint32_t sum = 0;
+        CALL("cuLaunchKernel",
+             (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
+              void **),
+             advance, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+        CALL("cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t), words, memory, count * sizeof *words);
+        factor *= 1664525u;
+        offset = offset * 1664525u + 1013904223u;
+        for (uint64_t i = 0; i < count; i++) {
+            if (words[i] != seed(i) * factor + offset) {
+                printf("wrong: word %" PRIu64 " at step %" PRIu64 "\n", i, step);
+                return 3;
+            }
+            sum = sum * 31 + words[i];
+        }
+        printf("step %" PRIu64 " checksum %08" PRIx32 "\n", step, sum);
+        fflush(stdout);
+        wait_ms(pause);
+    }
+}

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Compute on a card and print a checksum per step, like computes.c, for images that hold Python and no C program.
+
+`computes.py [MIB] [STEP_MS] [DEVICE]`. Needs only the standard library. Every word is advanced on the card; the host
+knows the value of the first and the last word after each step, and the sum of all of them, and ends with status 3
+when the card's memory disagrees. A test workload.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from array import array
+
+FACTOR, OFFSET, WORD = 1664525, 1013904223, 2**32
+
+
+class Card:
+    """The calls of libcuda.so.1 that this program needs; a failing one ends the program with status 2."""
+
+    def __init__(self, device: int, words: array[int]) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._memory = ctypes.c_uint64()
+        self._count = ctypes.c_uint64(len(words))
+        self._advance = ctypes.c_void_p()
+        context, module = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuModuleLoadData", ctypes.byref(module), b"")
+        self._call("cuModuleGetFunction", ctypes.byref(self._advance), module, b"advance")
+        self._call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(self.bytes))
+        self._call("cuMemcpyHtoD_v2", self._memory, words.tobytes(), ctypes.c_size_t(self.bytes))
+
+    @property
+    def bytes(self) -> int:
+        return self._count.value * 4
+
+    def advance(self) -> array[int]:
+        """Do one step on the card and return all words."""
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(self._memory), ctypes.addressof(self._count))
+        self._call("cuLaunchKernel", self._advance, 1, 1, 1, 1, 1, 1, 0, None, pointers, None)
+        copy = ctypes.create_string_buffer(self.bytes)
+        self._call("cuMemcpyDtoH_v2", copy, self._memory, ctypes.c_size_t(self.bytes))
+        return array("I", copy.raw)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            print(f"{name} failed: {result}", flush=True)
+            sys.exit(2)
+
+
+def main() -> None:
+    given = [int(value) for value in sys.argv[1:]]
+    mib, pause_ms, device = given + [1, 20, 0][len(given) :]
+    first = array("I", ((index * 2654435761 + 1) % WORD for index in range(mib << 18)))
+    card = Card(device, first)
+    factor, offset, total = 1, 0, sum(first)
+    step = 0
+    while True:
+        step += 1
+        words = card.advance()
+        factor, offset = factor * FACTOR % WORD, (offset * FACTOR + OFFSET) % WORD
+        expected = (total * factor + offset * len(words)) % WORD
+        edges = all(words[i] == (first[i] * factor + offset) % WORD for i in (0, len(words) - 1))
+        if not edges or sum(words) % WORD != expected:
+            print(f"wrong: memory at step {step}", flush=True)
+            sys.exit(3)
+        print(f"step {step} checksum {expected:08x}", flush=True)
+        time.sleep(pause_ms / 1000)
+
+
+if __name__ == "__main__":
+    main()

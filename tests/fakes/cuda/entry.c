@@ -1,0 +1,82 @@
+/* Where callers find the driver's functions. A test double: see abi.h. */
+#include <string.h>
+
+#include "abi.h"
+#include "switches.h"
+
+/* Callers reach the functions through cuGetProcAddress, by a name and the API version that they were built for. */
+#define FUNCTIONS(F)                                                                                                   \
+    F("cuInit", 2000, cuInit)                                                                                          \
+    F("cuDriverGetVersion", 2020, cuDriverGetVersion)                                                                  \
+    F("cuGetErrorName", 6000, cuGetErrorName)                                                                          \
+    F("cuGetErrorString", 6000, cuGetErrorString)                                                                      \
+    F("cuDeviceGet", 2000, cuDeviceGet)                                                                                \
+    F("cuDeviceGetCount", 2000, cuDeviceGetCount)                                                                      \
+    F("cuDeviceGetName", 2000, cuDeviceGetName)                                                                        \
+    F("cuDeviceGetUuid", 9020, cuDeviceGetUuid)                                                                        \
+    F("cuDeviceGetUuid", 11040, cuDeviceGetUuid_v2)                                                                    \
+    F("cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2)                                                                   \
+    F("cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain)                                                      \
+    F("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2)                                                \
+    F("cuCtxCreate", 3020, cuCtxCreate_v2)                                                                             \
+    F("cuCtxCreate", 12050, cuCtxCreate_v4)                                                                            \
+    F("cuCtxDestroy", 4000, cuCtxDestroy_v2)                                                                           \
+    F("cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2)                                                                   \
+    F("cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2)                                                                     \
+    F("cuCtxSetCurrent", 4000, cuCtxSetCurrent)                                                                        \
+    F("cuCtxGetCurrent", 4000, cuCtxGetCurrent)                                                                        \
+    F("cuCtxSynchronize", 2000, cuCtxSynchronize)                                                                      \
+    F("cuMemGetInfo", 3020, cuMemGetInfo_v2)                                                                           \
+    F("cuMemAlloc", 3020, cuMemAlloc_v2)                                                                               \
+    F("cuMemAllocManaged", 6000, cuMemAllocManaged)                                                                    \
+    F("cuMemFree", 3020, cuMemFree_v2)                                                                                 \
+    F("cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2)                                                                           \
+    F("cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2)                                                                           \
+    F("cuMemsetD8", 3020, cuMemsetD8_v2)                                                                               \
+    F("cuModuleLoadData", 2000, cuModuleLoadData)                                                                      \
+    F("cuModuleGetFunction", 2000, cuModuleGetFunction)                                                                \
+    F("cuLaunchKernel", 4000, cuLaunchKernel)                                                                          \
+    F("cuCheckpointProcessGetState", 12080, cuCheckpointProcessGetState)                                               \
+    F("cuCheckpointProcessGetRestoreThreadId", 12080, cuCheckpointProcessGetRestoreThreadId)                           \
+    F("cuCheckpointProcessLock", 12080, cuCheckpointProcessLock)                                                       \
+    F("cuCheckpointProcessCheckpoint", 12080, cuCheckpointProcessCheckpoint)                                           \
+    F("cuCheckpointProcessRestore", 12080, cuCheckpointProcessRestore)                                                 \
+    F("cuCheckpointProcessUnlock", 12080, cuCheckpointProcessUnlock)
+
+typedef void entry(void); /* only their addresses are used here */
+#define DECLARE(name, version, function) extern entry function;
+FUNCTIONS(DECLARE)
+
+EXPORT CUresult cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status);
+EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, uint64_t flags);
+
+EXPORT CUresult cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status)
+{
+#define LIST(name, version, function) {name, version, function},
+    static const struct {
+        const char *name;
+        int version;
+        entry *function;
+    } TABLE[] = {
+        FUNCTIONS(LIST) /* several versions of a name are listed upwards */
+        {"cuGetProcAddress", 11030, (entry *)cuGetProcAddress},
+        {"cuGetProcAddress", 12000, (entry *)cuGetProcAddress_v2},
+    };
+
+    (void)flags;
+    int best = -1;
+    for (size_t i = 0; i < sizeof TABLE / sizeof *TABLE; i++)
+        if (strcmp(TABLE[i].name, name) == 0 && TABLE[i].version <= version)
+            best = (int)i;
+    if (best >= 0 && call_is_missing(name))
+        best = -1;
+    *found = best >= 0 ? (void *)TABLE[best].function : NULL;
+    if (status)
+        *status = best >= 0 ? 0 : 1;
+    return best >= 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, uint64_t flags)
+{
+    return cuGetProcAddress_v2(name, found, version, flags, NULL);
+}

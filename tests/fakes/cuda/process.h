@@ -1,0 +1,53 @@
+/* The driver's state inside one program. A test double: see abi.h. */
+#ifndef FAKE_CUDA_PROCESS_H
+#define FAKE_CUDA_PROCESS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "cards.h"
+
+struct device {
+    int place;   /* the card that this device is on now, counted over the machine */
+    CUuuid uuid; /* what the program reads: the card's at cuInit, also after a move */
+};
+
+struct process {
+    _Atomic int started;
+    int count;
+    struct device devices[MAX_CARDS]; /* those that CUDA_VISIBLE_DEVICES shows */
+    int known_count;
+    CUuuid known[MAX_CARDS]; /* the machine's cards in order: a GPU map must name each */
+    pthread_rwlock_t gate;   /* programs pass it to read; a locked process is one whose restore thread writes */
+};
+
+extern struct process process;
+
+/* Pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. */
+CUresult enter(void);
+void leave(void);
+
+/* The device of this thread's current context, or -1. */
+int current_device(void);
+
+/* Start the thread that answers the verbs; returns when it can be asked. */
+CUresult start_restorer(void);
+
+/* memory.c: the process takes a place on the machine's cards, holding what CRIU refuses to dump. */
+CUresult hold_cards(void);
+CUresult charge_context(int device);
+void discharge_context(int device);
+
+/* Move everything from the cards to ONE anonymous mapping, and let go of the cards. */
+CUresult move_to_host(void);
+
+/* Move it back. `moves[old card]` is the new one. OUT_OF_MEMORY: a card has not enough free; nothing has changed. */
+CUresult move_to_cards(const struct machine *machine, const int moves[MAX_CARDS]);
+
+/* The host address of [address, address + size) of device memory, or NULL. */
+void *translate(CUdeviceptr address, size_t size);
+
+/* True once the program asked for managed memory, which the driver checkpoints and then cannot restore. */
+int has_managed_memory(void);
+
+#endif
