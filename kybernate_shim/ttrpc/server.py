@@ -51,6 +51,16 @@ class Server:
         self._listening: asyncio.Server | None = None
         self._closed = False
 
+    @property
+    def connected(self) -> int:
+        """Return the number of open connections."""
+        return len(self._connections)
+
+    @property
+    def running(self) -> int:
+        """Return the number of handlers that have not ended, those whose callers have gone included."""
+        return len(self._tasks)
+
     async def start(self, listener: socket.socket) -> None:
         """Take over `listener`, which is bound and listens; clients that have connected to it before are served.
 

@@ -1,0 +1,212 @@
+"""The client: what its caller sees when a server is slow, silent, broken or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.ttrpc import Client, Code, RpcError, Server
+from kybernate_shim.ttrpc.frames import HEADER, MAX_DATA, Frame, Kind
+from tests.unit.ttrpc.served import SERVICE, Gate, listen, method, run, say, serving, until
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@contextlib.asynccontextmanager
+async def scripted(path: Path, script: Script) -> AsyncIterator[Client]:
+    """Connect a client to a server that does what `script` says, and closes the connection then."""
+
+    async def follow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await script(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(follow, path)
+    client = await Client.connect(str(path))
+    try:
+        yield client
+    finally:
+        await client.close()
+        server.close()
+
+
+def answering(*answers: bytes) -> Script:
+    """Read one request, then send `answers` and the end of the connection."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        header = await reader.readexactly(HEADER.size)
+        await reader.readexactly(HEADER.unpack(header)[0])
+        writer.write(b"".join(answers))
+
+    return script
+
+
+def response(stream: int, data: bytes) -> bytes:
+    return Frame(stream, Kind.RESPONSE, 0, data).encode()
+
+
+def test_connect_fails_without_a_server(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run(Client.connect(str(path)))
+
+
+def test_connect_waits_for_a_busy_listener(path: Path) -> None:
+    async def main() -> None:
+        listener = listen(path, backlog=0)
+        with contextlib.ExitStack() as others:
+            blocked = False
+            while not blocked:
+                other = others.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                other.setblocking(False)
+                try:
+                    other.connect(str(path))
+                except BlockingIOError:
+                    blocked = True
+            with pytest.raises(TimeoutError):
+                await Client.connect(str(path), timeout=0)
+            connecting = asyncio.create_task(Client.connect(str(path)))
+            server = Server({SERVICE: {}})
+            await server.start(listener)
+            client = await connecting
+            with pytest.raises(RpcError, match="not implemented"):
+                await say(client, "Echo")
+            await client.close()
+            await server.close()
+
+    run(main())
+
+
+def test_silent_server_times_out_and_the_connection_stays(path: Path) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with serving(path, {"Gate": method(gate)}):
+            client = await Client.connect(str(path))
+            with pytest.raises(TimeoutError):
+                await say(client, "Gate", timeout=0)
+            gate.go.set()  # its late answer is for nobody
+            await gate.finished.wait()
+            assert await say(client, "Echo", "next") == "next"
+            await client.close()
+
+    run(main())
+
+
+def test_cancelled_call_is_forgotten(path: Path) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with serving(path, {"Gate": method(gate)}):
+            client = await Client.connect(str(path))
+            call = asyncio.create_task(say(client, "Gate"))
+            await gate.entered.wait()
+            call.cancel()
+            gate.go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await say(client, "Echo", "next") == "next"
+            await client.close()
+
+    run(main())
+
+
+def test_end_of_the_connection_fails_every_call(path: Path) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with serving(path, {"Gate": method(gate)}) as server:
+            client = await Client.connect(str(path))
+            calls = [asyncio.create_task(say(client, "Gate")) for _ in range(3)]
+            await until(lambda: server.running == 3)
+            assert not client.closed
+            await server.close(grace=0)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(result) for result in results] == [ConnectionError] * 3
+            assert client.closed
+            with pytest.raises(ConnectionError):
+                await say(client, "Echo")
+
+    run(main())
+
+
+def test_close_fails_calls_in_flight(path: Path) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with serving(path, {"Gate": method(gate)}):
+            client = await Client.connect(str(path))
+            call = asyncio.create_task(say(client, "Gate"))
+            await gate.entered.wait()
+            await client.close()
+            await client.close()
+            assert client.closed
+            with pytest.raises(ConnectionError):
+                await call
+
+    run(main())
+
+
+def test_server_that_does_not_read_is_given_up(path: Path) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        async with scripted(path, silent) as client:
+            calls = [say(client, "Echo", "x" * (3 << 20)) for _ in range(8)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(result) for result in results] == [ConnectionError] * 8
+            assert client.closed
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (response(1, b"\xff\xff"), Code.INTERNAL),
+        (response(1, b"\x12\x01\xff"), Code.INTERNAL),  # an answer, but not of the expected message
+        (response(1, b"\x0a\x04\x08\x05\x12\x00"), Code.NOT_FOUND),
+        (response(1, b"\x0a\x02\x08\x63"), Code.UNKNOWN),
+        (HEADER.pack(MAX_DATA + 1, 1, Kind.RESPONSE, 0), Code.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_bad_answers_are_errors_of_their_call(path: Path, answer: bytes, code: Code) -> None:
+    async def main() -> None:
+        async with scripted(path, answering(answer)) as client:
+            with pytest.raises(RpcError) as caught:
+                await say(client, "Echo")
+            assert caught.value.code == code
+
+    run(main())
+
+
+def test_frames_for_nobody_are_ignored(path: Path) -> None:
+    others = [response(3, b""), Frame(1, Kind.DATA, 0, b"x").encode(), Frame(1, 99, 0, b"x").encode(), response(2, b"")]
+    answer = response(1, b"\x12\x04\x0a\x02ok")
+
+    async def main() -> None:
+        async with scripted(path, answering(*others, answer, answer)) as client:
+            assert await say(client, "Echo") == "ok"
+
+    run(main())
+
+
+def test_request_too_large_fails_alone(path: Path) -> None:
+    async def main() -> None:
+        async with serving(path, {}):
+            client = await Client.connect(str(path))
+            with pytest.raises(RpcError) as caught:
+                await say(client, "Echo", "x" * MAX_DATA)
+            assert caught.value.code == Code.RESOURCE_EXHAUSTED
+            assert await say(client, "Echo", "ok") == "ok"
+            await client.close()
+
+    run(main())
