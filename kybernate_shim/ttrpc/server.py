@@ -67,12 +67,13 @@ class Server:
         The file of the socket stays the caller's: it is never removed here.
         """
         loop = asyncio.get_running_loop()
+        backlog = socket.SOMAXCONN  # asyncio listens again, and would shrink the queue to 100
         if sys.version_info >= (3, 13):
             self._listening = await loop.create_unix_server(
-                lambda: _Connection(self), sock=listener, cleanup_socket=False
+                lambda: _Connection(self), sock=listener, backlog=backlog, cleanup_socket=False
             )
         else:
-            self._listening = await loop.create_unix_server(lambda: _Connection(self), sock=listener)
+            self._listening = await loop.create_unix_server(lambda: _Connection(self), sock=listener, backlog=backlog)
 
     async def stop_accepting(self) -> None:
         """Close the listening socket; connections that are open go on."""

@@ -74,9 +74,10 @@ async def serving(path: Path, methods: dict[str, Method], **options: Any) -> Asy
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Give the event loop turns until `condition` holds; `run` limits the time."""
-    while not condition():  # noqa: ASYNC110  # what is waited for happens inside the server, which signals nobody
-        await asyncio.sleep(0)
+    """Give the event loop turns until `condition` holds; raise TimeoutError when it never does."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens inside the server, which signals nobody
+            await asyncio.sleep(0)
 
 
 async def say(client: Client, name: str, text: str = "", **options: Any) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.ttrpc import Client, Code, RpcError, Server
+from kybernate_shim.ttrpc.connection import LAST_STREAM, ClientConnection
 from kybernate_shim.ttrpc.frames import HEADER, MAX_DATA, Frame, Kind
 from tests.unit.ttrpc.served import SERVICE, Gate, listen, method, run, say, serving, until
 
@@ -76,6 +77,8 @@ def test_connect_waits_for_a_busy_listener(path: Path) -> None:
             with pytest.raises(TimeoutError):
                 await Client.connect(str(path), timeout=0)
             connecting = asyncio.create_task(Client.connect(str(path)))
+            await asyncio.sleep(0)  # its first attempt fails
+            assert not connecting.done()
             server = Server({SERVICE: {}})
             await server.start(listener)
             client = await connecting
@@ -115,6 +118,36 @@ def test_cancelled_call_is_forgotten(path: Path) -> None:
                 await call
             assert await say(client, "Echo", "next") == "next"
             await client.close()
+
+    run(main())
+
+
+def test_answer_that_comes_with_the_cancellation_harms_nobody(path: Path) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with serving(path, {"Gate": method(gate)}):
+            client = await Client.connect(str(path))
+            call = asyncio.create_task(say(client, "Gate"))
+            await gate.entered.wait()
+            call.cancel()
+            client._link.data_received(response(1, b""))  # in the same turn of the loop, before the caller's
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await say(client, "Echo", "next") == "next"
+            await client.close()
+
+    run(main())
+
+
+def test_connection_without_stream_ids_left_is_closed(path: Path) -> None:
+    async def main() -> None:
+        async with serving(path, {}):
+            client = await Client.connect(str(path))
+            client._link._core = ClientConnection(first_stream=LAST_STREAM)  # after two thousand million calls
+            assert await say(client, "Echo", "last") == "last"
+            with pytest.raises(ConnectionError):
+                await say(client, "Echo")
+            assert client.closed
 
     run(main())
 

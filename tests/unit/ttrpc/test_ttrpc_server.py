@@ -51,6 +51,24 @@ def test_handler_learns_what_the_caller_sent(path: Path) -> None:
     assert calls[1].deadline is None
 
 
+def test_first_of_doubled_metadata_counts(path: Path) -> None:
+    calls: list[Call] = []
+
+    async def note(request: StringValue, call: Call) -> Message:
+        calls.append(call)
+        return request
+
+    async def main() -> None:
+        async with serving(path, {"Note": method(note)}):
+            raw = await RawClient.connect(path)
+            await raw.request(1, "Note", metadata=[{"key": "a", "value": "1"}, {"key": "a", "value": "2"}])
+            await raw.response()
+            raw.close()
+
+    run(main())
+    assert calls[0].metadata == {"a": "1"}
+
+
 def test_answers_overtake_each_other(path: Path) -> None:
     async def main() -> None:
         gate = Gate()
@@ -178,6 +196,26 @@ def test_deadline_ends_a_handler_that_only_waits(path: Path) -> None:
             raw.close()
 
     run(main())
+
+
+def test_deadline_of_an_answered_call_passes_quietly(path: Path) -> None:
+    problems: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: problems.append(context))
+        async with serving(path, {}):
+            raw = await RawClient.connect(path)
+            await raw.request(1, "Echo", timeout_nano=20_000_000)
+            await raw.response()
+            deadline = loop.time() + 0.02
+            await until(lambda: loop.time() > deadline)
+            await raw.request(3, "Echo")
+            assert (await raw.response())[0] == 3
+            raw.close()
+
+    run(main())
+    assert problems == []
 
 
 def test_deadline_centuries_away_is_none(path: Path) -> None:
