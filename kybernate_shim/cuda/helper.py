@@ -1,0 +1,227 @@
+"""The CUDA helper: one process per node that does the driver's checkpoint calls for every shim.
+
+`python -m kybernate_shim.cuda.helper --socket PATH [--idle SECONDS]`. It serves kybernate.cuda.v1.Cuda on a socket that
+only its own user may use, keeps libcuda out of itself (see `workers`), and ends when nobody has called for `--idle`
+seconds: its workers hold the driver, which could not be updated while they live. A second helper on the same socket
+ends at once, with success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import structlog
+
+from kybernate_shim.cuda import workers as pool
+from kybernate_shim.messages import cuda_pb2 as wire
+from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server, Services
+
+SERVICE = "kybernate.cuda.v1.Cuda"
+IDLE_SECONDS = 900.0
+INFO_SECONDS = 60.0
+LOCK_GRACE_SECONDS = 2.0  # the driver gives up a lock by itself; after this it is taken to hang
+# The driver's states in the order of its numbers. Source: CUDA Driver API, CUprocessState.
+STATES = (wire.RUNNING, wire.LOCKED, wire.CHECKPOINTED, wire.FAILED)
+NO_CUDA = "CUDA_ERROR_NOT_INITIALIZED"
+NO_PROCESS = "CUDA_ERROR_OPERATING_SYSTEM"
+
+
+class Helper:
+    """Answers the service. Every method takes a worker, calls the driver, and tells what became of each process."""
+
+    def __init__(self, workers: pool.Workers, log: Any) -> None:
+        self._workers = workers
+        self._log = log
+        self.running = 0
+        self.last_call = asyncio.get_running_loop().time()
+
+    def services(self) -> Services:
+        """Return the table for the ttrpc server."""
+        return {
+            SERVICE: {
+                "Info": Method(wire.InfoRequest, self._counted(self.info)),
+                "States": Method(wire.StatesRequest, self._counted(self.states)),
+                "Lock": Method(wire.VerbRequest, self._counted(self.lock)),
+                "Checkpoint": Method(wire.VerbRequest, self._counted(self.checkpoint)),
+                "Restore": Method(wire.RestoreRequest, self._counted(self.restore)),
+                "Unlock": Method(wire.VerbRequest, self._counted(self.unlock)),
+            }
+        }
+
+    async def info(self, request: wire.InfoRequest) -> wire.InfoResponse:
+        worker = await self._take()
+        try:
+            answer = await worker.ask({"verb": "info"}, seconds=INFO_SECONDS)
+        except (TimeoutError, pool.WorkerDied) as error:
+            raise RpcError(Code.UNAVAILABLE, f"the CUDA driver does not describe itself: {error}") from error
+        finally:
+            await self._workers.give(worker)
+        devices = [wire.Device(**device) for device in answer.pop("devices")]
+        return wire.InfoResponse(devices=devices, **answer)
+
+    async def states(self, request: wire.StatesRequest) -> wire.StatesResponse:
+        seconds = request.timeout_ms / 1000
+        results = await self._call("state", request.pids, [], seconds)
+        reply = wire.StatesResponse()
+        for pid in dict.fromkeys(request.pids):
+            answer = results.answers.get(pid)
+            if answer and not answer["code"]:
+                state = STATES[answer["state"]] if answer["state"] < len(STATES) else wire.UNKNOWN
+                reply.processes.add(pid=pid, state=state, restore_thread=answer["thread"])
+            elif not answer or answer["name"] not in (NO_CUDA, NO_PROCESS):
+                reply.unknown.append(_outcome(pid, results, seconds))
+        return reply
+
+    async def lock(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        seconds = request.timeout_ms / 1000 + LOCK_GRACE_SECONDS
+        return await self._verb("lock", request.pids, [request.timeout_ms], seconds)
+
+    async def checkpoint(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        return await self._verb("checkpoint", request.pids, [], request.timeout_ms / 1000)
+
+    async def restore(self, request: wire.RestoreRequest) -> wire.VerbResponse:
+        pairs = [[pair.old_uuid, pair.new_uuid] for pair in request.gpu_pairs]
+        return await self._verb("restore", request.pids, [pairs], request.timeout_ms / 1000)
+
+    async def unlock(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        return await self._verb("unlock", request.pids, [], request.timeout_ms / 1000)
+
+    def _counted(self, method: Callable[[Any], Any]) -> Callable[[Any, Call], Any]:
+        """Let the idle clock see the calls of `method`, and refuse those that would have no end."""
+
+        async def handle(request: Any, call: Call) -> Any:
+            if not isinstance(request, wire.InfoRequest) and not request.timeout_ms:
+                raise RpcError(Code.INVALID_ARGUMENT, f"{call.method} without a time-out could wait for ever")
+            self.running += 1
+            try:
+                return await method(request)
+            finally:
+                self.running -= 1
+                self.last_call = asyncio.get_running_loop().time()
+
+        return handle
+
+    async def _verb(self, verb: str, pids: Sequence[int], arguments: list[Any], seconds: float) -> wire.VerbResponse:
+        results = await self._call(verb, pids, arguments, seconds)
+        outcomes = [_outcome(pid, results, seconds) for pid in dict.fromkeys(pids)]
+        for outcome in outcomes:
+            error = {"error": outcome.text, "kind": wire.Outcome.Kind.Name(outcome.kind)} if outcome.kind else {}
+            self._log.info(f"cuda.{verb}", pid=outcome.pid, seconds=round(outcome.seconds, 3), **error)
+        return wire.VerbResponse(outcomes=outcomes)
+
+    async def _call(self, verb: str, pids: Iterable[int], arguments: list[Any], seconds: float) -> pool.Results:
+        worker = await self._take()
+        try:
+            return await worker.call(verb, pids, arguments, seconds=seconds)
+        finally:
+            await self._workers.give(worker)
+
+    async def _take(self) -> pool.Worker:
+        try:
+            return await self._workers.take()
+        except pool.DriverUnavailable as error:
+            raise RpcError(Code.UNAVAILABLE, str(error)) from error
+
+
+def _outcome(pid: int, results: pool.Results, seconds: float) -> wire.Outcome:
+    answer = results.answers.get(pid)
+    if answer:
+        kind = wire.Outcome.REFUSED if answer["code"] else wire.Outcome.DONE
+        fields = {key: answer[key] for key in ("code", "name", "text", "seconds")}
+        return wire.Outcome(pid=pid, kind=kind, **fields)
+    if results.timed_out:
+        return wire.Outcome(pid=pid, kind=wire.Outcome.DEADLINE, text=f"no answer after {seconds:g} s", seconds=seconds)
+    return wire.Outcome(pid=pid, kind=wire.Outcome.WORKER_DIED, text=results.failure)
+
+
+async def serve(path: Path, idle: float, log: Any) -> None:
+    """Serve on `path` until nobody has called for `idle` seconds, or SIGTERM."""
+    workers = pool.Workers()
+    helper = Helper(workers, log)
+    server = Server(
+        helper.services(),
+        on_error=lambda call, error: log.error("cuda.call_failed", method=call.method, error=repr(error)),
+    )
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await server.start(_listen(path))
+    log.info("cuda.helper_started", socket=str(path), idle_seconds=idle)
+    try:
+        await _until_idle(helper, idle, stop)
+    finally:
+        path.unlink(missing_ok=True)  # first, so that nobody connects to a listener that is about to close
+        await server.close()
+        await workers.close()
+        log.info("cuda.helper_ended")
+
+
+async def _until_idle(helper: Helper, idle: float, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    while not stop.is_set():
+        left = helper.last_call + idle - loop.time() if not helper.running else idle
+        if left <= 0:
+            return
+        try:
+            async with asyncio.timeout(left):
+                await stop.wait()
+        except TimeoutError:
+            pass
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)  # of a helper that was killed: we hold the lock, so none lives
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(128)
+    return listener
+
+
+def _claim(path: Path) -> TextIO | None:
+    """Become the helper of the socket `path`: return the locked file to keep open, or None when there is one."""
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    lock = path.with_name(f"{path.name}.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kybernate-cuda-helper", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--idle", type=float, default=IDLE_SECONDS, metavar="SECONDS")
+    arguments = parser.parse_args(argv)
+    lock = _claim(arguments.socket)
+    if lock is None:
+        return 0
+    with lock:
+        for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):  # the helper must see all GPUs of the node
+            os.environ.pop(name, None)
+        log = structlog.wrap_logger(
+            structlog.WriteLogger(sys.stderr),
+            processors=[
+                structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+                structlog.processors.JSONRenderer(default=str),
+            ],
+        )
+        asyncio.run(serve(arguments.socket, arguments.idle, log))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The order of the driver's steps for all processes of a container, and the way back when one of them fails.
+
+    suspend:  look, lock all, checkpoint all        undone by: restore, unlock
+    resume:   restore all, unlock all               undone by: checkpoint again
+
+Undoing goes by what the driver says about each process, not by what we believe to have done: a call that was given up
+may have been carried out. No process stays locked, whether a step failed, was too slow, or its task was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kybernate_shim.cuda.client import CudaHelper, State
+from kybernate_shim.cuda.errors import CudaError, GpuPair
+from kybernate_shim.cuda.processes import ListPids, lock_all
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long each step may take, in seconds. `unlock` is for anything that the driver answers at once."""
+
+    lock: float = 60.0
+    checkpoint: float = 600.0
+    restore: float = 600.0
+    unlock: float = 30.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished step over all processes: "cuda-lock", "cuda-checkpoint", "cuda-restore" or "cuda-unlock"."""
+
+    name: str
+    seconds: float
+
+
+@dataclass
+class Suspended:
+    """The processes that `suspend` has checkpointed, without those that were it before, and what it took."""
+
+    pids: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+DEFAULT_LIMITS = Limits()
+ATTEMPTS = 2  # of an undo: a helper that was lost under the first is replaced for the second
+NOT_COMPUTING = (State.LOCKED, State.CHECKPOINTED, State.FAILED, State.UNKNOWN)
+
+
+async def suspend(helper: CudaHelper, list_pids: ListPids, limits: Limits = DEFAULT_LIMITS) -> Suspended:
+    """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
+
+    Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
+    well, the notes of the error name the processes and what is wrong with them.
+    """
+    suspended = Suspended()
+    touched: list[int] = []
+    try:
+        suspended.pids = await _timed(
+            suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=touched.extend)
+        )
+        await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
+    except BaseException as error:  # CancelledError included: cancelled must not mean locked for ever
+        await undisturbed(_add_notes(error, bring_back(helper, touched, limits)))
+        raise
+    return suspended
+
+
+async def resume(
+    helper: CudaHelper, pids: Sequence[int], pairs: Sequence[GpuPair] = (), limits: Limits = DEFAULT_LIMITS
+) -> list[Step]:
+    """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
+
+    Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
+    that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
+    """
+    steps: list[Step] = []
+    try:
+        await _timed(steps, "cuda-restore", helper.restore(pids, limits.restore, pairs))
+    except BaseException as error:
+        await undisturbed(_add_notes(error, _suspend_again(helper, pids, limits)))
+        raise
+    try:
+        await _timed(steps, "cuda-unlock", helper.unlock(pids, limits.unlock))
+    except BaseException as error:
+        await undisturbed(_add_notes(error, bring_back(helper, pids, limits)))
+        raise
+    return steps
+
+
+async def bring_back(helper: CudaHelper, pids: Sequence[int], limits: Limits = DEFAULT_LIMITS) -> list[str]:
+    """Make processes compute again, whatever state they are in; return a line for each that does not, and why.
+
+    For undoing, and for whoever finds processes that somebody left behind. A call that hung may still be on its way
+    in the driver: asking for the state waits for it.
+    """
+    reasons: list[str] = []
+    for _ in range(ATTEMPTS):
+        checkpointed = (await _in_state(helper, pids, limits))[State.CHECKPOINTED]
+        reasons += await _failure_of(helper.restore(checkpointed, limits.restore))
+        locked = (await _in_state(helper, pids, limits))[State.LOCKED]
+        reasons += await _failure_of(helper.unlock(locked, limits.unlock))
+        left = await _in_state(helper, pids, limits)
+        stuck = [f"process {pid} is {state.name.lower()}" for state in NOT_COMPUTING for pid in left[state]]
+        if not stuck:
+            return []
+    return stuck + list(dict.fromkeys(reasons))
+
+
+async def _suspend_again(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> list[str]:
+    """Undo a restore that only some processes went through; return what fails."""
+    locked = (await _in_state(helper, pids, limits))[State.LOCKED]
+    return await _failure_of(helper.checkpoint(locked, limits.checkpoint))
+
+
+async def _in_state(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> dict[State, list[int]]:
+    """Sort `pids` by their states; the ones that do not answer are UNKNOWN, the ones that are gone are left out."""
+    states = await helper.states(list(pids), limits.unlock)
+    found: dict[State, list[int]] = {state: [] for state in State}
+    for process in states.processes.values():
+        found[process.state].append(process.pid)
+    found[State.UNKNOWN] += states.unknown
+    return found
+
+
+async def _failure_of(call: Coroutine[Any, Any, object]) -> list[str]:
+    """Make a call of an undo; what fails is told and must not end the undo."""
+    try:
+        await call
+    except CudaError as error:
+        return [str(error)]
+    return []
+
+
+async def _add_notes(error: BaseException, undo: Coroutine[Any, Any, list[str]]) -> None:
+    try:
+        failures = await undo
+    except CudaError as second:
+        failures = [str(second)]
+    for failure in failures:
+        error.add_note(f"not undone: {failure}")
+
+
+async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end, also when this task is cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+async def _timed(steps: list[Step], name: str, work: Coroutine[Any, Any, T]) -> T:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    result = await work
+    steps.append(Step(name, loop.time() - began))
+    return result

@@ -1,0 +1,82 @@
+"""A worker of the CUDA helper: the only kind of process that loads libcuda.
+
+It reads jobs from the socket that it inherits and answers them, both as lines of JSON. A verb runs in one thread per
+process, because ranks that talk to each other must be locked at the same time. A call that hangs cannot be cancelled;
+the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`.
+
+Job:    {"verb": "lock", "pids": [17, 18], "arguments": [1000]}, answered by one line per pid, in any order
+Job:    {"verb": "info"}, answered by one line
+Answer: {"pid": 17, "code": 0, "name": "", "text": "", "seconds": 0.001, "state": null, "thread": null}
+First of all comes {"ready": true} or {"unusable": "why"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
+
+Send = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    """Serve jobs until the supervisor closes its end; then die at once, whatever the threads are waiting for."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    writing = threading.Lock()
+
+    def send(message: dict[str, Any]) -> None:
+        with writing:
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+    try:
+        driver = _load_driver(send)
+        if driver is not None:
+            for line in connection.makefile("rb"):
+                _start(driver, json.loads(line), send)
+    except OSError:
+        pass  # the supervisor is gone
+    os._exit(0)  # a thread inside the driver would keep an orderly exit waiting
+
+
+def _load_driver(send: Send) -> ModuleType | None:
+    """Return the module `driver` with libcuda ready behind it, or None; either is told to the supervisor."""
+    try:
+        from kybernate_shim.cuda import driver  # here, because it needs an optional package and this is its only user
+    except ImportError as error:
+        send({"unusable": f"the Python package cuda-bindings is missing ({error}): install kybernate[gpu]"})
+        return None
+    try:
+        driver.initialize()
+    except driver.DriverUnusable as error:
+        send({"unusable": str(error)})
+        return None
+    send({"ready": True})
+    return driver
+
+
+def _start(driver: ModuleType, job: dict[str, Any], send: Send) -> None:
+    if job["verb"] == "info":
+        threading.Thread(target=lambda: send(driver.info()), daemon=True).start()
+    for pid in job.get("pids", ()):
+        arguments = (driver, job["verb"], pid, job["arguments"], send)
+        threading.Thread(target=_call, args=arguments, daemon=True).start()
+
+
+def _call(driver: ModuleType, verb: str, pid: int, arguments: list[Any], send: Send) -> None:
+    began = time.monotonic()
+    try:
+        answer = driver.VERBS[verb](pid, *arguments)
+    except Exception as error:  # noqa: BLE001  # what the bindings raise for a missing call is the answer
+        answer = driver.Answer(driver.NOT_FOUND, "CUDA_ERROR_NOT_FOUND", str(error))
+    send({"pid": pid, "seconds": time.monotonic() - began} | asdict(answer))
+
+
+if __name__ == "__main__":
+    main()
