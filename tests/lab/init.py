@@ -1,0 +1,118 @@
+"""The first process of a node: starts what the node consists of, runs one command, reaps, returns its exit status.
+
+When it ends, the kernel kills all that is left in its pid namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.lab import cgroups, containerd_config
+from tests.lab.lanes import LANES
+from tests.lab.namespaces import CHECKOUT
+from tests.lab.node import LOGS, STATE, Containerd, NotReady, Registry
+
+ARCHIVES = Path("/usr/share/lab/images")
+NAMESPACES = ("default", "k8s.io")
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FROM_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent the signal to the command as well
+CANNOT_START, NOT_FOUND = 125, 127
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `argv[1:]` in lane `argv[0]` and return its exit status, 128 plus the signal's number if one killed it."""
+    begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    lane, command = argv[0], argv[1:]
+    try:
+        start_node(lane)
+    except (NotReady, OSError, subprocess.SubprocessError) as error:
+        print(f"lab {lane}: the node does not start: {error}", file=sys.stderr)
+        return CANNOT_START
+    print(f"lab {lane}: ready after {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+    status = supervise(command)
+    cgroups.thaw(Path("/sys/fs/cgroup"))  # what is frozen by cgroup v1 cannot be killed
+    if status:
+        keep_logs(lane)
+    return status
+
+
+def start_node(lane: str) -> None:
+    """Bring up loopback, the image registry and containerd, and import the lab's images."""
+    socket.sethostname("lab")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    STATE.mkdir()
+    config = Path("/etc/containerd/config.toml")
+    level = os.environ.get("KYBERNATE_LAB_LOG_LEVEL", "info")
+    config.write_text(containerd_config.text(LANES[lane], log_level=level))
+    daemons = (Registry(), Containerd())
+    for daemon in daemons:
+        daemon.start()
+    for daemon in daemons:
+        daemon.wait_ready()
+    import_images()
+
+
+def import_images() -> None:
+    """Import every image into the namespaces of `ctr` and of CRI."""
+    for namespace in NAMESPACES:
+        for archive in sorted(ARCHIVES.glob("*.tar")):
+            argv = ["ctr", "-n", namespace, "images", "import", str(archive)]
+            done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            if done.returncode:
+                raise NotReady(f"{' '.join(argv)} ended with {done.returncode}\n{done.stdout}")
+
+
+def supervise(command: Sequence[str]) -> int:
+    """Run `command`, hand signals on to it, reap whatever ends, and return its exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED, signal.SIGCHLD])
+    try:
+        child = os.posix_spawnp(
+            command[0], command, os.environ, setsigmask=[],
+            setsigdef=[*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores the last two
+        )  # fmt: skip
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND
+    while True:
+        arrived = signal.sigwaitinfo([*FORWARDED, signal.SIGCHLD])
+        if arrived.si_signo != signal.SIGCHLD:
+            if arrived.si_code != FROM_TERMINAL:
+                os.kill(child, arrived.si_signo)
+        elif (status := reap(child)) is not None:
+            return status
+
+
+def reap(child: int) -> int | None:
+    """Reap every process that has ended; return the exit status of `child` if it is among them."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if pid == 0:
+            return None
+
+
+def keep_logs(lane: str) -> None:
+    """Copy the daemons' logs to build/lab/LANE/ of the checkout, for whoever looks into a failure."""
+    kept = CHECKOUT / "build/lab" / lane
+    kept.mkdir(parents=True, exist_ok=True)
+    for log in LOGS.glob("*.log"):
+        shutil.copy(log, kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

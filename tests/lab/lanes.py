@@ -1,0 +1,32 @@
+"""What distinguishes one lane of the lab from another, and what all of them hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A Debian suite, and the form of configuration that its containerd wants.
+
+    `rolling`: the suite changes daily and its index says until when it is valid; a mirror that stands still is past that.
+    """
+
+    name: str
+    config_version: int
+    rolling: bool
+
+
+LANES = {
+    "trixie": Lane("trixie", config_version=2, rolling=False),
+    "sid": Lane("sid", config_version=3, rolling=True),
+}
+
+PACKAGES = (
+    "containerd", "runc", "crun", "criu", "containernetworking-plugins", "docker-registry",
+    "iproute2", "iptables", "nftables",  # CRIU locks a network with one of the last two
+    "busybox-static", "catatonit",  # the images' content
+    "ca-certificates", "procps", "strace", "util-linux", "zstd",
+    "python3", "python3-venv",
+    "gcc", "libc6-dev",  # tests compile libraries that stand in for the driver's
+)  # fmt: skip
