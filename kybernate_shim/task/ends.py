@@ -1,0 +1,122 @@
+"""The files that a client names for stdio: opened so that it can come and go, and never so that an open blocks.
+
+Both ends of every FIFO are held. With one end only, a client that detaches (or containerd, restarting) would give the
+process a broken pipe or an end of input, and the bytes in the FIFO would be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from pathlib import Path
+
+from kybernate_shim.task.destination import Destination
+
+CLIENT_SECONDS = 10.0
+FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05  # seconds between looks for the client
+
+
+class StdioUnavailable(Exception):
+    """A file that the client named for stdio cannot be opened."""
+
+
+class End:
+    """A descriptor to copy from or to, and the descriptors that are only held open beside it."""
+
+    def __init__(self, fd: int, *held: int) -> None:
+        self.fd = fd
+        self._held = list(held)
+        self.is_open = True
+
+    def duplicate(self) -> End:
+        """Return an end of its own on the same files; they are closed when the last duplicate is."""
+        return End(os.dup(self.fd), *map(os.dup, self._held))
+
+    def let_go(self) -> None:
+        """Close what is only held. Idempotent."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+        self.let_go()
+        if self.is_open:
+            self.is_open = False
+            os.close(self.fd)
+
+
+def open_input(path: str) -> End:
+    """Open the FIFO `path` to read a client's input from; the write end held beside it hides clients that leave.
+
+    Raises StdioUnavailable.
+    """
+    try:
+        if not _is_fifo(path):
+            raise StdioUnavailable(f"stdin {path}: not a FIFO")
+        reader, writer = _open_both(path)
+    except OSError as error:
+        raise StdioUnavailable(f"stdin {path}: {error.strerror}") from error
+    return End(reader, writer)
+
+
+async def open_output(destination: Destination, *, client_seconds: float = CLIENT_SECONDS) -> End:
+    """Open a "path" or "file" to write a process's output to; the descriptor does not block.
+
+    Waits up to `client_seconds` for the client to open its end of a FIFO, and goes on without: output is then kept in
+    the FIFO until somebody reads it. Raises StdioUnavailable.
+    """
+    path = destination.path
+    try:
+        if destination.kind == "file":
+            return _open_log_file(path)
+        if not _is_fifo(path):
+            return End(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
+        reader, writer = _open_both(path, await _open_beside_client(path, client_seconds))
+    except OSError as error:
+        raise StdioUnavailable(f"output {path}: {error.strerror}") from error
+    return End(writer, reader)
+
+
+def _open_log_file(path: str) -> End:
+    Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return End(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644))
+
+
+async def _open_beside_client(path: str, seconds: float) -> int | None:
+    """Open the FIFO for writing once somebody has it open for reading, or is about to; None when nobody came.
+
+    Without the wait, a process that ends at once would have its output thrown away with the last descriptor, before a
+    client that is slow to open its end could read it. The descriptor is kept: closing it would be an end to the client.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        if loop.time() >= deadline:
+            return None
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LAST_PAUSE)
+
+
+def _open_both(path: str, writer: int | None = None) -> tuple[int, int]:
+    """Return a reading and a writing descriptor of a FIFO. The reader goes first: a writer alone is refused."""
+    opened = [] if writer is None else [writer]
+    try:
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        opened.append(reader)
+        return reader, os.open(path, os.O_WRONLY | os.O_NONBLOCK) if writer is None else writer
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+
+
+def _is_fifo(path: str) -> bool:
+    return stat.S_ISFIFO(Path(path).stat().st_mode)
