@@ -1,0 +1,304 @@
+"""The shim's settings: `/etc/kybernate/shim.toml`, and what the runtime options from containerd change in it.
+
+Every setting is one line of a dataclass here, with its default, its form, its unit, who may change it and what it is
+for; the README's table is made from the same lines. A new table is a new dataclass and one line in `Config`.
+A key that nobody knows is a warning, so that a file may be newer than the shim; a value of the wrong form is an error,
+because going on with the default would run containers in a way that the file forbids.
+"""
+
+# ruff: noqa: RUF009  (settings are dataclass fields; their declarations only call dataclasses.field)
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+DEFAULT_PATH: Final = Path("/etc/kybernate/shim.toml")
+
+NODE: Final = "node"  # only the node's own file may set it
+OPTIONS: Final = "options"  # the runtime options that come with a container may change it
+
+
+class ConfigInvalid(Exception):
+    """A configuration that cannot be used. The message names the source and every wrong key at once."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__(f"{source}: {'; '.join(problems)}")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a value must look like, in words and as a parser that raises ValueError."""
+
+    words: str
+    parse: Callable[[object], Any]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _switch(value: object) -> bool | None:
+    if value == "auto":
+        return None
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError
+    return float(value)
+
+
+def _directory(value: object) -> Path:
+    path = Path(_text(value))
+    if not path.is_absolute():
+        raise ValueError
+    return path
+
+
+def _optional_path(value: object) -> Path | None:
+    return None if value == "" else _directory(value)
+
+
+def _criu(value: object) -> Path | None:
+    path = _optional_path(value)
+    if path is not None and path.name != "criu":
+        raise ValueError
+    return path
+
+
+def _level(value: object) -> str:
+    if value not in ("debug", "info", "warning", "error"):
+        raise ValueError
+    return _text(value)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError
+    return tuple(_text(item) for item in value)
+
+
+TEXT = Form("a string", _text)
+SWITCH = Form('"auto", true or false', _switch)
+SECONDS = Form("a number of seconds, 0 or more", _seconds)
+DIRECTORY = Form("an absolute path", _directory)
+OPTIONAL_PATH = Form('an absolute path, or "" for none', _optional_path)
+CRIU = Form('an absolute path that ends in /criu, the name that runtimes look for in PATH, or "" for PATH', _criu)
+LEVEL = Form('"debug", "info", "warning" or "error"', _level)
+TEXTS = Form("a list of strings", _texts)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a key is read and documented. `by` is NODE or OPTIONS; `unset` says what an empty default leads to."""
+
+    form: Form
+    doc: str
+    by: str
+    unset: str
+
+
+def setting(default: object, form: Form, doc: str, *, by: str = NODE, unset: str = "") -> Any:
+    """Declare a key of a configuration table."""
+    return field(default=default, metadata={"setting": Setting(form, doc, by, unset)})
+
+
+def table(kind: type[Any]) -> Any:
+    """Declare a table in the table; `kind` is a frozen dataclass of settings that all have defaults."""
+    return field(default_factory=kind, metadata={"table": kind})
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long each kind of work may take, in seconds; 0 means for ever. What outlives its deadline is killed."""
+
+    create: float = setting(120.0, SECONDS, "the OCI runtime creates a container", by=OPTIONS)
+    start: float = setting(120.0, SECONDS, "it starts one, hooks included", by=OPTIONS)
+    exec: float = setting(120.0, SECONDS, "it starts a further process in one", by=OPTIONS)
+    kill: float = setting(10.0, SECONDS, "it sends a signal", by=OPTIONS)
+    query: float = setting(10.0, SECONDS, "it answers state, ps or features", by=OPTIONS)
+    delete: float = setting(30.0, SECONDS, "it removes a container", by=OPTIONS)
+    freeze: float = setting(30.0, SECONDS, "it pauses or resumes one", by=OPTIONS)
+    update: float = setting(30.0, SECONDS, "it changes the limits of one", by=OPTIONS)
+    checkpoint: float = setting(0.0, SECONDS, "it writes a checkpoint", by=OPTIONS)
+    restore: float = setting(0.0, SECONDS, "it restores one", by=OPTIONS)
+    io_drain: float = setting(
+        10.0, SECONDS, "a process that has ended may leave output unread before Delete goes on", by=OPTIONS
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings. `warnings` are sentences for the log about keys that had no effect."""
+
+    runtime: str = setting(
+        "",
+        TEXT,
+        "OCI runtime, as a path or as a name in PATH",
+        by=OPTIONS,
+        unset="by need: nvidia-container-runtime for GPUs, else runc",
+    )
+    runtime_root: Path = setting(
+        Path("/run/containerd/runc"),
+        DIRECTORY,
+        "where the OCI runtime keeps its state; the containerd namespace is appended",
+        by=OPTIONS,
+    )
+    systemd_cgroup: bool | None = setting(
+        None,
+        SWITCH,
+        'whether systemd makes the cgroups; "auto" decides by the form of each container\'s cgroupsPath',
+        by=OPTIONS,
+        unset='"auto"',
+    )
+    criu: Path | None = setting(None, CRIU, "CRIU's program", by=OPTIONS, unset="found in PATH")
+    criu_libdir: Path | None = setting(None, OPTIONAL_PATH, "CRIU's plugins", by=OPTIONS, unset="none are loaded")
+    checkpoint_root: Path = setting(
+        Path("/var/lib/kybernate/checkpoints"), DIRECTORY, "where relative names of checkpoint images are looked up"
+    )
+    work_root: Path = setting(
+        Path("/var/lib/kybernate/work"), DIRECTORY, "scratch space and logs of checkpoints and restores"
+    )
+    log_file: Path | None = setting(
+        None, OPTIONAL_PATH, "file for the daemons' logs, in addition to containerd's", unset="containerd's log alone"
+    )
+    log_level: str = setting("info", LEVEL, "the least severe message that is logged; containerd's -debug lowers it")
+    annotations: tuple[str, ...] = setting(
+        ("kybernate.io/restore-from", "kybernate.io/pause"),
+        TEXTS,
+        "annotations that pods may use; `*` stands for any text",
+    )
+    deadlines: Deadlines = table(Deadlines)
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, path: Path = DEFAULT_PATH) -> Config:
+        """Read the node's file; without one, every setting has its default. Raises ConfigInvalid."""
+        try:
+            content = path.read_text()
+        except FileNotFoundError:
+            return cls()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigInvalid(str(path), [f"cannot be read: {error}"]) from error
+        return cls().merged(content, source=str(path), by=NODE)
+
+    def merged(self, new: str | Mapping[str, Any], *, source: str = "runtime options", by: str = OPTIONS) -> Config:
+        """Return these settings with those of `new`, TOML text or its parsed form, in their place.
+
+        With `by=OPTIONS`, keys that only the node's file may set are left out with a warning. Raises ConfigInvalid.
+        """
+        if isinstance(new, str):
+            try:
+                new = tomllib.loads(new)
+            except tomllib.TOMLDecodeError as error:
+                raise ConfigInvalid(source, [f"not TOML: {error}"]) from error
+        reading = _Reading(source, by)
+        result = reading.into(self, new)
+        if reading.problems:
+            raise ConfigInvalid(source, reading.problems)
+        return replace(result, warnings=(*self.warnings, *reading.warnings))
+
+    def pod_may_use(self, annotation: str) -> bool:
+        """Tell whether the annotation of that name counts when a pod carries it."""
+        return any(fnmatchcase(annotation, pattern) for pattern in self.annotations)
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Reading:
+    """One pass over a parsed TOML document, which collects what is wrong with it."""
+
+    source: str
+    by: str
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def into(self, old: T, values: Mapping[str, Any], prefix: str = "") -> T:
+        """Return the dataclass `old` with `values` in it."""
+        known = {key.name: key for key in _keys(type(old))}
+        changes: dict[str, Any] = {}
+        for name, value in values.items():
+            key = prefix + name
+            if name not in known:
+                self.warnings.append(f"{self.source}: unknown key {key}{_nearest(name, known, prefix)}")
+            elif "table" in known[name].metadata:
+                self._table(changes, getattr(old, name), name, value, key)
+            else:
+                self._value(changes, known[name].metadata["setting"], name, value, key)
+        return replace(old, **changes)  # type: ignore[type-var]  # T is always one of the dataclasses above
+
+    def _table(self, changes: dict[str, Any], old: object, name: str, value: object, key: str) -> None:
+        if isinstance(value, dict):
+            changes[name] = self.into(old, value, f"{key}.")
+        else:
+            self.problems.append(f"{key} must be a table, not {_shown(value)}")
+
+    def _value(self, changes: dict[str, Any], rule: Setting, name: str, value: object, key: str) -> None:
+        if self.by == OPTIONS and rule.by == NODE:
+            self.warnings.append(f"{self.source}: {key} has no effect here, only in {DEFAULT_PATH}")
+            return
+        try:
+            changes[name] = rule.form.parse(value)
+        except ValueError:
+            self.problems.append(f"{key} must be {rule.form.words}, not {_shown(value)}")
+
+
+def _keys(kind: type[Any]) -> list[Field[Any]]:
+    return [key for key in fields(kind) if key.metadata]
+
+
+def _shown(value: object) -> str:
+    return f"{value!r} ({type(value).__name__})"
+
+
+def _nearest(name: str, known: Mapping[str, object], prefix: str) -> str:
+    from difflib import get_close_matches  # only a misspelt file pays for it
+
+    near = get_close_matches(name, known, 1)
+    return f" (did you mean {prefix}{near[0]}?)" if near else ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key as the README's table shows it. `default` is what to write into the file to get the default."""
+
+    key: str
+    default: str
+    form: str
+    by: str
+    doc: str
+
+
+def documented(kind: type[Any] = Config, prefix: str = "") -> Iterator[Row]:
+    """Yield a row for every key, tables after the keys before them, in the order of declaration."""
+    for key in _keys(kind):
+        if "table" in key.metadata:
+            yield from documented(key.metadata["table"], f"{prefix}{key.name}.")
+            continue
+        rule: Setting = key.metadata["setting"]
+        yield Row(prefix + key.name, rule.unset or f"`{_toml(key.default)}`", rule.form.words, rule.by, rule.doc)
+
+
+def markdown_table() -> str:
+    """Return the table of all keys for the README."""
+    lines = ["| key | default | value | changed by | meaning |", "|---|---|---|---|---|"]
+    for row in documented():
+        lines.append(f"| `{row.key}` | {row.default} | {row.form} | {row.by} | {row.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f"{value:g}" if isinstance(value, float) else f'"{value}"'

@@ -1,0 +1,294 @@
+"""Runs an OCI runtime's commands and turns its failures into errors that say what it said.
+
+A runtime's own words go to its log; those are what people search the web for, so they are passed on unchanged. Where
+it left none, the error tells the command, how it ended, and the end of its stderr.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from kybernate_shim.config import Deadlines
+from kybernate_shim.linux.children import Finished, ProgramTimedOut
+from kybernate_shim.oci import log
+from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.oci.commands import Cli, Criu
+from kybernate_shim.oci.options import RuntimeOptions
+
+STDERR_LINES = 20
+# What runtimes say of a container that they do not know: runc, newer crun, crun up to 1.8 at least.
+MISSING = re.compile(r"does not exist|(opening file|open directory) [`'].*No such file or directory", re.IGNORECASE)
+# And of one whose processes have ended.
+ENDED = re.compile(r"process already finished|(container|is) not running|no such process|not found", re.IGNORECASE)
+
+
+class RuntimeFailed(Exception):
+    """The OCI runtime could not do what it was told. `status` is its exit status, None if it never ran or was killed."""
+
+    def __init__(self, verb: str, message: str, status: int | None = None) -> None:
+        super().__init__(f"OCI runtime {verb} failed: {message}")
+        self.verb = verb
+        self.message = message
+        self.status = status
+
+
+class RuntimeTimedOut(RuntimeFailed):
+    """The OCI runtime did not end before its deadline and was killed; what it had begun may be half done."""
+
+
+class ProcessGone(Exception):
+    """There is nothing left to signal."""
+
+
+class ContainerMissing(Exception):
+    """The OCI runtime knows no such container."""
+
+
+class Runner(Protocol):
+    """Runs a program to its end, as `kybernate_shim.linux.children.Children` does."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        fds: Mapping[int, int] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Finished: ...
+
+
+def runtime_environment(env: Mapping[str, str], criu: Path | None = None) -> dict[str, str]:
+    """Return `env` as a runtime should see it.
+
+    Without NOTIFY_SOCKET, because runc would announce the container to systemd in containerd's place; and with CRIU's
+    directory first in PATH, the one way that every version of runc takes to find a chosen CRIU.
+    """
+    result = {name: value for name, value in env.items() if name != "NOTIFY_SOCKET"}
+    if criu is not None:
+        result["PATH"] = f"{criu.parent}:{result['PATH']}" if result.get("PATH") else str(criu.parent)
+    return result
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The OCI runtime of one container. Raises RuntimeFailed from every method, RuntimeTimedOut among them.
+
+    `fds` in create, exec and restore maps 0, 1 and 2 to the descriptors that become the process's stdio; a number left
+    out becomes /dev/null. With a terminal they are unused, and the runtime sends its master to `console_socket`.
+    """
+
+    cli: Cli
+    children: Runner
+    env: Mapping[str, str]
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    async def create(
+        self,
+        container: str,
+        bundle: Bundle,
+        *,
+        fds: Mapping[int, int],
+        console_socket: Path | None = None,
+        options: RuntimeOptions | None = None,
+    ) -> None:
+        """Create init, up to where only `start` is missing; its pid is in `bundle.init_pid_file` afterwards.
+
+        After a failure the runtime may know the container: `delete` it with force.
+        """
+        options = options or RuntimeOptions()
+        argv = self.cli.create(
+            container,
+            bundle.path,
+            bundle.init_pid_file,
+            console_socket=console_socket,
+            no_pivot=options.no_pivot_root,
+            no_new_keyring=options.no_new_keyring,
+        )
+        with _stdio(fds, console_socket) as stdio:
+            await self._run("create", argv, self.deadlines.create, fds=stdio)
+
+    async def start(self, container: str) -> None:
+        await self._run("start", self.cli.start(container), self.deadlines.start)
+
+    async def exec(
+        self,
+        container: str,
+        bundle: Bundle,
+        exec_id: str,
+        *,
+        fds: Mapping[int, int],
+        console_socket: Path | None = None,
+    ) -> None:
+        """Start the process of `bundle.process_file(exec_id)`; its pid is in `bundle.exec_pid_file` afterwards."""
+        with self._own_log() as cli, _stdio(fds, console_socket) as stdio:
+            argv = cli.exec(
+                container,
+                bundle.process_file(exec_id),
+                bundle.exec_pid_file(exec_id),
+                console_socket=console_socket,
+            )
+            await self._run("exec", argv, self.deadlines.exec, fds=stdio, log_file=cli.log)
+
+    async def kill(self, container: str, number: int, *, all: bool = False) -> None:  # noqa: A002  # runc's word
+        """Send a signal to init, or to all processes. Raises ProcessGone when there is nothing left to signal."""
+        with self._own_log() as cli, _named(ProcessGone, ENDED, MISSING):
+            argv = cli.kill(container, number, all=all)
+            await self._run("kill", argv, self.deadlines.kill, log_file=cli.log)
+
+    async def delete(self, container: str, *, force: bool = False) -> None:
+        """Remove the container. Raises ContainerMissing when the runtime does not know it (never with `force`)."""
+        with _named(ContainerMissing, MISSING):
+            await self._run("delete", self.cli.delete(container, force=force), self.deadlines.delete)
+
+    async def pause(self, container: str) -> None:
+        await self._run("pause", self.cli.pause(container), self.deadlines.freeze)
+
+    async def resume(self, container: str) -> None:
+        await self._run("resume", self.cli.resume(container), self.deadlines.freeze)
+
+    async def update(self, container: str, resources: bytes) -> None:
+        """Apply OCI LinuxResources, as JSON."""
+        await self._run("update", self.cli.update(container), self.deadlines.update, stdin=resources)
+
+    async def ps(self, container: str) -> list[int]:
+        """Return the pids, on the host, of all processes in the container's cgroup. Raises ContainerMissing.
+
+        Ask only while the container runs: crun up to 1.8 crashes on one that has stopped.
+        """
+        pids = await self._query("ps", lambda cli: cli.ps(container))
+        return [int(pid) for pid in pids or ()]
+
+    async def state(self, container: str) -> dict[str, Any]:
+        """Return the runtime's state object, `status` and `pid` among its keys. Raises ContainerMissing."""
+        state: dict[str, Any] = await self._query("state", lambda cli: cli.state(container))
+        return state
+
+    async def features(self) -> dict[str, Any]:
+        """Return the OCI features object. Runtimes that are too old for the command raise RuntimeFailed."""
+        features: dict[str, Any] = await self._query("features", Cli.features)
+        return features
+
+    async def checkpoint(
+        self, container: str, criu: Criu, *, leave_running: bool, empty_ns: Sequence[str] = ()
+    ) -> None:
+        """Write CRIU's images. Without `leave_running` the container is gone afterwards, from the runtime too."""
+        argv = self.cli.checkpoint(container, criu, leave_running=leave_running, empty_ns=empty_ns)
+        await self._run("checkpoint", argv, self.deadlines.checkpoint)
+
+    async def restore(
+        self,
+        container: str,
+        bundle: Bundle,
+        criu: Criu,
+        *,
+        fds: Mapping[int, int],
+        console_socket: Path | None = None,
+        options: RuntimeOptions | None = None,
+    ) -> None:
+        """Restore init and run it; its pid is in `bundle.init_pid_file` afterwards.
+
+        nvidia-container-runtime passes this through without its edits of config.json; whoever calls has made them.
+        """
+        argv = self.cli.restore(
+            container,
+            bundle.path,
+            bundle.init_pid_file,
+            criu,
+            console_socket=console_socket,
+            no_pivot=bool(options and options.no_pivot_root),
+        )
+        with _stdio(fds, console_socket) as stdio:
+            await self._run("restore", argv, self.deadlines.restore, fds=stdio)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _own_log(self) -> Iterator[Cli]:
+        """Give a call that may run beside others a log of its own, so that it is not blamed for their errors."""
+        if self.cli.log is None:
+            yield self.cli
+            return
+        path = self.cli.log.with_name(f".{self.cli.log.name}.{next(self._numbers)}")
+        try:
+            yield replace(self.cli, log=path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _query(self, verb: str, command: Callable[[Cli], list[str]]) -> Any:
+        with self._own_log() as cli, _named(ContainerMissing, MISSING):
+            finished = await self._run(verb, command(cli), self.deadlines.query, log_file=cli.log)
+        try:
+            return json.loads(finished.stdout)
+        except ValueError as error:
+            raise RuntimeFailed(verb, f"its answer is not JSON: {finished.stdout[-200:]!r}", finished.status) from error
+
+    async def _run(
+        self,
+        verb: str,
+        argv: Sequence[str],
+        deadline: float,
+        *,
+        fds: Mapping[int, int] | None = None,
+        stdin: bytes | None = None,
+        log_file: Path | None = None,
+    ) -> Finished:
+        log_file = log_file or self.cli.log
+        before = log.size(log_file) if log_file else 0
+        try:
+            finished = await self.children.run(argv, env=self.env, fds=fds, stdin=stdin, timeout=deadline or None)
+        except ProgramTimedOut as error:
+            said = log.last_error(log_file, before) if log_file else ""
+            raise RuntimeTimedOut(verb, f"{error}{f'; it said: {said}' if said else ''}") from error
+        except OSError as error:
+            raise RuntimeFailed(verb, f"{argv[0]} cannot be executed: {error.strerror or error}") from error
+        if finished.status != 0:
+            said = log.last_error(log_file, before) if log_file else ""
+            raise RuntimeFailed(verb, said or _obituary(finished), finished.status)
+        return finished
+
+
+@contextmanager
+def _named(error: type[Exception], *signs: re.Pattern[str]) -> Iterator[None]:
+    """Raise `error` for a failure whose message shows one of the signs. What was killed or never ran shows none."""
+    try:
+        yield
+    except RuntimeFailed as failure:
+        if failure.status and any(sign.search(failure.message) for sign in signs):
+            raise error(failure.message) from failure
+        raise
+
+
+@contextmanager
+def _stdio(fds: Mapping[int, int], console_socket: Path | None) -> Iterator[dict[int, int]]:
+    """Fill the gaps in `fds` with /dev/null, lest a container inherits the files that collect the runtime's output."""
+    if console_socket is not None:
+        yield {}
+        return
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        yield {0: null, 1: null, 2: null, **fds}
+    finally:
+        os.close(null)
+
+
+def _obituary(finished: Finished) -> str:
+    """Tell how a runtime ended that logged no error."""
+    ending = f"`{' '.join(finished.argv)}` ended with status {finished.status}"
+    if finished.status > 128:
+        try:
+            ending += f" ({signal.Signals(finished.status - 128).name})"
+        except ValueError:
+            pass  # a status of its own that only looks like a signal
+    tail = "\n".join((finished.stderr or finished.stdout).strip().splitlines()[-STDERR_LINES:])
+    return f"{ending}, saying: {tail}" if tail else f"{ending}, saying nothing"

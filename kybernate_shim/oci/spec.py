@@ -1,0 +1,174 @@
+"""What the shim reads in a bundle's config.json, and the one way to change it.
+
+The document stays as it was parsed: the shim knows only part of the OCI specification, and what it does not know must
+reach the runtime unharmed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
+CDI_ANNOTATION = "cdi.k8s.io/"
+CDI_VENDOR = "nvidia.com"
+GPU_DEVICES = ("/dev/nvidia", "/dev/dxg")
+GPU_VOLUMES = "/var/run/nvidia-container-devices"  # where a list of devices is given as mounts
+GPU_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-ctk", "nvidia-cdi-hook")
+EARLY_HOOKS = ("prestart", "createRuntime", "createContainer")
+
+
+class SpecInvalid(Exception):
+    """The bundle's config.json is missing or is not a JSON object."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A read-only view of config.json. `document` is its whole content; treat it as constant."""
+
+    document: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, bundle: Path) -> Spec:
+        """Read `<bundle>/config.json`. Raises SpecInvalid."""
+        return cls(_load(bundle / "config.json"))
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.document.get("annotations") or {}
+
+    def group(self, container: str) -> str:
+        """Return the id under which containers share a shim: the pod's, or else the container's own."""
+        return next((self.annotations[name] for name in GROUP_ANNOTATIONS if self.annotations.get(name)), container)
+
+    @property
+    def process(self) -> Mapping[str, Any]:
+        return self.document.get("process") or {}
+
+    @property
+    def terminal(self) -> bool:
+        return bool(self.process.get("terminal"))
+
+    def env(self, name: str) -> str | None:
+        """Return the value of an environment variable of init; of several, the last, as NVIDIA's runtime does."""
+        values = [entry.partition("=")[2] for entry in self.process.get("env") or () if entry.startswith(f"{name}=")]
+        return values[-1] if values else None
+
+    @property
+    def hostname(self) -> str:
+        return str(self.document.get("hostname") or "")
+
+    @property
+    def root_path(self) -> str:
+        """The root filesystem as it is written, which may be relative to the bundle."""
+        return str((self.document.get("root") or {}).get("path") or "")
+
+    @property
+    def mounts(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self.document.get("mounts") or ())
+
+    @property
+    def idmapped_mounts(self) -> tuple[Mapping[str, Any], ...]:
+        """The mounts whose files appear under other owners."""
+        return tuple(mount for mount in self.mounts if _is_idmapped(mount))
+
+    @property
+    def linux(self) -> Mapping[str, Any]:
+        return self.document.get("linux") or {}
+
+    @property
+    def cgroups_path(self) -> str:
+        return str(self.linux.get("cgroupsPath") or "")
+
+    @property
+    def systemd_style(self) -> bool:
+        """Whether cgroupsPath has systemd's form, `slice:prefix:name`: exactly two colons and no slash."""
+        return self.cgroups_path.count(":") == 2 and "/" not in self.cgroups_path
+
+    def namespace_path(self, kind: str) -> str | None:
+        """Return the path of the namespace to join, "" for a new one of its own, None for the host's."""
+        for namespace in self.linux.get("namespaces") or ():
+            if namespace.get("type") == kind:
+                return str(namespace.get("path") or "")
+        return None
+
+    @property
+    def own_pid_namespace(self) -> bool:
+        """Whether the kernel kills all processes of the container when init ends."""
+        return self.namespace_path("pid") == ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Paths of the device nodes in the container."""
+        return tuple(str(device.get("path") or "") for device in self.linux.get("devices") or ())
+
+    def requests_gpu(self) -> str | None:
+        """Return what in the spec asks for NVIDIA GPUs, in words for a message, or None."""
+        return next(self._gpu_reasons(), None)
+
+    def _gpu_reasons(self) -> Iterator[str]:
+        visible = self.env("NVIDIA_VISIBLE_DEVICES")
+        if visible not in (None, "", "void", "none"):
+            yield f"environment NVIDIA_VISIBLE_DEVICES={visible}"
+        for name, value in self.annotations.items():
+            if name.startswith(CDI_ANNOTATION) and any(map(_is_nvidia_cdi, value.split(","))):
+                yield f"annotation {name}={value}"
+        for path in self.devices:
+            if path.startswith(GPU_DEVICES):
+                yield f"device {path}"
+        for mount in self.mounts:
+            if str(mount.get("destination") or "").startswith(GPU_VOLUMES):
+                yield f"mount {mount['destination']}"
+        hooks = self.document.get("hooks") or {}
+        for stage in EARLY_HOOKS:
+            for hook in hooks.get(stage) or ():
+                if Path(hook.get("path") or "").name in GPU_HOOKS:
+                    yield f"{stage} hook {hook['path']}"
+
+
+def edit_spec(bundle: Path, change: Callable[[dict[str, Any]], None]) -> Spec:
+    """Let `change` alter the parsed config.json in place, write it back in one step, and return the result.
+
+    Owner and mode are kept. When `change` raises, or the disk is full, the file is as it was. Raises SpecInvalid.
+    """
+    path = bundle / "config.json"
+    document = _load(path)
+    change(document)
+    before = path.stat()
+    fd, temporary = tempfile.mkstemp(prefix=".config.json.", dir=bundle)
+    try:
+        with os.fdopen(fd, "w") as stream:
+            json.dump(document, stream, separators=(",", ":"), ensure_ascii=False)
+            os.fchmod(fd, before.st_mode & 0o7777)
+            os.fchown(fd, before.st_uid, before.st_gid)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return Spec(document)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SpecInvalid(f"{path}: {error}") from error
+    if not isinstance(document, dict):
+        raise SpecInvalid(f"{path}: not a JSON object")
+    return document
+
+
+def _is_idmapped(mount: Mapping[str, Any]) -> bool:
+    return bool(
+        mount.get("uidMappings") or mount.get("gidMappings") or {"idmap", "ridmap"} & set(mount.get("options") or ())
+    )
+
+
+def _is_nvidia_cdi(device: str) -> bool:
+    vendor = device.strip().partition("/")[0]
+    return vendor == CDI_VENDOR or vendor.endswith(f".{CDI_VENDOR}")
