@@ -1,0 +1,90 @@
+"""Facts about a process by its pid, from /proc. Source: proc(5).
+
+Every function raises ProcessLookupError when there is no such process (any more).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+PF_EXITING = 0x4
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent's pid, 0 when it is outside our pid namespace."""
+    return int(_stat(pid)[1])
+
+
+def start_time(pid: int) -> int:
+    """Return when the process started, in clock ticks since boot: with the pid, an identity that is never reused."""
+    return int(_stat(pid)[19])
+
+
+def is_exiting(pid: int) -> bool:
+    """Tell whether the process is on its way out or a zombie: it has given up its cgroups and memory then."""
+    fields = _stat(pid)
+    return fields[0] in ("Z", "X") or bool(int(fields[6]) & PF_EXITING)
+
+
+def oom_score_adj(pid: int) -> int:
+    """Return how much sooner (to 1000) or later (to -1000) than others the kernel kills it when memory runs out."""
+    return int(_read(pid, "oom_score_adj"))
+
+
+def set_oom_score_adj(pid: int, score: int) -> None:
+    """Set oom_score_adj. Raises PermissionError when lowering it without CAP_SYS_RESOURCE."""
+    try:
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
+    except OSError as error:
+        raise _translated(error, pid) from None
+
+
+def holders(path: Path) -> list[str]:
+    """Name the processes that have their root, working directory or an open file at `path` or below, for an error."""
+    return [f"{_name(pid)}[{pid}]" for pid in _all() if any(link.is_relative_to(path) for link in _links(pid))]
+
+
+def _all() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _links(pid: int) -> list[Path]:
+    process = Path(f"/proc/{pid}")
+    links = []
+    try:
+        names = [process / "root", process / "cwd", *(process / "fd").iterdir()]
+    except OSError:
+        return []
+    for name in names:
+        try:
+            links.append(name.readlink())
+        except OSError:
+            pass  # it ended, or closed the file, while we looked
+    return links
+
+
+def _name(pid: int) -> str:
+    try:
+        return _read(pid, "comm").strip()
+    except ProcessLookupError:
+        return "?"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields after the name, the state first: the name may hold spaces and parentheses."""
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError as error:
+        raise _translated(error, pid) from None
+
+
+def _translated(error: OSError, pid: int) -> OSError:
+    if error.errno in (errno.ENOENT, errno.ESRCH):
+        return ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), f"pid {pid}")
+    return error
