@@ -22,7 +22,9 @@ def main() -> int:
 
 def _act(invocation: Invocation) -> int:
     if invocation.v:
-        sys.stdout.write(f"containerd-shim-kybernate-v1:\n  Version: {__version__}\n  Python: {sys.version.split()[0]}\n")
+        sys.stdout.write(
+            f"containerd-shim-kybernate-v1:\n  Version: {__version__}\n  Python: {sys.version.split()[0]}\n"
+        )
         return 0
     if invocation.info:
         from kybernate_shim.info import info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ def info() -> int:
     from kybernate_shim.messages.any import OCI_FEATURES
     from kybernate_shim.oci.options import decode_options
     from kybernate_shim.oci.select import RuntimeMissing, choose_runtime
+    from kybernate_shim.oci.spec import Spec
 
     answer = wire.RuntimeInfo(name="io.containerd.kybernate.v1")
     answer.version.version = __version__
@@ -27,7 +29,7 @@ def info() -> int:
     if options.type_url:
         answer.options.CopyFrom(options)
     try:
-        runtime = choose_runtime(decode_options(options), Config.load(), spec=None)
+        runtime = choose_runtime(os.environ, decode_options(options), Config.load(), Spec({}))
         features = subprocess.run([runtime, "features"], capture_output=True, check=True, timeout=FEATURES_SECONDS)
     except (RuntimeMissing, OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"containerd-shim-kybernate-v1: features of the OCI runtime are unknown: {error}\n")

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from kybernate_shim.config import Config
+from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.libc import become_subreaper, set_process_name
@@ -31,23 +31,31 @@ def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready:
     """
     set_process_name(PROCESS_NAME)
     become_subreaper()
-    config = Config.load()
+    config = _config()
     log = open_log(
         Path("log").absolute(),
         config.log_file,
-        debug=invocation.debug,
+        debug=invocation.debug or config.log_level == "debug",
         namespace=invocation.namespace,
         shim=invocation.id,
         shim_pid=os.getpid(),
     )
     os.chdir("/")
-    return asyncio.run(Daemon(invocation, path, config, log).run(listener, ready))
+    return asyncio.run(Daemon(invocation, path, log).run(listener, ready))
+
+
+def _config() -> Config:
+    """Return the node's settings. Wrong ones must not keep the daemon from coming up: each Create reports them."""
+    try:
+        return Config.load()
+    except ConfigInvalid:
+        return Config()
 
 
 class Daemon:
     """Wires the parts together and ends them in order."""
 
-    def __init__(self, invocation: Invocation, path: Path, config: Config, log: Log) -> None:
+    def __init__(self, invocation: Invocation, path: Path, log: Log) -> None:
         self._path = path
         self._log = log
         self._forwarder = Forwarder(os.environ.get("TTRPC_ADDRESS", ""), invocation.namespace)
@@ -56,7 +64,6 @@ class Daemon:
         self._over = asyncio.Event()
         self._service = TaskService(
             invocation.namespace,
-            config,
             self._children,
             self._publisher.publish,
             log,
@@ -102,5 +109,7 @@ class Daemon:
 
     def _dump_tasks(self) -> None:
         for task in asyncio.all_tasks():
-            stack = "".join(traceback.format_list(traceback.extract_stack(task.get_stack()[-1]) if task.get_stack() else []))
+            stack = "".join(
+                traceback.format_list(traceback.extract_stack(task.get_stack()[-1]) if task.get_stack() else [])
+            )
             self._log.info("shim.stack", coroutine=task.get_name(), stack=stack)

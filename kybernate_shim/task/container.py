@@ -8,26 +8,29 @@ so they need none either.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 from google.protobuf.message import Message
 
+from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
 from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
-from kybernate_shim.linux.oom import OomWatch, oom_kills
+from kybernate_shim.linux.oom import OomWatch
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
-from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.oci.bundle import Bundle, Remains
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
-from kybernate_shim.task.stdio import StdioConfig, open_stdio
+from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
 
 Publish = Callable[[str, Message], None]
 KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
@@ -61,6 +64,7 @@ class Container:
         bundle: Bundle,
         spec: Spec,
         options: RuntimeOptions,
+        config: Config,
         runtime: Runtime,
         children: Children,
         publish: Publish,
@@ -73,6 +77,7 @@ class Container:
         self.bundle = bundle
         self.spec = spec
         self.options = options
+        self.config = config
         self.runtime = runtime
         self.checkpoint = checkpoint
         self.lock = asyncio.Lock()
@@ -123,10 +128,11 @@ class Container:
             await self.init.stdio.started()
             self.init.pid = event.pid = self.bundle.init_pid()
             self.cgroup = Cgroup.of(self.init.pid)
+            self._note(phase="idle")
             self._publish("/tasks/create", event)
             self._watch(self.init, early)
 
-    async def delete(self, io_drain: float) -> Process:
+    async def delete(self) -> Process:
         """Remove the container that has ended or was never started, and return its init.
 
         Raises InvalidMove while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
@@ -134,8 +140,8 @@ class Container:
         """
         async with self.lock:
             after(self.init.state, "delete")
-            if self.init.state == "stopped" and not await self.init.drain(io_drain):
-                self._log.warning("stdio.abandoned", error=f"output still open {io_drain:g} s after the exit")
+            if self.init.state == "stopped":
+                await self._drain(self.init)
             await self._forget_in_runtime(force=False)
             await self._await_last_exit()
             self.init.release()
@@ -172,6 +178,11 @@ class Container:
             gid=self.options.io_gid,
             log=self._log,
         )
+
+    def _note(self, *, phase: str) -> None:
+        """Leave word in the bundle of what a `delete` without this daemon would have to undo."""
+        cli = self.runtime.cli
+        self.bundle.write_remains(Remains(str(cli.binary), str(cli.root), cli.systemd_cgroup, phase=phase))
 
     # -- Start and exec ---------------------------------------------------------------------------------------------
 
@@ -239,16 +250,22 @@ class Container:
             )
             self._watch(process, early)
 
-    async def delete_exec(self, exec_id: str, io_drain: float) -> Process:
+    async def delete_exec(self, exec_id: str) -> Process:
         """Forget an exec that has ended or was never started, and return it."""
         process = self.process(exec_id)
         after(process.state, "delete")
-        if not await process.drain(io_drain):
-            self._log.warning("stdio.abandoned", exec=exec_id, error=f"output still open {io_drain:g} s after the exit")
+        await self._drain(process)
         process.release()
         self.bundle.forget_exec(exec_id)
         self.execs.pop(exec_id, None)
         return process
+
+    async def _drain(self, process: Process) -> None:
+        seconds = self.config.deadlines.io_drain
+        if not await process.drain(seconds):
+            self._log.warning(
+                "stdio.abandoned", exec=process.id, error=f"output still open {seconds:g} s after the exit"
+            )
 
     def process(self, exec_id: str) -> Process:
         """Return init for the empty id. Raises ExecNotFound."""
@@ -259,12 +276,22 @@ class Container:
         except KeyError:
             raise ExecNotFound(f"exec {exec_id} in container {self.id}") from None
 
+    async def pids(self) -> list[int]:
+        """Return the pids, on the host, of all processes in the container.
+
+        A container that waits for its restore has none; the daemon's own stands in, because containerd removes tasks
+        without a pid when it restarts.
+        """
+        if self.init.state == "restorable":
+            return [os.getpid()]
+        return self.cgroup.processes() if self.cgroup is not None else []
+
     # -- Signals, freezer, limits -----------------------------------------------------------------------------------
 
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
         """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
         process = self.process(exec_id)
-        if process.exit is not None or process is self.init and self._init_exit is not None and not all:
+        if process.exit is not None or (process is self.init and self._init_exit is not None and not all):
             raise ProcessGone("process already finished")
         if not exec_id:
             await self.runtime.kill(self.id, signal, all=all)
@@ -349,12 +376,12 @@ class Container:
         event.exited_at.FromNanoseconds(process.exit.at_ns)
         self._publish("/tasks/exit", event)
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._logged(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _logged(self, work: Coroutine[None, None, None]) -> None:
+    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001  # nobody waits for it; the log is the only reader

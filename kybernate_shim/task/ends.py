@@ -61,7 +61,7 @@ def open_input(path: str) -> End:
     return End(reader, writer)
 
 
-async def open_output(destination: Destination, *, client_seconds: float = CLIENT_SECONDS) -> End:
+async def open_output(destination: Destination, *, client_seconds: float) -> End:
     """Open a "path" or "file" to write a process's output to; the descriptor does not block.
 
     Waits up to `client_seconds` for the client to open its end of a FIFO, and goes on without: output is then kept in

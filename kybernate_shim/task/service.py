@@ -6,17 +6,15 @@ exists: containerd would take it for an older protocol and repeat the Create.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from kybernate_shim.config import Config
+from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
 from kybernate_shim.logs import Log
@@ -26,7 +24,6 @@ from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
 from kybernate_shim.oci.options import UnsupportedOptions
 from kybernate_shim.oci.runtime import ProcessGone
-from kybernate_shim.task import prepare
 from kybernate_shim.task.container import (
     Container,
     ExecExists,
@@ -36,6 +33,7 @@ from kybernate_shim.task.container import (
     Publish,
 )
 from kybernate_shim.task.lifecycle import InvalidMove
+from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError
@@ -56,6 +54,7 @@ CODES: tuple[tuple[type[Exception], Code], ...] = (
     (NotStarted, Code.FAILED_PRECONDITION),
     (InvalidMove, Code.FAILED_PRECONDITION),
     (UnsupportedOptions, Code.INVALID_ARGUMENT),
+    (ConfigInvalid, Code.INVALID_ARGUMENT),
     (TimeoutError, Code.DEADLINE_EXCEEDED),
 )
 PHRASES = {
@@ -73,7 +72,6 @@ class TaskService:
     """All containers of one daemon. `shut_down` is called once, when containerd has no more use for it."""
 
     namespace: str
-    config: Config
     children: Children
     publish: Publish
     log: Log
@@ -114,18 +112,16 @@ class TaskService:
             raise RpcError(Code.ALREADY_EXISTS, f"container {request.id}: already exists")
         self.creating.add(request.id)
         try:
-            stdio = StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal)
-            container = prepare.container(
+            container = prepare(
                 request,
                 namespace=self.namespace,
-                config=self.config,
+                config=Config.load(),
                 children=self.children,
                 publish=self.publish,
                 log=self.log,
-                stdio=stdio,
             )
-            # Reachable from here on: an exit, a State or a Kill may come before the runtime has returned.
-            await container.create([Mount(m.type, m.source, list(m.options), m.target) for m in request.rootfs], _created(request))
+            mounts = [Mount(mount.type, mount.source, mount.options, mount.target) for mount in request.rootfs]
+            await container.create(mounts, _created(request, container.checkpoint))
             self.containers[request.id] = container
         finally:
             self.creating.discard(request.id)
@@ -142,10 +138,9 @@ class TaskService:
 
     async def delete(self, request: wire.DeleteRequest) -> wire.DeleteResponse:
         container = self._container(request.id)
-        drain = self.config.deadlines.io_drain
         if request.exec_id:
-            return _deleted(await container.delete_exec(request.exec_id, drain))
-        init = await container.delete(drain)
+            return _deleted(await container.delete_exec(request.exec_id))
+        init = await container.delete()
         self.containers.pop(request.id, None)
         reply = _deleted(init)
         self.publish(
@@ -271,8 +266,8 @@ def translated(handle: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Ca
     return answer
 
 
-def _created(request: wire.CreateTaskRequest) -> events.TaskCreate:
-    event = events.TaskCreate(container_id=request.id, bundle=request.bundle, checkpoint=request.checkpoint)
+def _created(request: wire.CreateTaskRequest, checkpoint: str) -> events.TaskCreate:
+    event = events.TaskCreate(container_id=request.id, bundle=request.bundle, checkpoint=checkpoint)
     event.rootfs.extend(request.rootfs)
     event.io.stdin, event.io.stdout, event.io.stderr = request.stdin, request.stdout, request.stderr
     event.io.terminal = request.terminal

@@ -19,7 +19,7 @@ from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
 from kybernate_shim.task.console import ConsoleSocket, set_size
 from kybernate_shim.task.destination import STDERR, STDOUT, Destination, plan_outputs
-from kybernate_shim.task.ends import End, open_input, open_output
+from kybernate_shim.task.ends import CLIENT_SECONDS, End, open_input, open_output
 from kybernate_shim.task.logger import Logger
 from kybernate_shim.task.pump import Pump
 
@@ -58,11 +58,13 @@ async def open_stdio(
     gid: int = 0,
     runtime_dir: Path = RUNTIME_DIR,
     piped: Collection[int] = (),
+    client_seconds: float = CLIENT_SECONDS,
 ) -> Stdio:
     """Open everything that `config` names and return what the runtime needs.
 
     `uid` and `gid` own the pipes. `piped` names streams that get a pipe even though `config` has no path for them:
     input is then at its end, output is discarded. A restore needs that for streams that were pipes at the dump.
+    `client_seconds` is how long to wait, per FIFO, for the client to open its end of the output.
     Raises UnsupportedScheme, MalformedUri, StdioUnavailable, LoggerFailed or ConsoleFailed; nothing stays open then.
     """
     plan = plan_outputs(config.stdout, config.stderr, terminal=config.terminal)
@@ -76,19 +78,19 @@ async def open_stdio(
                 await Logger.start(plan[STDOUT], children=children, container=container, namespace=namespace, log=log)
             )
         else:
-            await _add_outputs(stdio, plan)
+            await _add_outputs(stdio, plan, client_seconds)
         stdio.add_missing(piped)
         undo.pop_all()
     return stdio
 
 
-async def _add_outputs(stdio: Stdio, plan: Mapping[int, Destination]) -> None:
+async def _add_outputs(stdio: Stdio, plan: Mapping[int, Destination], client_seconds: float) -> None:
     opened: dict[Destination, End] = {}
     for number, destination in plan.items():
         if destination in opened:
             stdio.add_output(number, opened[destination].duplicate())
         else:
-            opened[destination] = await open_output(destination)
+            opened[destination] = await open_output(destination, client_seconds=client_seconds)
             stdio.add_output(number, opened[destination])
 
 

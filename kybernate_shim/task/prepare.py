@@ -1,0 +1,64 @@
+"""From a Create request to a container object: what it is made of is read and decided here, nothing is started yet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kybernate_shim.config import Config
+from kybernate_shim.linux.children import Children
+from kybernate_shim.logs import Log
+from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.oci.bundle import Bundle, Remains
+from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
+from kybernate_shim.oci.runtime import Runtime, runtime_environment
+from kybernate_shim.oci.select import choose_runtime, resolve_cli
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.container import Container, Publish
+from kybernate_shim.task.stdio import StdioConfig
+
+
+def prepare(
+    request: wire.CreateTaskRequest,
+    *,
+    namespace: str,
+    config: Config,
+    children: Children,
+    publish: Publish,
+    log: Log,
+) -> Container:
+    """Decide runtime, options and settings of the container in `request`, and note them in its bundle for `delete`.
+
+    `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
+    SpecInvalid, RuntimeMissing, and OSError when the bundle's disk is full.
+    """
+    bundle = Bundle(Path(request.bundle))
+    spec = Spec.read(bundle.path)
+    options = decode_options(request.options if request.HasField("options") else None)
+    config = effective_config(config, options)
+    for warning in config.warnings:
+        log.warning("config.ignored", task=request.id, error=warning)
+    return Container(
+        request.id,
+        namespace=namespace,
+        bundle=bundle,
+        spec=spec,
+        options=options,
+        config=config,
+        runtime=_runtime(bundle, spec, options, config, namespace, children),
+        children=children,
+        publish=publish,
+        log=log,
+        stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
+        checkpoint=request.checkpoint or options.criu_image_path,
+    )
+
+
+def _runtime(
+    bundle: Bundle, spec: Spec, options: RuntimeOptions, config: Config, namespace: str, children: Children
+) -> Runtime:
+    binary = choose_runtime(os.environ, options, config, spec)
+    cli = resolve_cli(binary, namespace=namespace, log=bundle.log, options=options, config=config, spec=spec)
+    bundle.write_runtime(binary, options, root=cli.root.parent, systemd_cgroup=cli.systemd_cgroup)
+    bundle.write_remains(Remains(str(binary), str(cli.root), cli.systemd_cgroup, phase="creating"))
+    return Runtime(cli, children, runtime_environment(os.environ, config.criu), config.deadlines)
