@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 

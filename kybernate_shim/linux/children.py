@@ -97,7 +97,8 @@ class Children:
         """Start `argv` (looked up in PATH of `env`) and return at once.
 
         `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them. Python
-        opens every other descriptor close-on-exec, so none is inherited. The child leads its own session, with default signal handling.
+        opens every other descriptor close-on-exec, so none is inherited. The child leads its own session, with
+        default signal handling.
         Raises FileNotFoundError or PermissionError when the program cannot be executed.
         """
         environment = dict(os.environ if env is None else env)
@@ -112,7 +113,7 @@ class Children:
                 _find(argv[0], environment),
                 list(argv),
                 environment,
-                file_actions=actions,  # type: ignore[arg-type]  # typeshed wants one tuple type for all actions
+                file_actions=actions,
                 setsid=True,
                 setsigmask=(),
                 setsigdef=(signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT),

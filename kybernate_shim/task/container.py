@@ -1,8 +1,8 @@
 """A container: its init, its execs, and what may happen to them in which order.
 
-One lock per container orders the calls that change it. What only looks (State, Wait, Pids, Stats, Connect) and Kill take
-no lock: they are answered while a checkpoint of minutes runs. Exits are handled on the event loop between two awaits,
-so they need none either.
+One lock per container orders the calls that change it. What only looks (State, Wait, Pids, Stats, Connect) and Kill
+take no lock: they are answered while a checkpoint of minutes runs. Exits are handled on the event loop between two
+awaits, so they need none either.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Container:
             if mounts:
                 undo.push_async_callback(self._unmount)
                 await asyncio.to_thread(mount_rootfs, mounts, self.bundle.rootfs)
-            self.init.stdio = await self._open_stdio(self.init)
+            self.init.adopt(await self._open_stdio(self.init))
             undo.callback(self.init.release)
             if not self.checkpoint:
                 undo.push_async_callback(self._forget_in_runtime)
@@ -221,7 +221,7 @@ class Container:
             raise InitGone(f"cannot start exec {exec_id}: the init of container {self.id} has ended")
         self._running_execs += 1  # before the runtime runs: init's exit must be published after this exec's
         try:
-            process.stdio = await self._open_stdio(process)
+            process.adopt(await self._open_stdio(process))
             await self._run_exec(process)
         except BaseException:
             self._running_execs -= 1
@@ -298,7 +298,10 @@ class Container:
         elif process.pid == 0:
             raise NotStarted(f"exec {exec_id} of container {self.id} has not been started")
         else:
-            _signal(process.pid, signal)
+            try:
+                os.kill(process.pid, signal)  # not reaped yet, so the pid is still its own
+            except ProcessLookupError as error:
+                raise ProcessGone("process already finished") from error
 
     async def pause(self) -> None:
         async with self.lock:

@@ -23,6 +23,7 @@ class Process:
         self.pid = 0
         self.exit: Exit | None = None
         self._ended = asyncio.Event()
+        self._stdin_closed = False
 
     def move(self, verb: str) -> None:
         """Take one step in the table of lifecycle.py. Raises InvalidMove."""
@@ -38,6 +39,18 @@ class Process:
         await self._ended.wait()
         assert self.exit is not None
         return self.exit
+
+    def close_stdin(self) -> None:
+        """Let the process see the end of its input; remembered where there is no stdio yet."""
+        self._stdin_closed = True
+        if self.stdio is not None:
+            self.stdio.close_stdin()
+
+    def adopt(self, stdio: Stdio) -> None:
+        """Take the stdio that was opened for this process."""
+        self.stdio = stdio
+        if self._stdin_closed:
+            stdio.close_stdin()
 
     async def drain(self, seconds: float) -> bool:
         """Wait until all output has reached the client; return False when it has not after `seconds`."""

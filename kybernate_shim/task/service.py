@@ -19,6 +19,7 @@ from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
+from kybernate_shim.messages import process_pb2 as status
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
@@ -42,8 +43,8 @@ SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 GO_ZERO_SECONDS = -62135596800  # what Go calls "no time": the exit of a process that still runs
 
 STATUS = {
-    "created": wire.CREATED, "restorable": wire.CREATED, "running": wire.RUNNING, "pausing": wire.PAUSING,
-    "paused": wire.PAUSED, "stopped": wire.STOPPED, "deleted": wire.STOPPED,
+    "created": status.CREATED, "restorable": status.CREATED, "running": status.RUNNING, "pausing": status.PAUSING,
+    "paused": status.PAUSED, "stopped": status.STOPPED, "deleted": status.STOPPED,
 }  # fmt: skip
 
 CODES: tuple[tuple[type[Exception], Code], ...] = (
