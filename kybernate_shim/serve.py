@@ -108,7 +108,6 @@ class Daemon:
 
     def _dump_tasks(self) -> None:
         for task in asyncio.all_tasks():
-            stack = "".join(
-                traceback.format_list(traceback.extract_stack(task.get_stack()[-1]) if task.get_stack() else [])
-            )
-            self._log.info("shim.stack", coroutine=task.get_name(), stack=stack)
+            text = io.StringIO()
+            task.print_stack(file=text)
+            self._log.info("shim.stack", stack=text.getvalue())

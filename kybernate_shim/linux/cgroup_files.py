@@ -84,10 +84,10 @@ def pairs(words: list[str]) -> dict[str, str]:
 
 
 def fill(message: Message, values: dict[str, int]) -> None:
-    """Set those fields of `message` that `values` names; other names are ignored."""
+    """Set those number fields of `message` that `values` names; other names are ignored."""
     known = message.DESCRIPTOR.fields_by_name
     for name, value in values.items():
-        if name in known:
+        if name in known and known[name].message_type is None:
             setattr(message, name, min(value, UNLIMITED))
 
 

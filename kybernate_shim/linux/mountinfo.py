@@ -38,7 +38,8 @@ def below(path: Path, mounts: Iterable[MountPoint] | None = None) -> list[MountP
     real = path.parent.resolve() / path.name
     found = [mount for mount in (read_mountinfo() if mounts is None else mounts) if mount.path.is_relative_to(real)]
     # Deepest first; of mounts stacked on one directory the topmost, which the kernel lists last.
-    return sorted(found[::-1], key=lambda mount: len(mount.path.parts), reverse=True)
+    found.reverse()
+    return sorted(found, key=lambda mount: -len(mount.path.parts))
 
 
 def parse_line(line: bytes) -> MountPoint:

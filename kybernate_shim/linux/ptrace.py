@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 from kybernate_shim.linux.memory import Region, read_maps

@@ -14,8 +14,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kybernate_shim.oci.commands import Cli
+
 if TYPE_CHECKING:
     from kybernate_shim.oci.options import RuntimeOptions  # it loads protobuf, which `delete` has no time for
+
+
+DEFAULT_ROOT = "/run/containerd/runc"
 
 
 class PidMissing(Exception):
@@ -75,6 +80,12 @@ class Bundle:
     def runtime(self) -> str:
         """Return the runtime's program, "" when the file is missing."""
         return self._read("runtime").strip()
+
+    def recorded_cli(self, namespace: str) -> Cli:
+        """Return how the notes of `write_runtime` say to call the runtime; containerd's defaults where they are missing."""
+        options = self.options()
+        root = Path(options.get("root") or DEFAULT_ROOT) / namespace
+        return Cli(Path(self.runtime() or "runc"), root, self.log, systemd_cgroup=bool(options.get("systemd_cgroup")))
 
     def options(self) -> dict[str, Any]:
         """Return options.json: a key that is missing has its type's empty value, as in Go. Unreadable means empty."""

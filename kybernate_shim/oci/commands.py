@@ -90,7 +90,7 @@ class Cli:
         words = ["--process", str(process), *_console(console_socket), "--detach", "--pid-file", str(pid_file)]
         return self._argv("exec", *words, container)
 
-    def kill(self, container: str, signal: int, *, all: bool = False) -> list[str]:  # noqa: A002  # the flag's name
+    def kill(self, container: str, signal: int, *, all: bool = False) -> list[str]:  # the flag's name
         """`all` means every process in the container's cgroup, not only init."""
         return self._argv("kill", *(["--all"] if all else []), container, str(signal))
 

@@ -25,14 +25,14 @@ from kybernate_shim.oci.commands import Cli, Criu
 from kybernate_shim.oci.options import RuntimeOptions
 
 STDERR_LINES = 20
-# What runtimes say of a container that they do not know: runc, newer crun, crun up to 1.8 at least.
-MISSING = re.compile(r"does not exist|(opening file|open directory) [`'].*No such file or directory", re.IGNORECASE)
-# And of one whose processes have ended.
-ENDED = re.compile(r"process already finished|(container|is) not running|no such process|not found", re.IGNORECASE)
+# Regular expressions for what runtimes say of a container that they do not know (runc and newer crun; older crun), and
+# of one whose processes have ended.
+MISSING = r"does not exist|(opening file|open directory) [`'].*No such file or directory"
+ENDED = r"process already finished|(container|is) not running|no such process|not found"
 
 
 class RuntimeFailed(Exception):
-    """The OCI runtime could not do what it was told. `status` is its exit status, None if it never ran or was killed."""
+    """The OCI runtime could not do what it was told. `status` is None if it never ran or was killed."""
 
     def __init__(self, verb: str, message: str, status: int | None = None) -> None:
         super().__init__(f"OCI runtime {verb} failed: {message}")
@@ -140,7 +140,7 @@ class Runtime:
             )
             await self._run("exec", argv, self.deadlines.exec, fds=stdio, log_file=cli.log)
 
-    async def kill(self, container: str, number: int, *, all: bool = False) -> None:  # noqa: A002  # runc's word
+    async def kill(self, container: str, number: int, *, all: bool = False) -> None:  # runc's word
         """Send a signal to init, or to all processes. Raises ProcessGone when there is nothing left to signal."""
         with self._own_log() as cli, _named(ProcessGone, ENDED, MISSING):
             argv = cli.kill(container, number, all=all)
@@ -259,12 +259,12 @@ class Runtime:
 
 
 @contextmanager
-def _named(error: type[Exception], *signs: re.Pattern[str]) -> Iterator[None]:
+def _named(error: type[Exception], *signs: str) -> Iterator[None]:
     """Raise `error` for a failure whose message shows one of the signs. What was killed or never ran shows none."""
     try:
         yield
     except RuntimeFailed as failure:
-        if failure.status and any(sign.search(failure.message) for sign in signs):
+        if failure.status and any(re.search(sign, failure.message, re.IGNORECASE) for sign in signs):
             raise error(failure.message) from failure
         raise
 

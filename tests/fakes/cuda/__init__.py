@@ -9,27 +9,15 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = Path(__file__).parent
+from tests.fakes.cuda.build import build
+
+__all__ = ["GIB", "Cards", "build", "card_uuid"]
+
 GIB = 1 << 30
 _MAX_CARDS = 16
-
-
-def build(out: Path | None = None) -> Path:
-    """Compile what has changed and return the folder with the libraries and the program `computes`.
-
-    `out` defaults to build/fake-cuda of the checkout. Two builds at once wait for each other.
-    Raises subprocess.CalledProcessError with the compiler's words on its stderr.
-    """
-    out = out or SOURCES.parents[2] / "build" / "fake-cuda"
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(["make", "-s", "-C", SOURCES, f"OUT={out}"], check=True)
-    return out
 
 
 @dataclass(frozen=True)

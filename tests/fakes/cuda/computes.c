@@ -1,7 +1,8 @@
-/* A program that computes on a card and checks every word of it: computes [MIB] [STEP_MS] [DEVICE]
+/* A program that computes on a card and checks every word of it: computes [MIB] [STEP_MS] [DEVICE] [BUSY_MS]
  *
  * Prints "step N checksum X" per step, for ever; each word of device memory advances by one step of a generator whose
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
+ * With BUSY_MS the card works that long in each step, which a lock has to wait for.
  * It loads libcuda.so.1 at run time. A test workload.
  */
 #include <dlfcn.h>
@@ -38,7 +39,14 @@ static void wait_ms(long milliseconds)
         ;
 }
 
-static void set_up(int device, uint64_t count, uint32_t *words, CUdeviceptr *memory, CUfunction *advance)
+static void launch(CUfunction kernel, void **parameters)
+{
+    CALL("cuLaunchKernel",
+         (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **),
+         kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+}
+
+static CUmodule set_up(int device, uint64_t count, uint32_t *words, CUdeviceptr *memory)
 {
     CUcontext context;
     CUmodule module;
@@ -46,11 +54,18 @@ static void set_up(int device, uint64_t count, uint32_t *words, CUdeviceptr *mem
     CALL("cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice), &context, device);
     CALL("cuCtxSetCurrent", (CUcontext), context);
     CALL("cuModuleLoadData", (CUmodule *, const void *), &module, "");
-    CALL("cuModuleGetFunction", (CUfunction *, CUmodule, const char *), advance, module, "advance");
     for (uint64_t i = 0; i < count; i++)
         words[i] = seed(i);
     CALL("cuMemAlloc_v2", (CUdeviceptr *, size_t), memory, count * sizeof *words);
     CALL("cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t), *memory, words, count * sizeof *words);
+    return module;
+}
+
+static CUfunction find(CUmodule module, const char *name)
+{
+    CUfunction kernel;
+    CALL("cuModuleGetFunction", (CUfunction *, CUmodule, const char *), &kernel, module, name);
+    return kernel;
 }
 
 int main(int argc, char **argv)
@@ -60,21 +75,20 @@ int main(int argc, char **argv)
     uint32_t *words = malloc(count * sizeof *words);
     uint32_t factor = 1, offset = 0; /* after N steps a word is seed * factor + offset */
     CUdeviceptr memory;
-    CUfunction advance;
+    uint64_t busy = strtoull(argc > 4 ? argv[4] : "0", NULL, 10) * 1000000;
 
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library || !words) {
         printf("cannot start: %s\n", library ? "no memory" : dlerror());
         return 2;
     }
-    set_up(argc > 3 ? atoi(argv[3]) : 0, count, words, &memory, &advance);
+    CUmodule module = set_up(argc > 3 ? atoi(argv[3]) : 0, count, words, &memory);
+    CUfunction advance = find(module, "advance"), spin = find(module, "spin");
     for (uint64_t step = 1;; step++) {
-        void *parameters[] = {&memory, &count};
         uint32_t sum = 0;
-        CALL("cuLaunchKernel",
-             (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
-              void **),
-             advance, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+        launch(advance, (void *[]){&memory, &count});
+        if (busy)
+            launch(spin, (void *[]){&busy});
         CALL("cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t), words, memory, count * sizeof *words);
         factor *= 1664525u;
         offset = offset * 1664525u + 1013904223u;
