@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force")
+    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "origin")
     ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class CheckpointRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WORK_PATH_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     id: str
     path: str
     exit: bool
@@ -25,7 +26,18 @@ class CheckpointRequest(_message.Message):
     timeout_seconds: float
     work_path: str
     force: bool
-    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    origin: Origin
+    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("image", "runtime", "snapshotter")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTTER_FIELD_NUMBER: _ClassVar[int]
+    image: str
+    runtime: str
+    snapshotter: str
+    def __init__(self, image: _Optional[str] = ..., runtime: _Optional[str] = ..., snapshotter: _Optional[str] = ...) -> None: ...
 
 class CheckpointResponse(_message.Message):
     __slots__ = ("path", "manifest_digest", "bytes", "frozen_ms", "seconds", "steps")
