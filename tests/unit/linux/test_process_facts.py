@@ -1,0 +1,85 @@
+"""Facts about processes: real ones, ours and children with awkward names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.linux import libc
+from kybernate_shim.linux.process import (
+    holders,
+    is_exiting,
+    oom_score_adj,
+    parent_of,
+    set_oom_score_adj,
+    start_time,
+)
+
+NOBODY = 2**22 + 1  # above the kernel's greatest pid
+
+
+def test_parent_of_a_process_with_parentheses_in_its_name(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1 (b c"
+    program.symlink_to(sys.executable)
+    with subprocess.Popen([program, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert parent_of(child.pid) == os.getpid()
+        assert start_time(child.pid) >= start_time(os.getpid())
+        child.communicate()
+
+
+def test_zombie_is_exiting_and_a_running_process_is_not() -> None:
+    assert not is_exiting(os.getpid())
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert is_exiting(pid)
+    os.waitpid(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        is_exiting(pid)
+
+
+def test_oom_score_can_be_raised() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        set_oom_score_adj(child.pid, 987)
+        assert oom_score_adj(child.pid) == 987
+        child.communicate()
+
+
+def test_process_that_does_not_exist() -> None:
+    for ask in (parent_of, start_time, oom_score_adj, is_exiting):
+        with pytest.raises(ProcessLookupError):
+            ask(NOBODY)
+    with pytest.raises(ProcessLookupError):
+        set_oom_score_adj(NOBODY, 0)
+
+
+def test_holders_are_named(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w"):
+        assert any(holder.endswith(f"[{os.getpid()}]") for holder in holders(tmp_path))
+    assert holders(tmp_path) == []
+
+
+def test_subreaper_inherits_orphans() -> None:
+    script = (
+        "import os, subprocess, sys\n"
+        "from kybernate_shim.linux.libc import become_subreaper, set_process_name\n"
+        "become_subreaper(); set_process_name('a-name-that-is-too-long')\n"
+        "out = subprocess.run(['sh', '-c', 'sleep 0.2 & echo $!'], stdout=subprocess.PIPE, text=True)\n"
+        "assert os.waitpid(int(out.stdout), 0)[0]\n"
+        "print(open('/proc/self/comm').read().strip())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("a-name-that-is-\n", "")
+
+
+def test_failed_call_names_its_subject() -> None:
+    with pytest.raises(FileNotFoundError, match="/no/such/mount"):
+        libc.umount("/no/such/mount")
+
+
+def test_name_with_a_nul_byte_is_refused() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        libc.umount("/tmp\0/x")
