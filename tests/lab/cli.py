@@ -171,5 +171,3 @@ def _supervise(init: int) -> int:
         if pid == init:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-
-

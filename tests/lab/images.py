@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab import debian, oci
@@ -20,6 +22,7 @@ DIRECTORIES = ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "usr",
 PYTHON_PACKAGES = ("base-files", "bash", "coreutils", "dash", "procps", "python3-minimal", "libpython3-stdlib")
 # Needed to install packages or to know zones, and of no use in an image that never changes.
 UNWANTED = frozenset({"debconf", "debconf-2.0", "dpkg", "tzdata", "perl-base", "init-system-helpers", "awk", "mawk"})
+UNUSED = ("/gconv/", "/common-licenses/", "/engines-3/", "libdb-5.3", "libmvec")
 
 
 def build(root: Path) -> list[oci.Image]:
@@ -34,43 +37,42 @@ def build(root: Path) -> list[oci.Image]:
 def _busybox(root: Path) -> bytes:
     """Every applet is a link in /bin, so that PATH finds them whatever the caller's is."""
     applets = subprocess.check_output([root / "bin/busybox", "--list"], text=True).split()
-    layer, tar = _layer(("bin",))
-    oci.add(tar, "bin/busybox", (root / "bin/busybox").read_bytes(), mode=0o755)
-    for applet in sorted(set(applets) - {"busybox"}):
-        oci.add(tar, f"bin/{applet}", type=tarfile.SYMTYPE, linkname="busybox")
-    tar.close()
+    with _layer() as (tar, layer):
+        oci.add(tar, "bin", type=tarfile.DIRTYPE, mode=0o755)
+        oci.add(tar, "bin/busybox", (root / "bin/busybox").read_bytes(), mode=0o755)
+        for applet in sorted(set(applets) - {"busybox"}):
+            oci.add(tar, f"bin/{applet}", type=tarfile.SYMTYPE, linkname="busybox")
     return layer.getvalue()
 
 
 def _pause(root: Path) -> bytes:
-    layer, tar = _layer(())
-    oci.add(tar, "catatonit", (root / "usr/bin/catatonit").read_bytes(), mode=0o755)
-    tar.close()
+    with _layer() as (tar, layer):
+        oci.add(tar, "catatonit", (root / "usr/bin/catatonit").read_bytes(), mode=0o755)
     return layer.getvalue()
 
 
 def _python(root: Path) -> bytes:
     """Python's standard library with coreutils and bash, file by file as the packages list them."""
-    layer, tar = _layer(())
     packages = debian.closure(root, PYTHON_PACKAGES, without=UNWANTED)
     own = {*ACCOUNTS, *DIRECTORIES}
-    for path in [*debian.files(root, packages), "etc/ld.so.cache", "usr/bin/sh"]:
-        if path not in own:
-            own.add(path)
-            tar.add(root / path, path, recursive=False, filter=_timeless)
-    tar.close()
+    with _layer() as (tar, layer):
+        for path in [*debian.files(root, packages), "etc/ld.so.cache", "usr/bin/sh"]:
+            if path not in own and not any(part in path for part in UNUSED):
+                own.add(path)
+                tar.add(root / path, path, recursive=False, filter=_timeless)
     return layer.getvalue()
 
 
-def _layer(directories: tuple[str, ...]) -> tuple[io.BytesIO, tarfile.TarFile]:
-    """Return a layer, open for more, that holds what every image has: accounts and the usual directories."""
+@contextmanager
+def _layer() -> Iterator[tuple[tarfile.TarFile, io.BytesIO]]:
+    """Open a layer that holds what every image has: accounts and the usual directories; its bytes are whole in the end."""
     layer = io.BytesIO()
-    tar = tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT)
-    for path in sorted({*DIRECTORIES, *directories}):
-        oci.add(tar, path, type=tarfile.DIRTYPE, mode=0o1777 if path.endswith("tmp") else 0o755)
-    for path, data in ACCOUNTS.items():
-        oci.add(tar, path, data)
-    return layer, tar
+    with tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path in DIRECTORIES:
+            oci.add(tar, path, type=tarfile.DIRTYPE, mode=0o1777 if path.endswith("tmp") else 0o755)
+        for path, data in ACCOUNTS.items():
+            oci.add(tar, path, data)
+        yield tar, layer
 
 
 def _timeless(member: tarfile.TarInfo) -> tarfile.TarInfo:

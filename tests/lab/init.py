@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     begin = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    lane, command = argv[0], argv[1:]
+    lane, command = argv[0], list(argv[1:])
     try:
         start_node(lane)
     except (NotReady, OSError, subprocess.SubprocessError) as error:
@@ -72,7 +72,7 @@ def import_images() -> None:
                 raise NotReady(f"{' '.join(argv)} ended with {done.returncode}\n{done.stdout}")
 
 
-def supervise(command: Sequence[str]) -> int:
+def supervise(command: list[str]) -> int:
     """Run `command`, hand signals on to it, reap whatever ends, and return its exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED, signal.SIGCHLD])
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Lane:
     """A Debian suite, and the form of configuration that its containerd wants.
 
-    `rolling`: the suite changes daily and its index says until when it is valid; a mirror that stands still is past that.
+    `rolling`: the suite changes daily, and its index is valid for a week only, which a mirror that stands still outlives.
     """
 
     name: str

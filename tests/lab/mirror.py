@@ -36,7 +36,7 @@ def _os_release() -> dict[str, str]:
 
 
 def _sources(apt: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield URI, suite and components of every enabled binary source that is reached by HTTP. Source: sources.list(5)."""
+    """Yield URI, suite and components of every enabled binary source reached by HTTP. Source: sources.list(5)."""
     parts = sorted((apt / "sources.list.d").glob("*"))
     for path in [apt / "sources.list", *parts]:
         if not path.is_file():

@@ -14,8 +14,10 @@ from tests.lab import cgroups, syscalls
 from tests.lab.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT, mount
 
 CHECKOUT = Path("/src")
-# An overlay cannot have its upper directory on an overlay, and a snapshot or a checkpoint may be large.
-ON_DISK = ("tmp", "var/tmp", "var/lib/containerd", "var/lib/kybernate", "var/log/lab")
+# What snapshots, mounts and sockets live on must not be an overlay itself. Checkpoints may be large and go to disk;
+# containerd's files are many and small, and making and removing them on a disk took most of a run's time.
+ON_DISK = ("tmp", "var/tmp", "var/lib/kybernate", "var/log/lab")
+IN_MEMORY = {"run": MS_NOSUID | MS_NODEV, "var/lib/containerd": 0}
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "kmsg", "fuse", "net/tun")
 DEVICE_GLOBS = ("nvidia*", "nvidia-caps/*")
 DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
@@ -41,7 +43,7 @@ def enter(node: Node) -> None:
     )  # fmt: skip
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     root = overlay(node.layers, node.scratch)
-    _mount_disk(node.scratch / "disk", root)
+    _mount_writable(node.scratch / "disk", root)
     _mount_kernel(root)
     _make_devices(root / "dev")
     cgroups.mount_inside(root / "sys/fs/cgroup", machine)
@@ -71,7 +73,11 @@ def _on_overlay(path: Path) -> bool:
     return False
 
 
-def _mount_disk(disk: Path, root: Path) -> None:
+def _mount_writable(disk: Path, root: Path) -> None:
+    """Mount what must not lie on the overlay."""
+    for path, flags in IN_MEMORY.items():
+        (root / path).mkdir(parents=True, exist_ok=True)
+        mount("tmpfs", root / path, "tmpfs", flags, "mode=755")
     for path in ON_DISK:
         (disk / path).mkdir(parents=True)
         (disk / path).chmod(0o1777 if path.endswith("tmp") else 0o755)
@@ -84,12 +90,11 @@ def _mount_kernel(root: Path) -> None:
     strict = MS_NOSUID | MS_NODEV | MS_NOEXEC
     mount("proc", root / "proc", "proc", strict)
     mount("sysfs", root / "sys", "sysfs", strict)
-    mount("tmpfs", root / "run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     mount("tmpfs", root / "dev", "tmpfs", MS_NOSUID, "mode=755")
 
 
 def _make_devices(dev: Path) -> None:
-    """Fill /dev with the machine's harmless devices and GPUs, and with terminals and shared memory of the node's own."""
+    """Fill /dev with the machine's harmless devices and GPUs; terminals and shared memory are the node's own."""
     host = Path("/dev")
     for device in [*(host / name for name in DEVICES), *(path for glob in DEVICE_GLOBS for path in host.glob(glob))]:
         if device.exists() and not device.is_dir():

@@ -92,7 +92,9 @@ def _chroot(root: Path, *argv: str) -> None:
 
 
 def _output(root: Path, *argv: str) -> str:
-    done = subprocess.run([_tool("chroot"), root, *argv], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [_tool("chroot"), root, *argv], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode:
         raise LabFailed(f"{argv[0]} in the new root ended with status {done.returncode}")
     return done.stdout.strip()

@@ -20,7 +20,9 @@ def requirements(checkout: Path) -> list[str]:
     """Return what the project needs to be built, to run and to be tested, as pyproject.toml lists it."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
     needs = project["project"]
-    return sorted({*project["build-system"]["requires"], *needs["dependencies"], *needs["optional-dependencies"]["test"]})
+    return sorted(
+        {*project["build-system"]["requires"], *needs["dependencies"], *needs["optional-dependencies"]["test"]}
+    )
 
 
 def download(wanted: list[str], version: str, into: Path) -> None:
@@ -29,7 +31,7 @@ def download(wanted: list[str], version: str, into: Path) -> None:
     options = ["--python-version", version, "--implementation", "cp", "--abi", tag, "--abi", "abi3", "--abi", "none"]
     with tempfile.TemporaryDirectory() as scratch:
         check([sys.executable, "-m", "venv", scratch])
-        pip = [f"{scratch}/bin/python", "-m", "pip", "download", "-qq", "--dest", into, "--only-binary=:all:"]
+        pip = [f"{scratch}/bin/python", "-m", "pip", "download", "-qq", "--dest", str(into), "--only-binary=:all:"]
         check([*pip, *options, *_platforms(), *wanted])
 
 
