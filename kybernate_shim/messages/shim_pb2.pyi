@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "origin")
+    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest")
     ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,8 @@ class CheckpointRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WORK_PATH_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
-    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     id: str
     path: str
     exit: bool
@@ -26,18 +27,9 @@ class CheckpointRequest(_message.Message):
     timeout_seconds: float
     work_path: str
     force: bool
-    origin: Origin
-    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
-
-class Origin(_message.Message):
-    __slots__ = ("image", "runtime", "snapshotter")
-    IMAGE_FIELD_NUMBER: _ClassVar[int]
-    RUNTIME_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOTTER_FIELD_NUMBER: _ClassVar[int]
     image: str
-    runtime: str
-    snapshotter: str
-    def __init__(self, image: _Optional[str] = ..., runtime: _Optional[str] = ..., snapshotter: _Optional[str] = ...) -> None: ...
+    image_digest: str
+    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ...) -> None: ...
 
 class CheckpointResponse(_message.Message):
     __slots__ = ("path", "manifest_digest", "bytes", "frozen_ms", "seconds", "steps")
