@@ -82,7 +82,7 @@ class Bundle:
         return self._read("runtime").strip()
 
     def recorded_cli(self, namespace: str) -> Cli:
-        """Return how the notes of `write_runtime` say to call the runtime; containerd's defaults where they are missing."""
+        """Return how `write_runtime` said to call the runtime; containerd's defaults where it said nothing."""
         options = self.options()
         root = Path(options.get("root") or DEFAULT_ROOT) / namespace
         return Cli(Path(self.runtime() or "runc"), root, self.log, systemd_cgroup=bool(options.get("systemd_cgroup")))

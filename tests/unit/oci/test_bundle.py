@@ -1,0 +1,125 @@
+"""The shim's files in a bundle, in the forms that others read."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.oci.bundle import Bundle, PidMissing, Remains
+from kybernate_shim.oci.commands import Cli
+from kybernate_shim.oci.options import RuntimeOptions
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle(tmp_path)
+
+
+def test_runtime_and_options_have_the_stock_form(bundle: Bundle) -> None:
+    options = RuntimeOptions(no_pivot_root=True, io_uid=3, config_body="x = 1")
+    bundle.write_runtime(Path("/usr/bin/crun"), options, root=Path("/r"), systemd_cgroup=True)
+    assert (bundle.path / "runtime").read_text() == "/usr/bin/crun"
+    assert json.loads((bundle.path / "options.json").read_text()) == {
+        "no_pivot_root": True,
+        "io_uid": 3,
+        "binary_name": "/usr/bin/crun",
+        "root": "/r",
+        "systemd_cgroup": True,
+    }
+    for name in ("runtime", "options.json"):
+        assert stat.S_IMODE((bundle.path / name).stat().st_mode) == 0o600
+
+
+def test_recorded_command_line_is_that_of_create(bundle: Bundle) -> None:
+    bundle.write_runtime(Path("/usr/bin/crun"), RuntimeOptions(), root=Path("/r"), systemd_cgroup=True)
+    expected = Cli(Path("/usr/bin/crun"), Path("/r/ns"), bundle.path / "log.json", systemd_cgroup=True)
+    assert bundle.recorded_cli("ns") == expected
+
+
+@pytest.mark.parametrize("options", [None, "", "{", "[]", "{}"])
+def test_recorded_command_line_of_a_bare_bundle_is_containerds_default(bundle: Bundle, options: str | None) -> None:
+    if options is not None:
+        (bundle.path / "options.json").write_text(options)
+    assert bundle.recorded_cli("ns") == Cli(Path("runc"), Path("/run/containerd/runc/ns"), bundle.log)
+
+
+def test_pid_files_are_read(bundle: Bundle) -> None:
+    bundle.init_pid_file.write_text("4711")
+    bundle.exec_pid_file("e").write_text("4712\n")
+    assert (bundle.init_pid(), bundle.init_pid_or_zero(), bundle.exec_pid("e")) == (4711, 4711, 4712)
+    assert bundle.exec_pid_file("e").name == "e.pid"
+
+
+@pytest.mark.parametrize("content", [None, "", "x", "0", "-1"])
+def test_pid_file_without_a_pid_is_an_error(bundle: Bundle, content: str | None) -> None:
+    if content is not None:
+        bundle.init_pid_file.write_text(content)
+    assert bundle.init_pid_or_zero() == 0
+    with pytest.raises(PidMissing, match=r"init\.pid"):
+        bundle.init_pid()
+
+
+def test_process_file_takes_the_terminal_flag_of_the_request(bundle: Bundle) -> None:
+    bundle.write_process("e", '{"terminal":true,"args":["ü"],"x-future":1}'.encode(), terminal=False)
+    assert json.loads(bundle.process_file("e").read_text()) == {"terminal": False, "args": ["ü"], "x-future": 1}
+
+
+@pytest.mark.parametrize("process", [b"", b"[]", b"{", b"\xff"])
+def test_process_that_is_no_json_object_is_refused(bundle: Bundle, process: bytes) -> None:
+    with pytest.raises(ValueError, match=r"JSON|Expecting|decode"):
+        bundle.write_process("e", process, terminal=False)
+    assert list(bundle.path.iterdir()) == []
+
+
+def test_forgotten_exec_leaves_nothing_and_init_keeps_its_pid(bundle: Bundle) -> None:
+    bundle.init_pid_file.write_text("1")
+    for exec_id in ("e", "init"):
+        bundle.write_process(exec_id, b"{}", terminal=False)
+        bundle.exec_pid_file(exec_id).write_text("2")
+        bundle.forget_exec(exec_id)
+        bundle.forget_exec(exec_id)
+    assert [entry.name for entry in bundle.path.iterdir()] == ["init.pid"]
+    assert bundle.init_pid() == 1
+
+
+@pytest.mark.parametrize("exec_id", ["", "../x", "a/b", "a\0b"])
+def test_exec_id_that_is_no_file_name_is_refused(bundle: Bundle, exec_id: str) -> None:
+    with pytest.raises(ValueError, match="exec id"):
+        bundle.exec_pid_file(exec_id)
+
+
+def test_remains_come_back_as_they_were_written(bundle: Bundle) -> None:
+    remains = Remains(
+        runtime="/bin/runc", root="/r", phase="checkpointing", cgroup="/c", locked_pids=(1, 2), temporary=("/t",)
+    )
+    bundle.write_remains(remains)
+    read = bundle.remains()
+    assert read is not None
+    assert read == Remains(**{**vars(remains), "boot": read.boot})
+    assert len(read.boot) == 36
+
+
+def test_remains_of_another_boot_or_another_version(bundle: Bundle) -> None:
+    assert bundle.remains() is None
+    bundle.write_remains(Remains(phase="restoring"))
+    file = bundle.path / "kybernate.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({"boot": document["boot"], "phase": "restoring", "x-future": 1}))
+    assert bundle.remains() == Remains(phase="restoring", boot=document["boot"])
+    file.write_text(json.dumps({**document, "boot": "earlier"}))
+    assert bundle.remains() is None
+    file.write_text("{")
+    assert bundle.remains() is None
+
+
+def test_modules_for_delete_load_neither_protobuf_nor_asyncio() -> None:
+    script = (
+        "import sys; import kybernate_shim.oci.bundle, kybernate_shim.oci.commands, kybernate_shim.oci.spec;"
+        "sys.exit(any(name in sys.modules for name in ('asyncio', 'google.protobuf', 'tomllib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
