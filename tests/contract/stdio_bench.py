@@ -58,6 +58,12 @@ class Bench:
         """Attach a client to an output FIFO, without blocking."""
         return os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
 
+    def writer(self, fifo: str) -> int:
+        """Attach a client to an input FIFO. Raises OSError (ENXIO) when nobody reads it."""
+        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(fd, True)
+        return fd
+
     async def open(
         self, stdin: str = "", stdout: str = "", stderr: str = "", *, terminal: bool = False, **options: Any
     ) -> Stdio:
@@ -119,6 +125,12 @@ def would_block(fd: int) -> bool:
 def descriptors() -> list[str]:
     gc.collect()
     return sorted(entry.name for entry in Path("/proc/self/fd").iterdir())
+
+
+def inheritable() -> set[int]:
+    """Return the descriptors that every child of this process gets."""
+    listed = (int(name) for name in descriptors())
+    return {fd for fd in listed if Path(f"/proc/self/fd/{fd}").exists() and os.get_inheritable(fd)}
 
 
 @pytest.fixture(name="bench")

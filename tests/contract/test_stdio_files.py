@@ -81,7 +81,7 @@ def test_output_goes_on_once_the_disk_has_room_again(bench: Run[None], disk: Pat
         stdio = await b.open(stdin, f"file://{disk}/log")
         ballast.write_bytes(bytes(65536))
         await b.start(stdio, "cat")
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         os.write(typist, b"lost")
         await until(lambda: bool(b.logged.named("output.refused")), "the loss is in the log")
         ballast.unlink()

@@ -39,7 +39,7 @@ def test_close_io_before_the_start_is_remembered(bench: Run[None], client_writes
         stdin, out = b.fifo("in"), b.fifo("out")
         client = b.reader(out)
         stdio = await b.open(stdin, out)
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         os.write(typist, client_writes)
         stdio.close_stdin()
         stdio.close_stdin()
@@ -56,7 +56,7 @@ def test_close_io_leaves_the_input_open_while_a_client_has_it(bench: Run[None]) 
         client = b.reader(out)
         stdio = await b.open(stdin, out)
         await b.start(stdio, "cat")
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         stdio.close_stdin()
         os.write(typist, b"still typing")
         assert await read_some(client) == b"still typing"
@@ -73,7 +73,7 @@ def test_process_that_closes_its_input_breaks_the_clients_pipe(bench: Run[None])
         stdio = await b.open(stdin, out)
         child = await b.shell(stdio, "exec 0<&-; echo closed; exec sleep 1000")
         assert await read_some(client) == b"closed\n"
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
 
         def is_broken() -> bool:
             try:

@@ -15,7 +15,17 @@ from kybernate_shim.linux.children import Child
 from kybernate_shim.task import stdio as stdio_module
 from kybernate_shim.task.console import ConsoleFailed
 from kybernate_shim.task.stdio import Stdio
-from tests.contract.stdio_bench import DEADLINE, Bench, Run, fixture_bench, read_some, read_to_end, until, would_block
+from tests.contract.stdio_bench import (
+    DEADLINE,
+    Bench,
+    Run,
+    fixture_bench,
+    inheritable,
+    read_some,
+    read_to_end,
+    until,
+    would_block,
+)
 
 __all__ = ["fixture_bench"]
 
@@ -60,7 +70,9 @@ def test_console_socket_is_private_and_gone_after_the_start(bench: Run[None]) ->
         stdio = await b.open(stdout=out, terminal=True)
         assert stdio.console_socket is not None
         assert stat.S_IMODE(stdio.console_socket.parent.stat().st_mode) == 0o700
+        before = inheritable()
         await start(b, stdio, "true")
+        assert inheritable() == before, "the terminal would leak into every child"
         assert not stdio.console_socket.parent.exists()
         await read_to_end(client)
 
@@ -73,9 +85,11 @@ def test_typed_text_reaches_the_process_and_its_echo_the_client(bench: Run[None]
         client = b.reader(out)
         stdio = await b.open(stdin, out, terminal=True)
         await start_shell(b, stdio, "read line; echo got $line")
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         os.write(typist, b"hello\n")
         assert await read_to_end(client) == b"hello\r\ngot hello\r\n"
+        with pytest.raises(BrokenPipeError):  # at once, not at Delete
+            os.write(typist, b"nobody reads this")
         os.close(typist)
 
     bench(work)
@@ -89,12 +103,12 @@ def test_end_of_input_does_not_end_the_process(bench: Run[None]) -> None:
         child = await start_shell(
             b, stdio, "trap 'echo hangup; exit' HUP; trap 'echo told; exit' USR1; read line; echo end"
         )
-        os.close(os.open(stdin, os.O_WRONLY))
+        os.close(b.writer(stdin))
         stdio.close_stdin()
 
         def nobody_reads() -> bool:
             try:
-                os.close(os.open(stdin, os.O_WRONLY | os.O_NONBLOCK))
+                os.close(b.writer(stdin))
             except OSError:
                 return True
             return False
@@ -117,7 +131,7 @@ def test_resize_counts_before_the_terminal_exists_and_after(bench: Run[None]) ->
             b, stdio, "stty -echo; echo ready; read x; stty size; trap 'stty size; exit' WINCH; echo; read x"
         )
         assert await read_some(client) == b"ready\r\n"
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         os.write(typist, b"\n")
         seen = b""
         while not seen.endswith(b"\r\n\r\n"):
@@ -142,12 +156,12 @@ def test_client_of_a_terminal_may_leave_and_come_back(bench: Run[None]) -> None:
         await start_shell(b, stdio, "stty -echo; echo ready; read x; echo $x; read x; echo $x")
         assert await read_some(client) == b"ready\r\n"
         os.close(client)
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         os.write(typist, b"alone\n")
         os.close(typist)
         client = b.reader(out)
         assert await read_some(client) == b"alone\r\n"
-        typist = os.open(stdin, os.O_WRONLY)
+        typist = b.writer(stdin)
         os.write(typist, b"again\n")
         os.close(typist)
         assert await read_to_end(client) == b"again\r\n"
