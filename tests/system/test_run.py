@@ -166,7 +166,7 @@ def test_log_uri_of_a_binary_gets_both_outputs_and_its_arguments(ctr: Ctr) -> No
     script = f"{out}.sh"
     with open(script, "w") as file:
         file.write(
-            f'#!/bin/sh\nenv > {out}.env\necho "$@" > {out}.args\ncat <&3 > {out}.stdout &\ncat <&4 > {out}.stderr &\nexec 5>&-\nwait\n'
+            f'#!/bin/sh\nenv > {out}.env\necho "$@" > {out}.args\ncat <&3 > {out}.stdout 5>&- &\ncat <&4 > {out}.stderr 5>&- &\nexec 5>&-\nwait\n'
         )
     os.chmod(script, 0o755)
     uri = f"binary://{script}?key=value"
