@@ -1,0 +1,189 @@
+"""The manifest of a checkpoint image: what was dumped, where, by what, and every file that belongs to it.
+
+`kybernate-manifest.json` is what a restore decides by before it touches anything. It holds facts only; what they mean
+on another node is said in compat.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from kybernate_shim.checkpoint.operation import Step
+from kybernate_shim.checkpoint.record import FieldInvalid, from_json, to_json
+
+NAME: Final = "kybernate-manifest.json"
+VERSION: Final = 1
+
+TcpPolicy = Literal["close", "established"]
+StdioKind = Literal["null", "pipe", "file", "socket", "terminal", "other"]
+
+
+class ManifestInvalid(Exception):
+    """A manifest that cannot be believed. The message names the field and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was dumped. `container` is its id; `namespace`, `pod` and `name` are Kubernetes' words, empty elsewhere."""
+
+    container: str
+    namespace: str = ""
+    pod: str = ""
+    name: str = ""
+    image: str = ""
+    image_digest: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that took part, as its own --version says. `options` are the lines of its configuration."""
+
+    name: str
+    version: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine: `kernel` is uname's release, `architecture` its machine, `cpu_features` flags of /proc/cpuinfo."""
+
+    kernel: str
+    architecture: str
+    cpu_features: tuple[str, ...]
+    cgroup_version: int
+    page_size: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, by its pid inside the container. `rss_bytes` is what it held in memory when it was dumped."""
+
+    pid: int
+    name: str
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    pid: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the container used, and what each process held in its memory."""
+
+    uuid: str
+    model: str
+    driver: str
+    processes: tuple[GpuMemory, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mount of the container. `kind` says where its content lives; only `pseudo` and `private` are in the image.
+
+    `source` is the host's path; empty where there is none. Kinds: see mounts.py.
+    """
+
+    destination: str
+    type: str
+    kind: str
+    source: str = ""
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of the image. `digest` has the form of digests.py."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2."""
+
+    id: str
+    time: str
+    source: Source
+    runtime: Program
+    criu: Program
+    host: Host
+    tcp: TcpPolicy = "close"
+    stdio: tuple[StdioKind, ...] = ()
+    terminal: bool = False
+    rootfs_diff: bool = False
+    processes: tuple[Process, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    files: tuple[File, ...] = ()
+    steps: tuple[Step, ...] = ()
+    version: int = VERSION
+
+    @property
+    def bytes(self) -> int:
+        """Payload of all files."""
+        return sum(file.size for file in self.files)
+
+
+def now() -> str:
+    """Return the time in the form of `Manifest.time`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as it is stored: JSON that a person can read."""
+    return (json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
+
+
+def decode(content: bytes) -> Manifest:
+    """Return the manifest that `encode` wrote. Raises ManifestInvalid."""
+    try:
+        document = json.loads(content.decode(errors="surrogateescape"))
+    except ValueError as error:
+        raise ManifestInvalid(f"not JSON: {error}") from error
+    # The version comes first: to complain of a field of another format's version would lead astray.
+    version = document.get("version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        raise ManifestInvalid(f"version: {version} is not understood, only {VERSION} is; use the release that wrote it")
+    try:
+        manifest = from_json(Manifest, document)
+        _check(manifest)
+    except FieldInvalid as error:
+        raise ManifestInvalid(str(error)) from error
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    if not manifest.id:
+        raise FieldInvalid("id", "empty")
+    _check_time(manifest.time)
+    seen = set()
+    for index, file in enumerate(manifest.files):
+        place = f"files[{index}].name"
+        if not is_flat(file.name) or file.name == NAME:
+            raise FieldInvalid(place, f"{file.name!r} is not the name of a file beside the manifest")
+        if file.name in seen:
+            raise FieldInvalid(place, f"{file.name!r} is there twice")
+        seen.add(file.name)
+
+
+def _check_time(text: str) -> None:
+    try:
+        offset = datetime.fromisoformat(text).utcoffset()
+    except ValueError:
+        offset = None
+    if offset is None or "T" not in text:
+        raise FieldInvalid("time", f"{text!r} is not a time of RFC 3339")
+
+
+def is_flat(name: str) -> bool:
+    """Tell whether `name` is a plain file name, the only kind that survives containerd's flat unpacking."""
+    return bool(name) and "/" not in name and "\0" not in name and ".." not in name and name != "."
