@@ -22,6 +22,7 @@ from kybernate_shim.cuda.errors import (
     CudaUnavailable,
     CudaWorkerDied,
     GpuPair,
+    join,
 )
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Client, Code, RpcError
@@ -89,8 +90,9 @@ class CudaHelper:
     """A connection to the node's CUDA helper, made anew when it has ended; `pids` are the host's.
 
     The methods that change processes call the driver on all `pids` in parallel, wait for every one of them, and return
-    the seconds that each took. They raise the first failure: CudaCallFailed or CudaDeadline, of which `done` names the
-    processes that went through, CudaHelperLost when that is not known, CudaUnavailable when nothing was asked at all.
+    the seconds that each took. They raise the first failure, with the others as its notes:
+    CudaCallFailed or CudaDeadline, of which `done` names the processes that went through, CudaHelperLost when that is
+    not known, CudaUnavailable when nothing was asked at all.
     """
 
     def __init__(self, socket: Path = SOCKET, *, start: bool = True, idle_seconds: float | None = None) -> None:
@@ -260,11 +262,11 @@ def _gpu(device: wire.Device) -> Gpu:
 
 
 def _seconds(verb: str, reply: wire.VerbResponse, timeout: float) -> dict[int, float]:
-    """Return the seconds per pid, or raise what the first failed one means."""
+    """Return the seconds per pid, or raise the first failure with the others as its notes."""
     done = {it.pid: it.seconds for it in reply.outcomes if it.kind == wire.Outcome.DONE}
-    for outcome in reply.outcomes:
-        if outcome.kind != wire.Outcome.DONE:
-            raise _error(verb, outcome, timeout, tuple(done))
+    errors = [_error(verb, it, timeout, tuple(done)) for it in reply.outcomes if it.kind != wire.Outcome.DONE]
+    if errors:
+        raise join(errors)
     return done
 
 

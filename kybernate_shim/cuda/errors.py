@@ -56,6 +56,16 @@ class CudaHelperLost(CudaError):
     """The helper ended in the middle of a call; each process may or may not have got it. Ask for the states."""
 
 
+class CudaProcessesKeepAppearing(CudaError):
+    """New processes of the container kept initializing CUDA while the others were being locked."""
+
+    def __init__(self, pids: Sequence[int], seconds: float) -> None:
+        super().__init__(
+            f"processes kept initializing CUDA for {seconds:g} s while the container was being locked, the last ones "
+            f"are {', '.join(map(str, pids))}; try again when it has started up"
+        )
+
+
 class CudaCallFailed(CudaError):
     """A call on one process failed. `done` names the processes on which the same call succeeded."""
 
@@ -84,3 +94,10 @@ class CudaDeadline(CudaError):
         self.pid = pid
         self.seconds = seconds
         self.done = tuple(done)
+
+
+def join(errors: Sequence[CudaError]) -> CudaError:
+    """Return the first of several errors of one call, with the others as its notes."""
+    for other in errors[1:]:
+        errors[0].add_note(f"also: {other}")
+    return errors[0]

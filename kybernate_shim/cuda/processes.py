@@ -10,18 +10,17 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from kybernate_shim.cuda.client import CudaHelper, CudaProcess, State
-from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline
+from kybernate_shim.cuda.client import STATES_SECONDS, CudaHelper, CudaProcess, State
+from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaProcessesKeepAppearing, join
 
 ListPids = Callable[[], Iterable[int]]  # such as Cgroup.processes: every process of the container, at this moment
 
 
-async def cuda_processes(helper: CudaHelper, pids: Iterable[int]) -> list[CudaProcess]:
+async def cuda_processes(helper: CudaHelper, pids: Iterable[int], timeout: float = STATES_SECONDS) -> list[CudaProcess]:
     """Return those of `pids` that hold CUDA state. Raises what keeps the driver from telling about one of them."""
-    states = await helper.states(sorted(set(pids)))
-    for pid, error in states.unknown.items():
-        if _alive(pid):
-            raise error
+    states = await helper.states(sorted(set(pids)), timeout)
+    if errors := [error for pid, error in states.unknown.items() if _alive(pid)]:
+        raise join(errors)
     return list(states.processes.values())
 
 
@@ -33,21 +32,23 @@ async def lock_all(
     Processes that are checkpointed already are left as they are and not returned. All that a look finds are locked at
     the same time, since ranks that wait for each other never drain one by one; then the next look follows, until one
     finds nobody new. `locked` is told about each round before the driver is asked, so that an undo knows of it.
-    Raises CudaDeadline when new ones keep appearing for `timeout` seconds; what is locked stays locked then.
+    Raises CudaProcessesKeepAppearing when that goes on for `timeout` seconds; what is locked stays locked then.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
     mine: list[int] = []
-    while True:
-        found = await cuda_processes(helper, set(list_pids()) - set(mine))
-        new = [it.pid for it in found if it.state is not State.CHECKPOINTED]
-        if not new:
-            return mine
-        left = deadline - loop.time()
-        if left <= 0:
-            raise CudaDeadline("lock", new[0], timeout, done=mine)
+    deadline = 0.0
+    while new := await _not_suspended(helper, set(list_pids()) - set(mine), timeout):
+        deadline = deadline or loop.time() + timeout  # from the first answer on: a helper may have had to start
+        if loop.time() >= deadline:
+            raise CudaProcessesKeepAppearing(new, timeout)
         locked(new)
-        mine += await _lock(helper, new, left)
+        mine += await _lock(helper, new, deadline - loop.time())
+    return mine
+
+
+async def _not_suspended(helper: CudaHelper, pids: Iterable[int], timeout: float) -> list[int]:
+    found = await cuda_processes(helper, pids, timeout)
+    return [it.pid for it in found if it.state is not State.CHECKPOINTED]
 
 
 async def _lock(helper: CudaHelper, pids: Sequence[int], timeout: float) -> list[int]:

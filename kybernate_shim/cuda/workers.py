@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -39,6 +40,7 @@ class Worker:
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._process = process
+        self._pidfd = os.pidfd_open(process.pid)  # Popen.send_signal would reap, and lose asyncio the exit status
         self._reader = reader
         self._writer = writer
 
@@ -107,14 +109,21 @@ class Worker:
 
     async def kill(self) -> None:
         """End the worker; one that the kernel holds in the driver is left behind to end when it can."""
+        if self._pidfd < 0:
+            return
         self._writer.close()
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         try:
             async with asyncio.timeout(1.0):
                 await self._process.wait()
         except TimeoutError:
             pass
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def _send(self, job: dict[str, Any]) -> None:
         self._writer.write(json.dumps(job).encode() + b"\n")

@@ -1,0 +1,82 @@
+"""A pretended machine with two cards, its CUDA helper, and programs that compute on it, fresh for every test."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kybernate_shim.cuda.client import CudaHelper, cuda_helper
+from tests.fakes.cuda import GIB, Cards, build
+from tests.fakes.cuda.programs import Program
+
+Use = Callable[[CudaHelper], Awaitable[Any]]
+
+
+@pytest.fixture(scope="session")
+def libraries() -> Path:
+    return build()
+
+
+@pytest.fixture
+def cards(tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """A machine with two cards of 1 GiB; helpers that are started from here on use it."""
+    machine = Cards.create(tmp_path / "machine", size=GIB)
+    for name, value in machine.environment(libraries).items():
+        monkeypatch.setenv(name, value)
+    return machine
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Iterator[Path]:
+    """Where this test's helper listens; every helper that was started on it is gone afterwards."""
+    path = tmp_path / "run" / "cuda.sock"
+    yield path
+    for process in helpers(path):
+        workers = process.children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([*workers, process], timeout=10)
+
+
+def helpers(socket: Path) -> list[psutil.Process]:
+    """Return the helper processes of `socket`, oldest first."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time", "status"]):
+        arguments = process.info["cmdline"] or []
+        if str(socket) in arguments and "kybernate_shim.cuda.helper" in arguments:
+            found.append(process)
+    return sorted(found, key=lambda process: process.info["create_time"])
+
+
+@pytest.fixture
+def use(cards: Cards, socket: Path) -> Callable[[Use], Any]:
+    """Run a coroutine function with a CudaHelper of this test's machine and return its result."""
+
+    def run(body: Use) -> Any:
+        async def main() -> Any:
+            async with cuda_helper(socket) as helper:
+                return await body(helper)
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def start(cards: Cards, libraries: Path) -> Iterator[Callable[..., Program]]:
+    """Start a Program; all of them are killed afterwards."""
+    started: list[Program] = []
+
+    def begin(**options: Any) -> Program:
+        program = Program.start(cards, libraries, **options)
+        started.append(program)
+        return program
+
+    yield begin
+    for program in started:
+        program.kill()

@@ -1,0 +1,96 @@
+"""Starts programs that compute on the pretended cards and watches whether they go on with the right numbers."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.fakes.cuda import Cards
+from tests.fakes.cuda.build import SOURCES
+
+
+class Program:
+    """A running `computes` (or `computes.py`), which checks its own memory and prints a line per step."""
+
+    def __init__(self, argv: list[str | Path], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        self._text = ""
+        self.step = 0
+
+    @classmethod
+    def start(
+        cls,
+        cards: Cards,
+        libraries: Path,
+        *,
+        mib: int = 2,
+        pause_ms: int = 5,
+        device: int = 0,
+        busy_ms: int = 0,
+        switches: str = "",
+        python: bool = False,
+    ) -> Program:
+        """Start one and wait for its first step. `switches` stand in its own environment (see switches.h)."""
+        program = [sys.executable, SOURCES / "computes.py"] if python else [libraries / "computes"]
+        arguments = [mib, pause_ms, device] + ([] if python else [busy_ms])
+        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
+        started = cls([*program, *map(str, arguments)], environment)
+        started.wait_for_steps(1)
+        return started
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_for_steps(self, count: int, *, seconds: float = 20.0) -> None:
+        """Wait until `count` more steps have been computed; AssertionError when they do not come or are wrong."""
+        until = time.monotonic() + seconds
+        wanted = self._read() + count
+        while self._read() < wanted:
+            left = until - time.monotonic()
+            assert left > 0, f"process {self.pid} stands still at step {self.step}"
+            assert self._process.poll() is None, f"process {self.pid} ended with {self._process.returncode}"
+            select.select([self._output], [], [], min(left, 0.5))
+
+    def computes_on(self) -> None:
+        """Assert that it goes on, beyond what it may have printed before."""
+        self._read()
+        self.wait_for_steps(3)
+
+    def stands_still(self, seconds: float = 0.2) -> None:
+        """Assert that it computes nothing for a while, after the step that it may be in the middle of."""
+        time.sleep(0.3)
+        before = self._read()
+        time.sleep(seconds)
+        assert self._read() == before, f"process {self.pid} computes, {self.step - before} steps"
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> int:
+        """Take in what it has printed and return its last step."""
+        try:
+            while data := os.read(self._output, 65536):
+                self._text += data.decode()
+        except BlockingIOError:
+            pass
+        lines = self._text.split("\n")
+        self._text = lines.pop()
+        for line in lines:
+            assert line.startswith("step "), f"process {self.pid}: {line}"
+            self.step = int(line.split()[1])
+        return self.step
