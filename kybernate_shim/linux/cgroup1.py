@@ -12,7 +12,7 @@ from pathlib import Path
 from kybernate_shim.linux.cgroup_files import UNLIMITED, Directory, fill, hugepage_sizes, number, rdma_rows
 from kybernate_shim.messages import cgroup1_pb2 as wire
 
-MEMORY_NAMES = {  # our field: the kernel's line, where they differ
+MEMORY_NAMES = {  # the kernel's line: our field, where they differ
     "pgpgin": "pg_pg_in",
     "pgpgout": "pg_pg_out",
     "pgfault": "pg_fault",
