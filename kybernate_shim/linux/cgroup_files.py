@@ -11,8 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from google.protobuf.message import Message
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 UNLIMITED = 2**64 - 1
 ABSENT = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)

@@ -13,12 +13,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kybernate_shim.linux import cgroup1, cgroup2
 from kybernate_shim.linux.cgroup_files import parse_table
 from kybernate_shim.linux.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.mountinfo import read_mountinfo
-from kybernate_shim.messages import cgroup1_pb2, cgroup2_pb2
+
+if TYPE_CHECKING:
+    from kybernate_shim.messages import cgroup1_pb2, cgroup2_pb2
 
 DECISIVE = ("memory", "cpu", "pids", "cpuset")  # where one of them is in version 1, runtimes use version 1
 # The hierarchies that are asked for a container's processes, the one that the runtime itself uses first.
@@ -72,6 +74,9 @@ class Cgroup:
 
     def stats(self) -> cgroup1_pb2.Metrics | cgroup2_pb2.Metrics:
         """Return what the cgroup has used. Raises FileNotFoundError when it is gone."""
+        # Here, because `start` and `delete` move and thaw cgroups, and have no time for importing protobuf.
+        from kybernate_shim.linux import cgroup1, cgroup2
+
         return cgroup1.read_metrics(self.directories) if self.version == 1 else cgroup2.read_metrics(self.path())
 
     def processes(self) -> list[int]:
