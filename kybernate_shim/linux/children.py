@@ -62,7 +62,7 @@ class Child:
                 pass
 
 
-@dataclass
+@dataclass(eq=False)  # collectors of calls side by side are often equal, and each must close its own
 class EarlyExits:
     """Exits of processes that nobody claimed while this collector was open."""
 

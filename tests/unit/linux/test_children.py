@@ -151,3 +151,12 @@ def test_child_blocks_no_signal_and_leads_its_own_session() -> None:
         "print(os.getsid(0)==os.getpid(), int(re.search('SigBlk:\\s*(\\w+)',s)[1],16))"
     )
     assert with_children(lambda children: children.run([sys.executable, "-c", script])).stdout == "True 0\n"
+
+
+def test_collectors_side_by_side_each_close_their_own() -> None:
+    children = Children()
+    with children.early_exits() as outer:
+        with children.early_exits():
+            pass
+        children._ended(Exit(4711, 0, 1))
+        assert outer.take(4711) == Exit(4711, 0, 1)
