@@ -1,212 +1,210 @@
 """System calls executed in another process, by ptrace(2): x86-64 and arm64.
 
-One thread of the target is seized and stopped, made to execute one `syscall` instruction that its own code already
-contains, and put back exactly as it was: a call that the stop interrupted is restarted by the kernel. ptrace binds a
-tracee to the tracing thread, so everything here happens in the caller's thread, start to end.
+A thread of the target is seized and stopped, made to execute one system call instruction that its own code already
+contains, and put back exactly as it was: a call that the stop interrupted is restarted by the kernel (on arm64 a sleep
+starts anew). Signals wait meanwhile. ptrace binds a tracee to the tracing thread, so `Held` keeps a thread of its own
+for it: when that thread ends, however it ends, the kernel lets go of whatever it still held.
+
+Not for a process that waits for any child, by waitpid(-1): that would take the tracees' stops away.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import os
-import platform
-import signal
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
 
 from kybernate_shim.linux.memory import Region, read_maps
+from kybernate_shim.linux.syscall_abi import Abi, of_this_machine
+from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee, TracingRefused
 
-SEIZE, INTERRUPT, DETACH, SINGLESTEP = 0x4206, 0x4207, 17, 9
-GETREGSET, SETREGSET, NT_PRSTATUS = 0x4204, 0x4205, 1
-O_SUSPEND_SECCOMP = 1 << 21
-WALL = 0x40000000
-MADV_DONTNEED = 4
-PTRACE_EVENT_STOP = 128
-LAST_ERRNO = 4095  # results from -4095 to -1 are errors
-
-
-class InjectionFailed(Exception):
-    """The call could not be executed in the target; the target is as it was before."""
+MADV_DONTNEED, MADV_HUGEPAGE, MADV_DONTNEED_LOCKED = 4, 14, 24
+STEP_BYTES = 1 << 30  # of one madvise: its deadline need not grow with the range, other threads get to map between two
+DEADLINE = 10.0
+EASILY_STOPPED = "RSTt"  # not D: a thread deep in a driver stops when that lets it
 
 
-class _Machine:
-    """What differs between processors: the instruction, the registers of a call, its number."""
+class Held:
+    """Threads of one process, stopped as long as the context lasts.
 
-    def __init__(
-        self,
-        words: int,
-        instruction: bytes,
-        number: int,
-        arguments: tuple[int, ...],
-        result: int,
-        pc: int,
-        madvise: int,
-    ) -> None:
-        self.words = words  # 64-bit words in the kernel's user_regs_struct
-        self.instruction = instruction
-        self.number = number  # index of the register that holds the call's number
-        self.arguments = arguments
-        self.result = result
-        self.pc = pc
-        self.madvise = madvise
-
-
-_X86_64 = _Machine(27, b"\x0f\x05", 10, (14, 13, 12, 7, 9, 8), 10, 16, 28)  # rax; rdi rsi rdx r10 r8 r9; rax; rip
-_X86_64_ORIG_RAX = 15
-_ARM64 = _Machine(34, b"\x01\x00\x00\xd4", 8, (0, 1, 2, 3, 4, 5), 0, 32, 233)  # x8; x0 to x5; x0; pc
-_MACHINES = {"x86_64": _X86_64, "aarch64": _ARM64}
-
-
-class _IoVec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-@functools.cache
-def _ptrace() -> Callable[[int, int, int, int], int]:
-    call = ctypes.CDLL(None, use_errno=True).ptrace
-    call.restype = ctypes.c_long
-    call.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-
-    def checked(request: int, tid: int, address: int, data: int) -> int:
-        ctypes.set_errno(0)
-        answer: int = call(request, tid, address, data)
-        if answer == -1 and (number := ctypes.get_errno()):
-            raise OSError(number, f"ptrace request {request:#x} on {tid}: {os.strerror(number)}")
-        return answer
-
-    return checked
-
-
-def drop_pages(pid: int, start: int, size: int) -> None:
-    """Give the pages of a private anonymous range of process `pid` back to the kernel; it then reads as zeros.
-
-    Executes madvise(MADV_DONTNEED) in the target. Raises InjectionFailed; nothing has been dropped then.
+    With `spare`, all threads are stopped but those whose name it accepts; without, one thread that stops readily, which
+    is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. Raises
+    InjectionFailed; nothing is held and nothing has been changed then. The methods may be called from any thread.
     """
-    try:
-        with Stopped(pid) as target:
-            result = target.call(target.machine.madvise, start, size, MADV_DONTNEED)
-    except OSError as error:
-        raise InjectionFailed(f"process {pid} cannot be traced: {error.strerror}") from error
-    if result < 0:
-        raise InjectionFailed(f"madvise in process {pid}: {os.strerror(-result)}")
 
+    def __init__(self, pid: int, *, spare: Callable[[str], bool] | None = None, seconds: float = DEADLINE) -> None:
+        self._pid = pid
+        self._spare = spare
+        self._seconds = seconds
+        self._abi = _abi()
+        self._tracees: dict[int, Tracee] = {}
+        self._tracer = ThreadPoolExecutor(1, thread_name_prefix="ptrace")
 
-class Stopped:
-    """A thread of a process, stopped for as long as the context lasts; the other threads run on."""
-
-    def __init__(self, tid: int) -> None:
+    def __enter__(self) -> Held:
         try:
-            self.machine = _MACHINES[platform.machine()]
-        except KeyError:
-            raise InjectionFailed(f"no injection on {platform.machine()}: only x86-64 and arm64 are known") from None
-        self._tid = tid
-        self._pending: list[int] = []  # signals that arrived meanwhile; delivered on the way out
-
-    def __enter__(self) -> Stopped:
-        _ptrace()(SEIZE, self._tid, 0, 0)
-        try:
-            _ptrace()(INTERRUPT, self._tid, 0, 0)
-            self._await_stop()
-            self._suspend_seccomp()
+            self._tracer.submit(self._stop).result()
         except BaseException:
-            self._detach()
+            self._tracer.shutdown()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._detach()
-
-    def _detach(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        letting_go = self._tracer.submit(self._let_go)
+        self._tracer.shutdown(wait=False)
         try:
-            _ptrace()(DETACH, self._tid, 0, 0)
-        except OSError as error:
-            if error.errno != errno.ESRCH:
-                raise
-        for number in self._pending:
-            os.kill(self._tid, number)
+            letting_go.result(self._seconds)
+        except TimeoutError:
+            pass  # frozen within a call: the tracing thread stays until it is thawed
 
-    def _suspend_seccomp(self) -> None:
-        """A profile of the container may forbid the call to its own processes; needs CAP_SYS_ADMIN, else stays."""
-        try:
-            _ptrace()(0x4200, self._tid, 0, O_SUSPEND_SECCOMP)
-        except OSError:
-            pass
-
-    def _await_stop(self) -> int:
-        """Wait for the next stop and return its signal. Raises InjectionFailed when the thread has ended."""
-        while True:
-            try:
-                _, status = os.waitpid(self._tid, WALL)
-            except InterruptedError:
-                continue
-            if not os.WIFSTOPPED(status):
-                raise InjectionFailed(f"process {self._tid} ended meanwhile")
-            return os.WSTOPSIG(status)
+    @property
+    def tids(self) -> list[int]:
+        return sorted(self._tracees)
 
     def call(self, number: int, *arguments: int) -> int:
-        """Execute one system call and return its result; negative is -errno."""
-        saved = self._registers()
-        changed = (ctypes.c_uint64 * self.machine.words)(*saved)
-        changed[self.machine.pc] = self._find_instruction()
-        changed[self.machine.number] = number
-        for register, value in zip(self.machine.arguments, arguments, strict=False):
-            changed[register] = value
-        if self.machine is _X86_64:
-            changed[_X86_64_ORIG_RAX] = 2**64 - 1  # not in a call: the kernel must not restart what was interrupted
-        self._set_registers(changed)
-        try:
-            self._step()
-            result: int = ctypes.c_int64(self._registers()[self.machine.result]).value
-        finally:
-            self._set_registers(saved)
-        return result
+        """Execute one system call in a held thread and return its result; negative is -errno."""
+        return self._tracer.submit(self._call, number, arguments).result()
 
-    def _step(self) -> None:
-        """Execute one instruction. Signals that come instead of its trap are kept for later."""
-        while True:
-            _ptrace()(SINGLESTEP, self._tid, 0, 0)
-            stop = self._await_stop()
-            if stop == signal.SIGTRAP:
+    def madvise(self, start: int, size: int, advice: int) -> int:
+        """Give `advice` on a range in pieces of 1 GiB; return the bytes done, or -errno if none were."""
+        for done in range(0, size, STEP_BYTES):
+            result = self.call(self._abi.madvise, start + done, min(STEP_BYTES, size - done), advice)
+            if result < 0:
+                return done or result
+        return size
+
+    def _call(self, number: int, arguments: tuple[int, ...]) -> int:
+        tracee = next(iter(self._tracees.values()))
+        try:
+            address = _find_instruction(tracee.tid, self._abi)
+        except (FileNotFoundError, ProcessLookupError):
+            raise TargetEnded(f"process {self._pid} has ended") from None
+        except OSError as error:
+            raise TracingRefused(f"the code of process {self._pid} cannot be read: {error.strerror}") from error
+        return tracee.call(address, number, arguments, monotonic() + self._seconds)
+
+    def _stop(self) -> None:
+        deadline = monotonic() + self._seconds
+        try:
+            if self._spare is None:
+                self._stop_any(deadline)
+            else:
+                self._stop_all(self._spare, deadline)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _stop_any(self, deadline: float) -> None:
+        failure: InjectionFailed = TargetEnded(f"process {self._pid} has ended")
+        for tid in sorted(_threads(self._pid), key=lambda tid: (not _stops_easily(self._pid, tid), tid != self._pid)):
+            try:
+                self._tracees = {tid: Tracee(tid, self._abi, deadline)}
+            except TargetEnded as error:  # the main thread may end before the others
+                failure = error
+            else:
                 return
-            self._pending.append(stop)
+        raise failure
 
-    def _registers(self) -> ctypes.Array[ctypes.c_uint64]:
-        words = (ctypes.c_uint64 * self.machine.words)()
-        vector = _IoVec(ctypes.addressof(words), ctypes.sizeof(words))
-        _ptrace()(GETREGSET, self._tid, NT_PRSTATUS, ctypes.addressof(vector))
-        return words
+    def _stop_all(self, spare: Callable[[str], bool], deadline: float) -> None:
+        """Stop the threads that are there, then those that they have started meanwhile, until there is no new one."""
+        ended: set[int] = set()
+        while new := [tid for tid in _threads(self._pid) if tid not in self._tracees and tid not in ended]:
+            for tid in new:
+                try:
+                    if spare(_name(self._pid, tid)):
+                        ended.add(tid)
+                    else:
+                        self._tracees[tid] = Tracee(tid, self._abi, deadline)
+                except TargetEnded:
+                    ended.add(tid)
+        if not self._tracees:
+            raise TargetEnded(f"process {self._pid} has no thread to stop")
 
-    def _set_registers(self, words: ctypes.Array[ctypes.c_uint64]) -> None:
-        vector = _IoVec(ctypes.addressof(words), ctypes.sizeof(words))
-        _ptrace()(SETREGSET, self._tid, NT_PRSTATUS, ctypes.addressof(vector))
+    def _let_go(self) -> None:
+        for tracee in self._tracees.values():
+            tracee.detach()
+        self._tracees = {}
 
-    def _find_instruction(self) -> int:
-        for address, code in self._code():
-            if (offset := self._aligned_find(code)) >= 0:
-                return address + offset
-        raise InjectionFailed(f"process {self._tid} has no system call instruction in its code")
 
-    def _aligned_find(self, code: bytes) -> int:
-        step = 4 if self.machine is _ARM64 else 1
-        offset = code.find(self.machine.instruction)
-        while offset >= 0 and offset % step:
-            offset = code.find(self.machine.instruction, offset + 1)
-        return offset
+def drop_pages(pid: int, start: int, size: int, *, seconds: float = DEADLINE) -> None:
+    """Give the pages of a private anonymous range of process `pid` back to the kernel; it then reads as zeros.
 
-    def _code(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the target's executable memory, the vDSO first: it is small and always there."""
-        regions = [region for region in read_maps(self._tid) if "x" in region.perms and region.name != "[vsyscall]"]
-        regions.sort(key=lambda region: region.name != "[vdso]")
-        fd = os.open(f"/proc/{self._tid}/mem", os.O_RDONLY)
-        try:
-            for region in regions:
-                yield from _pieces(fd, region)
-        finally:
-            os.close(fd)
+    Raises InjectionFailed: nothing has been dropped if it is TracingRefused, else a part may have been.
+    """
+    with Held(pid, seconds=seconds) as held:
+        drop_pages_of(held, pid, start, size)
+
+
+def drop_pages_of(held: Held, pid: int, start: int, size: int) -> None:
+    """Do as `drop_pages` does, with threads that are held already."""
+    done = held.madvise(start, size, MADV_DONTNEED)
+    if done == -errno.EINVAL:  # locked memory, since Linux 5.18 by a request of its own
+        done = held.madvise(start, size, MADV_DONTNEED_LOCKED)
+    if done < 0:
+        raise InjectionFailed(f"madvise in process {pid} at {start:#x}: {os.strerror(-done)}")
+    if done < size:
+        raise InjectionFailed(f"madvise in process {pid} at {start:#x}: only {done} of {size} bytes were dropped")
+
+
+def advise_huge_pages(pid: int, start: int, size: int, *, seconds: float = DEADLINE) -> None:
+    """Have a range of process `pid` filled with transparent huge pages, where the node allows them on advice.
+
+    Raises InjectionFailed; nothing depends on it.
+    """
+    with Held(pid, seconds=seconds) as held:
+        done = held.madvise(start, size, MADV_HUGEPAGE)
+    if done < size:
+        raise InjectionFailed(f"madvise in process {pid} at {start:#x}: {os.strerror(-done) if done < 0 else done}")
+
+
+def _abi() -> Abi:
+    abi = of_this_machine()
+    if abi is None:
+        raise TracingRefused("calls can be made in another process on x86-64 and arm64 only")
+    return abi
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _name(pid: int, tid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/comm").read_text().removesuffix("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        raise TargetEnded(f"thread {tid} has ended") from None
+
+
+def _stops_easily(pid: int, tid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state in EASILY_STOPPED
+
+
+def _find_instruction(tid: int, abi: Abi) -> int:
+    for address, code in _code(tid):
+        if (offset := abi.find(code)) >= 0:
+            return address + offset
+    raise InjectionFailed(f"thread {tid} has no system call instruction in its code")
+
+
+def _code(tid: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the target's executable memory, the vDSO first: it is small and nearly always there."""
+    regions = [region for region in read_maps(tid) if "x" in region.perms and region.name != "[vsyscall]"]
+    regions.sort(key=lambda region: region.name != "[vdso]")
+    fd = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for region in regions:
+            yield from _pieces(fd, region)
+    finally:
+        os.close(fd)
 
 
 def _pieces(fd: int, region: Region, size: int = 1 << 20) -> Iterator[tuple[int, bytes]]:

@@ -1,0 +1,82 @@
+"""How a processor makes a system call: instruction, registers and numbers, for those who make one in another process.
+
+Registers are indices of 64-bit words in what PTRACE_GETREGSET(NT_PRSTATUS) gives: the kernel's user_regs_struct on
+x86-64, its user_pt_regs on arm64. Sources: asm/ptrace.h of both, syscall(2), the kernel's generic call numbers.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Abi:
+    """One processor. `interrupted` is the register that says to restart an interrupted call, -1 where there is none."""
+
+    words: int
+    instruction: bytes
+    alignment: int  # of instructions, in bytes
+    number: int
+    arguments: tuple[int, ...]
+    result: int
+    pc: int
+    interrupted: int
+    branch_state: tuple[int, int]  # register and bits to clear: where an indirect branch would have to land
+    madvise: int
+    getpid: int
+
+    def prepare(self, registers: list[int], address: int, number: int, arguments: Sequence[int]) -> list[int]:
+        """Return `registers` changed so that the instruction at `address` makes the call."""
+        changed = list(registers)
+        changed[self.pc] = address
+        changed[self.number] = number
+        for register, value in zip(self.arguments, arguments, strict=False):
+            changed[register] = value % 2**64
+        if self.interrupted >= 0:
+            changed[self.interrupted] = 2**64 - 1  # not in a call, or the kernel restarts the old one at our address
+        register, bits = self.branch_state
+        changed[register] &= ~bits
+        return changed
+
+    def find(self, code: bytes) -> int:
+        """Return the offset of the first system call instruction in `code`, -1 where there is none."""
+        offset = code.find(self.instruction)
+        while offset >= 0 and offset % self.alignment:
+            offset = code.find(self.instruction, offset + 1)
+        return offset
+
+
+X86_64 = Abi(
+    words=27,
+    instruction=b"\x0f\x05",
+    alignment=1,
+    number=10,  # rax
+    arguments=(14, 13, 12, 7, 9, 8),  # rdi rsi rdx r10 r8 r9
+    result=10,
+    pc=16,
+    interrupted=15,  # orig_rax
+    branch_state=(16, 0),
+    madvise=28,
+    getpid=39,
+)
+ARM64 = Abi(
+    words=34,
+    instruction=b"\x01\x00\x00\xd4",  # svc #0
+    alignment=4,
+    number=8,
+    arguments=(0, 1, 2, 3, 4, 5),
+    result=0,
+    pc=32,
+    interrupted=-1,  # arm64 has set the registers for the restart before it stops for a tracer
+    branch_state=(33, 0b11 << 10),  # pstate.BTYPE
+    madvise=233,
+    getpid=172,
+)
+_BY_MACHINE = {"x86_64": X86_64, "aarch64": ARM64}
+
+
+def of_this_machine() -> Abi | None:
+    """Return the running processor's convention, None where it is not known."""
+    return _BY_MACHINE.get(platform.machine())
