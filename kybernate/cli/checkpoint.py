@@ -1,0 +1,136 @@
+"""`kybernate checkpoint`: write a running container to a checkpoint image."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
+from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.places import new_place
+from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import Interrupted
+from kybernate.node.containerd import Containerd
+from kybernate.node.lookup import Container
+from kybernate.node.restore import image_digest
+from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
+from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
+
+
+class Tcp(StrEnum):
+    """What becomes of established connections."""
+
+    CLOSE = "close"
+    ESTABLISHED = "established"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(checkpoint)
+
+
+def checkpoint(
+    container: ContainerName,
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="Directory for the image; a name without a slash is made in the node's checkpoint root.",
+            show_default="NAME-TIME",
+        ),
+    ] = "",
+    exit: Annotated[bool, typer.Option("--exit", help="End the container when its image is complete.")] = False,
+    tcp: Annotated[
+        Tcp | None, typer.Option(help="What becomes of established connections.", show_default="as configured")
+    ] = None,
+    rootfs: Annotated[
+        bool, typer.Option("--rootfs/--no-rootfs", help="Add the files that the container changed.")
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
+    ] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on where only a suspicion speaks against a later restore.")
+    ] = False,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    as_json: Json = False,
+) -> None:
+    """Write a container to a checkpoint image.
+
+    It stands still while its memory is written, and then runs on, unless --exit ends it. When a step fails, it goes on
+    as before. A pod with one container may be named in its place.
+    """
+    with Containerd(address) as containerd:
+        found = containerd.find(container, namespace)
+        digest = image_digest(containerd, found.namespace, found.image)
+    request = CheckpointRequest(
+        id=found.id,
+        path=str(new_place(found, path)),
+        exit=exit,
+        tcp=tcp or "",
+        rootfs_diff=rootfs,
+        timeout_seconds=timeout,
+        force=force,
+        image=found.image,
+        image_digest=digest,
+    )
+    reply = _run(found, containerd.address, request)
+    if as_json:
+        show_json(_document(found, reply))
+    else:
+        _show(found, reply)
+
+
+def _run(container: Container, address: str, request: CheckpointRequest) -> CheckpointResponse:
+    try:
+        with Bar(f"checkpoint {container.title}") as bar:
+            return asyncio.run(_checkpoint(container, address, request, bar))
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted",
+            state=f"the shim goes on with the checkpoint into {request.path}",
+            advice=f"see `kybernate status {container.id}`",
+        ) from None
+
+
+async def _checkpoint(container: Container, address: str, request: CheckpointRequest, bar: Bar) -> CheckpointResponse:
+    try:
+        async with shim_of(container, address) as shim, watching(shim, container.id, bar.show):
+            return await shim.checkpoint(request)
+    except ShimRefused as error:
+        error.args = (f"cannot checkpoint {container.title}: {error}",)
+        error.state = await state_now(container, address)
+        raise
+
+
+def _show(container: Container, reply: CheckpointResponse) -> None:
+    show_fields(
+        {
+            "image": reply.path,
+            "container": container.title,
+            "size": size(reply.bytes),
+            "frozen": seconds(reply.frozen_ms / 1000),
+            "time": seconds(reply.seconds),
+        }
+    )
+    rows = [(step.name, seconds(step.seconds), size(step.bytes) if step.bytes else "") for step in reply.steps]
+    if rows:
+        typer.echo()
+        show_columns(("STEP", "TIME", "SIZE"), rows)
+
+
+def _document(container: Container, reply: CheckpointResponse) -> dict[str, Any]:
+    return {
+        "path": reply.path,
+        "namespace": container.namespace,
+        "container": container.id,
+        "manifest_digest": reply.manifest_digest,
+        "bytes": reply.bytes,
+        "frozen_ms": reply.frozen_ms,
+        "seconds": reply.seconds,
+        "steps": [{"name": step.name, "seconds": step.seconds, "bytes": step.bytes} for step in reply.steps],
+    }

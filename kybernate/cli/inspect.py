@@ -1,0 +1,164 @@
+"""`kybernate inspect`: what is in a checkpoint image, what a restore of it needs, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kybernate.cli.options import ImageName, Json
+from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.places import ImageUnusable, locate, open_image, unfound
+from kybernate.cli.progress import Bar
+from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, Image, Problem, verify
+from kybernate_shim.checkpoint.manifest import Gpu, Manifest
+from kybernate_shim.checkpoint.record import to_json
+
+INDENT = "  "
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(inspect)
+
+
+def inspect(
+    image: ImageName,
+    check: Annotated[bool, typer.Option("--verify", help="Compare every file with its digest.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a checkpoint image.
+
+    Processes, memory, files, GPUs and versions, and what a restore needs. With --verify, the exit status is 1 when a file is missing or changed, and the problems are listed.
+    """
+    problems = _verified(image) if check else None
+    if problems:
+        _show_problems(locate(image), problems, as_json=as_json)
+        raise typer.Exit(1)
+    found = open_image(image)
+    if as_json:
+        show_json(_document(found, problems))
+        return
+    _show(found)
+    if check:
+        typer.echo(f"\nverified: {len(found.manifest.files)} files are what they were")
+
+
+def _verified(name: str) -> list[Problem]:
+    try:
+        with Bar(f"verify {name}") as bar:
+            return verify(locate(name), bar.count)
+    except CheckpointNotFound as error:
+        raise unfound(name, error) from error
+    except CheckpointInvalid as error:
+        raise ImageUnusable(f"damaged checkpoint image: {error}", advice="it cannot be restored") from error
+
+
+def _show_problems(path: Path, problems: list[Problem], *, as_json: bool) -> None:
+    if as_json:
+        show_json({"path": str(path), "problems": _listed(problems)})
+        return
+    typer.echo(f"kybernate: {path} is damaged and cannot be restored: {len(problems)} problems", err=True)
+    show_columns(("FILE", "PROBLEM", ""), [(problem.file, problem.kind, problem.detail) for problem in problems])
+
+
+def _listed(problems: list[Problem]) -> list[dict[str, str]]:
+    return [{"file": problem.file, "kind": problem.kind, "detail": problem.detail} for problem in problems]
+
+
+def _document(image: Image, problems: list[Problem] | None) -> dict[str, Any]:
+    """Return the manifest and what follows from it; `verified` is null where nobody looked."""
+    manifest = image.manifest
+    return {
+        "path": str(image.path),
+        "bytes": manifest.bytes,
+        "memory_bytes": memory(manifest),
+        "vram_bytes": vram(manifest),
+        "verified": None if problems is None else not problems,
+        "problems": [],
+        "manifest": to_json(manifest),
+    }
+
+
+def memory(manifest: Manifest) -> int:
+    """Return what the processes held in host memory, VRAM aside."""
+    return sum(process.rss_bytes for process in manifest.processes)
+
+
+def vram(manifest: Manifest) -> int:
+    """Return what they held on all GPUs."""
+    return sum(map(_held, manifest.gpus))
+
+
+def _held(gpu: Gpu) -> int:
+    return sum(process.bytes for process in gpu.processes)
+
+
+def _show(image: Image) -> None:
+    manifest = image.manifest
+    show_fields(_summary(image))
+    _section("processes", ("PID", "NAME", "MEMORY"), [(p.pid, p.name, size(p.rss_bytes)) for p in manifest.processes])
+    _section("GPUs", ("UUID", "MODEL", "VRAM"), [(gpu.uuid, gpu.model, size(_held(gpu))) for gpu in manifest.gpus])
+    _section(
+        "mounts",
+        ("DESTINATION", "TYPE", "KIND", "SOURCE"),
+        [(mount.destination, mount.type, mount.kind, mount.source) for mount in manifest.mounts],
+    )
+    _section("steps", ("STEP", "TIME", "SIZE"), [_step(s.name, s.seconds, s.bytes) for s in manifest.steps])
+    files = sorted(manifest.files, key=lambda file: -file.size)
+    _section("files", ("FILE", "SIZE"), [(file.name, size(file.size)) for file in files])
+    typer.echo("\na restore needs:")
+    for need in needs(manifest):
+        typer.echo(f"{INDENT}{need}")
+
+
+def _step(name: str, time: float, moved: int) -> tuple[str, str, str]:
+    return name, seconds(time), size(moved) if moved else ""
+
+
+def _section(title: str, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    if rows:
+        typer.echo(f"\n{title}:")
+        show_columns(header, rows, indent=INDENT)
+
+
+def _summary(image: Image) -> dict[str, object]:
+    manifest, source = image.manifest, image.manifest.source
+    pod = "/".join(word for word in (source.namespace, source.pod, source.name) if word) if source.pod else ""
+    return {
+        "checkpoint": manifest.id,
+        "path": image.path,
+        "made": f"{manifest.time}{f' on {source.node}' if source.node else ''}",
+        "container": source.container,
+        "pod": pod,
+        "image": source.image,
+        "digest": source.image_digest,
+        "size": f"{size(manifest.bytes)} in {len(manifest.files)} files",
+        "memory": size(memory(manifest)),
+        "VRAM": size(vram(manifest)) if manifest.gpus else "",
+        "changed files": "included" if manifest.rootfs_diff else "not included",
+        "connections": {"close": "closed", "established": "kept"}[manifest.tcp],
+        "runtime": f"{manifest.runtime.name} {manifest.runtime.version}",
+        "criu": manifest.criu.version,
+        "kernel": f"{manifest.host.kernel} {manifest.host.architecture}",
+    }
+
+
+def needs(manifest: Manifest) -> list[str]:
+    """Return what must be there before the image can be restored, one sentence each."""
+    host, source = manifest.host, manifest.source
+    wanted = [
+        f"an {host.architecture} machine with the CPU features of the old one, kernel {host.kernel} or newer",
+        f"CRIU {manifest.criu.version} or newer, cgroup v{host.cgroup_version}",
+    ]
+    if source.image:
+        wanted.append(f"container image {source.image}")
+    wanted.append(f"{size(memory(manifest) + vram(manifest))} of memory while it is restored")
+    wanted += [f"a {gpu.model} with {size(_held(gpu))} of free VRAM, driver {gpu.driver}" for gpu in manifest.gpus]
+    outside = [mount.destination for mount in manifest.mounts if mount.source]
+    if outside:
+        wanted.append(f"mounts at {', '.join(outside)}")
+    if manifest.tcp == "established":
+        wanted.append("the network addresses of the old container, for the connections that it keeps")
+    return wanted

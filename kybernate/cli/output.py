@@ -1,0 +1,51 @@
+"""What commands print: columns as `kubectl` prints them, fields, JSON; sizes and durations that people can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import typer
+
+GAP = "   "
+
+
+def show_json(document: object) -> None:
+    """Print a document for programs."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, indent: str = "") -> None:
+    """Print a table; no cell is ever cut, because somebody will pipe it."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        padded = GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo(f"{indent}{padded}".rstrip())
+
+
+def show_fields(fields: Mapping[str, object]) -> None:
+    """Print one field a line; those that are empty are left out."""
+    shown = {name: str(value) for name, value in fields.items() if value not in ("", None)}
+    width = max(map(len, shown), default=0) + 1
+    for name, value in shown.items():
+        typer.echo(f"{name + ':':{width}} {value}")
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in binary units, with three digits at least: 1023 B, 1.50 MiB, 14.2 GiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{count} B" if unit == "B" else f"{value:.{2 if value < 10 else 1}f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
+
+
+def seconds(value: float) -> str:
+    """Return a duration: 87 ms, 1.32 s, 4 min 05 s."""
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.2f} s"
+    return f"{int(value) // 60} min {int(value) % 60:02} s"

@@ -1,0 +1,43 @@
+"""How failures reach the terminal: facts on stderr and exit status 1, never a traceback for what was to be expected."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from kybernate.node.failure import Failure
+from kybernate_shim.config import ConfigInvalid
+
+TRACE = "KYBERNATE_TRACE"
+
+
+class Interrupted(Failure):
+    """The user pressed Ctrl-C. `state` says what goes on without us."""
+
+
+STATUS: dict[type[Exception], int] = {Interrupted: 130}  # as shells count a death by SIGINT
+
+
+class Reporting(TyperGroup):
+    """A group of commands whose expected failures are explained."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (Failure, ConfigInvalid) as error:
+            report(error)
+            raise typer.Exit(STATUS.get(type(error), 1)) from error
+
+
+def report(error: Exception) -> None:
+    """Print what failed and why, the state of things, and what to do."""
+    typer.echo(f"kybernate: {error}", err=True)
+    for title in ("state", "advice"):
+        if text := getattr(error, title, ""):
+            typer.echo(f"  {title + ':':7} {text}", err=True)
+    if os.environ.get(TRACE):
+        typer.echo("".join(traceback.format_exception(error)), err=True)

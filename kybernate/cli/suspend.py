@@ -1,0 +1,91 @@
+"""`kybernate suspend` and `resume`: VRAM into host memory and back, while the container stays where it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
+from kybernate.cli.output import seconds, show_columns, show_json, size
+from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import Interrupted
+from kybernate.node.containerd import Containerd
+from kybernate.node.lookup import Container
+from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
+from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
+
+Timeout = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="For the CUDA driver's lock.", show_default="as configured"),
+]
+Reply = SuspendResponse | ResumeResponse
+DONE = {"suspend": "suspended", "resume": "resumed"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(suspend)
+    app.command()(resume)
+
+
+def suspend(
+    container: ContainerName,
+    timeout: Timeout = 0,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    as_json: Json = False,
+) -> None:
+    """Move a container's VRAM to host memory.
+
+    Its processes wait for `resume`; the GPUs are free for others.
+    """
+    _run("suspend", container, namespace, address, timeout, as_json=as_json)
+
+
+def resume(
+    container: ContainerName,
+    timeout: Timeout = 0,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    as_json: Json = False,
+) -> None:
+    """Undo a suspend: the container computes on."""
+    _run("resume", container, namespace, address, timeout, as_json=as_json)
+
+
+def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *, as_json: bool) -> None:
+    with Containerd(address) as containerd:
+        container = containerd.find(query, namespace)
+    try:
+        with Bar(f"{verb} {container.title}") as bar:
+            reply = asyncio.run(_call(verb, container, containerd.address, round(timeout * 1000), bar))
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted", state=f"the shim goes on with the {verb}", advice=f"see `kybernate status {container.id}`"
+        ) from None
+    if as_json:
+        show_json(
+            {
+                "namespace": container.namespace,
+                "container": container.id,
+                "vram_bytes": reply.vram_bytes,
+                "steps": [{"name": step.name, "seconds": step.seconds, "bytes": step.bytes} for step in reply.steps],
+            }
+        )
+        return
+    typer.echo(f"{DONE[verb]} {container.title}: {size(reply.vram_bytes)} of VRAM")
+    show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])
+
+
+async def _call(verb: str, container: Container, address: str, timeout_ms: int, bar: Bar) -> Reply:
+    try:
+        async with shim_of(container, address) as shim, watching(shim, container.id, bar.show):
+            if verb == "suspend":
+                return await shim.suspend(SuspendRequest(id=container.id, timeout_ms=timeout_ms))
+            return await shim.resume(ResumeRequest(id=container.id, timeout_ms=timeout_ms))
+    except ShimRefused as error:
+        error.args = (f"cannot {verb} {container.title}: {error}",)
+        error.state = await state_now(container, address)
+        raise

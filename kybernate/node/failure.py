@@ -1,0 +1,17 @@
+"""What a person is told when something on the node does not work: what failed and why, the state now, what to do."""
+
+from __future__ import annotations
+
+
+class Failure(Exception):
+    """An expected failure. `str()` says what failed and why; a subclass is one thing that callers can do differently.
+
+    `state` says what is true now, `advice` what to do about it; either may be empty.
+    """
+
+    advice = ""
+
+    def __init__(self, message: str, *, state: str = "", advice: str = "") -> None:
+        super().__init__(message)
+        self.state = state
+        self.advice = advice or type(self).advice

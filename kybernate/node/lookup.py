@@ -1,0 +1,100 @@
+"""Which container a person means: by id, by the beginning of one, or by the name of its pod. Without I/O.
+
+`crictl` and `kubectl` users know names, `ctr` users know ids; both are welcome, and what is ambiguous is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kybernate.node.failure import Failure
+
+LIVE = frozenset({"created", "running", "paused", "pausing"})
+
+
+class ContainerNotFound(Failure):
+    """No container has this id or name."""
+
+    advice = "`kybernate ps` lists the containers of Kybernate's shims, `ctr -n NAMESPACE containers ls` all others"
+
+
+class NameAmbiguous(Failure):
+    """Several containers have this name; the message lists them."""
+
+    advice = "give more of the id, the name as NAMESPACE/POD/CONTAINER, or containerd's namespace with -n"
+
+
+@dataclass(frozen=True)
+class Container:
+    """containerd's record of a container, and the state of its task. What Kubernetes did not name is empty."""
+
+    namespace: str  # containerd's, for example k8s.io
+    id: str
+    image: str = ""
+    runtime: str = ""
+    snapshotter: str = ""
+    group: str = ""  # the id under which containers of a pod share a shim
+    pod_namespace: str = ""
+    pod: str = ""
+    name: str = ""
+    sandbox: bool = False  # holds a pod's namespaces and runs nothing of the user's
+    state: str = ""  # of the task; empty without one
+    pid: int = field(default=0, compare=False)
+
+    @property
+    def title(self) -> str:
+        """The name by which people know it: that of Kubernetes, or else the id."""
+        return f"{self.pod_namespace}/{self.pod}/{self.name or '(sandbox)'}" if self.pod else self.id
+
+    @property
+    def live(self) -> bool:
+        """Tell whether it has processes."""
+        return self.state in LIVE
+
+
+def resolve(query: str, containers: Iterable[Container]) -> Container:
+    """Return the one container that `query` means.
+
+    In this order: a whole id, the beginning of an id, the id of a pod or its beginning, `POD`, `POD/CONTAINER`,
+    `NAMESPACE/POD`, `NAMESPACE/POD/CONTAINER`. Of several that match, one that lives wins over ended ones: the records
+    of a container's earlier runs stay in containerd for a while.
+    Raises ContainerNotFound and NameAmbiguous.
+    """
+    known = list(containers)
+    for found in (_by_id(query, known), _by_prefix(query, known), _by_group(query, known), _by_name(query, known)):
+        live = [container for container in found if container.live]
+        if len(live) == 1 or len(found) == 1:
+            return (live or found)[0]
+        if found:
+            raise NameAmbiguous(f"{query!r} is the name of {len(found)} containers:\n{_listed(live or found)}")
+    raise ContainerNotFound(f"no container has the id or the name {query!r}")
+
+
+def _by_id(query: str, known: Sequence[Container]) -> list[Container]:
+    return [container for container in known if container.id == query]
+
+
+def _by_prefix(query: str, known: Sequence[Container]) -> list[Container]:
+    return [container for container in known if query and container.id.startswith(query) and not container.sandbox]
+
+
+def _by_group(query: str, known: Sequence[Container]) -> list[Container]:
+    """Return what runs in the pods whose id begins so; somebody who names a pod does not mean its sandbox."""
+    inside = [container for container in known if container.group != container.id and not container.sandbox]
+    return [container for container in inside if query and container.group.startswith(query)]
+
+
+def _by_name(query: str, known: Sequence[Container]) -> list[Container]:
+    words = query.split("/")
+    return [container for container in known if container.pod and not container.sandbox and _named(container, words)]
+
+
+def _named(container: Container, words: list[str]) -> bool:
+    full = [container.pod_namespace, container.pod, container.name]
+    return words in (full, full[:2], full[1:], [container.pod])
+
+
+def _listed(containers: Iterable[Container]) -> str:
+    rows = sorted((container.namespace, container.id, container.title, container.state) for container in containers)
+    return "\n".join(f"  {namespace}  {id}  {title}  {state or 'no task'}" for namespace, id, title, state in rows)

@@ -1,0 +1,197 @@
+"""A pod's shim on its ttrpc socket: the service that does what containerd's API has no words for.
+
+The socket is found by the formula that the shim itself uses, so no file of containerd's has to be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from kybernate.node.failure import Failure
+from kybernate.node.lookup import Container
+from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.start import socket_path
+from kybernate_shim.ttrpc import Client, Code, RpcError
+
+SERVICE = "kybernate.shim.v1.Shim"
+CONNECT_SECONDS = 5.0
+STATUS_SECONDS = 5.0
+WATCH_SECONDS = 0.1
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class NotKybernate(Failure):
+    """The container runs under another shim."""
+
+    advice = "run it with `runtimeClassName: kybernate`, or `ctr run --runtime io.containerd.kybernate.v1`"
+
+
+class NoTask(Failure):
+    """The container has no processes: it was never started, or has ended."""
+
+
+class ShimGone(Failure):
+    """Nobody listens on the socket of the container's shim, or its connection has ended before the answer."""
+
+    advice = "containerd notices a dead shim and cleans up after it; look into its log, and start the container anew"
+
+
+class ShimDenied(Failure):
+    """The shim's socket is for root alone."""
+
+    advice = "run as root"
+
+
+class ShimRefused(Failure):
+    """The shim answered a call with an error; `code` is ttrpc's name of it."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ShimTooSlow(Failure):
+    """The shim has not answered in time."""
+
+    advice = "`kybernate status CONTAINER` says what it is doing"
+
+
+class Shim:
+    """A connection to the shim of `container`; its calls run side by side."""
+
+    def __init__(self, client: Client, container: Container) -> None:
+        self._client = client
+        self._container = container
+
+    async def checkpoint(self, request: wire.CheckpointRequest) -> wire.CheckpointResponse:
+        """Write a checkpoint image. The deadline is the shim's own: `timeout_seconds` of the request."""
+        return await self._call("Checkpoint", request, wire.CheckpointResponse, timeout=None)
+
+    async def suspend(self, request: wire.SuspendRequest) -> wire.SuspendResponse:
+        """Move the container's VRAM into host memory."""
+        return await self._call("Suspend", request, wire.SuspendResponse, timeout=None)
+
+    async def resume(self, request: wire.ResumeRequest) -> wire.ResumeResponse:
+        """Move it back."""
+        return await self._call("Resume", request, wire.ResumeResponse, timeout=None)
+
+    async def status(self, id: str = "") -> list[wire.Container]:
+        """Return what a container is doing, or all containers of the shim."""
+        request = wire.StatusRequest(id=id)
+        return list((await self._call("Status", request, wire.StatusResponse, timeout=STATUS_SECONDS)).containers)
+
+    async def _call(self, method: str, request: Message, reply: type[Reply], *, timeout: float | None) -> Reply:
+        try:
+            return await self._client.call(SERVICE, method, request, reply, timeout=timeout)
+        except RpcError as error:
+            raise _translated(error, self._container) from error
+        except TimeoutError as error:
+            raise ShimTooSlow(f"the shim of {self._container.title} has not answered for {timeout:g} s") from error
+        except ConnectionError as error:
+            raise ShimGone(f"the shim of {self._container.title} died before it answered: {error}") from error
+
+
+@asynccontextmanager
+async def shim_of(container: Container, address: str) -> AsyncIterator[Shim]:
+    """Connect to the shim of `container`, whose containerd listens on `address`.
+
+    Raises NoTask, NotKybernate, ShimGone and ShimDenied.
+    """
+    try:
+        client = await Client.connect(str(socket_of(container, address)), timeout=CONNECT_SECONDS)
+    except PermissionError as error:
+        raise ShimDenied(f"cannot connect to the shim of {container.title}: {error.strerror}") from error
+    except OSError as error:
+        raise _unconnected(container, error) from error
+    try:
+        yield Shim(client, container)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def watching(shim: Shim, id: str, seen: Callable[[wire.Container], object]) -> AsyncIterator[None]:
+    """Tell `seen` what the container is doing, ten times a second, until the block ends.
+
+    A status that fails is left out: the call that is watched will say what is wrong.
+    """
+
+    async def watch() -> None:
+        while True:
+            try:
+                for status in await shim.status(id):
+                    seen(status)
+            except Failure:
+                pass
+            await asyncio.sleep(WATCH_SECONDS)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def state_now(container: Container, address: str) -> str:
+    """Say in words what became of a container after a call that failed; empty where nobody can tell."""
+    try:
+        async with shim_of(container, address) as shim:
+            found = await shim.status(container.id)
+    except Failure:
+        return ""
+    if not found:
+        return f"container {container.title} is gone"
+    phase = f", in the middle of a {found[0].phase}" if found[0].phase else ""
+    suspended = ", its VRAM in host memory" if found[0].suspended else ""
+    return f"container {container.title} is {found[0].state}{suspended}{phase}"
+
+
+def socket_of(container: Container, address: str) -> Path:
+    """Return the socket of the container's shim.
+
+    The shim was told containerd's own spelling of its address. A user's may differ by a symbolic link such as /var/run,
+    so the resolved spelling is taken where it leads to a socket and the given one does not.
+    """
+    group = container.group or container.id
+    given = socket_path(address, container.namespace, group)
+    resolved = socket_path(str(Path(address).resolve()), container.namespace, group)
+    return resolved if resolved.exists() and not given.exists() else given
+
+
+def named_kybernate(container: Container) -> bool:
+    """Tell whether containerd's name of the runtime says that the shim is ours. Another name may still lead to ours."""
+    return "kybernate" in container.runtime
+
+
+def _unconnected(container: Container, error: OSError) -> Failure:
+    if not container.live:
+        return NoTask(
+            f"container {container.title} has no processes: {_life(container)}",
+            advice=f"start it, for example with `ctr -n {container.namespace} task start {container.id}`",
+        )
+    if isinstance(error, FileNotFoundError) and not named_kybernate(container):
+        return NotKybernate(f"container {container.title} does not run under Kybernate, but under {container.runtime}")
+    return ShimGone(f"the shim of {container.title} is dead: nobody listens on its socket ({error})")
+
+
+def _life(container: Container) -> str:
+    return f"its task is {container.state}" if container.state else "it has no task"
+
+
+def _translated(error: RpcError, container: Container) -> Failure:
+    if error.code == Code.UNIMPLEMENTED:
+        return NotKybernate(
+            f"the shim of {container.title} does not know the call; its runtime is {container.runtime}"
+            f" ({error.message})"
+        )
+    if error.code == Code.NOT_FOUND:
+        return NoTask(f"the shim of {container.title} does not know it: {error.message}")
+    return ShimRefused(error.message, code=error.code.name)

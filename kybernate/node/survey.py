@@ -1,0 +1,52 @@
+"""What all shims of the node are doing: one question to each of them, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate.node.failure import Failure
+from kybernate.node.lookup import Container
+from kybernate.node.shim import NotKybernate, named_kybernate, shim_of, socket_of
+from kybernate_shim.messages import shim_pb2 as wire
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A container of a Kybernate shim. `problem` says why there is no `status`."""
+
+    container: Container
+    status: wire.Container | None = None
+    problem: str = ""
+
+
+async def survey(containers: Iterable[Container], address: str) -> list[Seen]:
+    """Return what the shims say about those containers that have a task and are Kybernate's, sorted by name.
+
+    A container that carries the name of our runtime is listed even when its shim does not answer.
+    """
+    shims: dict[Path, list[Container]] = {}
+    for container in containers:
+        if container.state:
+            shims.setdefault(socket_of(container, address), []).append(container)
+    answers = await asyncio.gather(*(_ask(group, address) for group in shims.values()))
+    found = [seen for answer in answers for seen in answer]
+    return sorted(found, key=lambda seen: (seen.container.namespace, seen.container.title))
+
+
+async def _ask(group: list[Container], address: str) -> list[Seen]:
+    try:
+        async with shim_of(group[0], address) as shim:
+            status = {found.id: found for found in await shim.status()}
+    except NotKybernate:
+        return []
+    except Failure as error:
+        return [Seen(container, problem=str(error)) for container in group if named_kybernate(container)]
+    return [
+        Seen(container, status[container.id])
+        if container.id in status
+        else Seen(container, problem="its shim does not know it")
+        for container in group
+    ]
