@@ -65,7 +65,7 @@ def _python(root: Path) -> bytes:
 
 @contextmanager
 def _layer() -> Iterator[tuple[tarfile.TarFile, io.BytesIO]]:
-    """Open a layer that holds what every image has: accounts and the usual directories; its bytes are whole in the end."""
+    """Open a layer that holds what every image has, accounts and the usual directories; it is whole in the end."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in DIRECTORIES:

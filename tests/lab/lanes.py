@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Lane:
     """A Debian suite, and the form of configuration that its containerd wants.
 
-    `rolling`: the suite changes daily, and its index is valid for a week only, which a mirror that stands still outlives.
+    `rolling`: the suite changes daily; its index is valid for a week, which a mirror that stands still outlives.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -49,8 +50,17 @@ http: {{addr: "127.0.0.1:5000"}}
 def identity(lane: Lane, checkout: Path) -> str:
     """Return a short hash of all that shapes the lane's root: its definition here and the project's dependencies."""
     parts = [lane.name, platform.machine(), *wheels.requirements(checkout)]
-    parts += [(checkout / "tests/lab" / name).read_text() for name in SHAPED_BY]
+    parts += [_bare_code(checkout / "tests/lab" / name) for name in SHAPED_BY]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def _bare_code(path: Path) -> str:
+    """Return a module's code without comments, docstrings and layout, whose change is no reason for a new root."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def build(lane: Lane, checkout: Path, root: Path) -> None:
