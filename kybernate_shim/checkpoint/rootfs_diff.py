@@ -33,7 +33,7 @@ ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Pyt
 
 @dataclass
 class Diff:
-    """What was written: entries of all kinds, `removed` of them whiteouts and opaque marks, and the payload of regular files."""
+    """What was done: entries of all kinds, `removed` of them whiteouts and opaque marks, and bytes of regular files."""
 
     entries: int = 0
     removed: int = 0

@@ -1,0 +1,149 @@
+"""Whether an image can be restored here: the machine that it came from against this one, before anything is touched.
+
+Some differences make a restore impossible, or end in a process that misbehaves for certain: they are refused. Others
+have worked often, but nobody can promise it: a risk, which `kybernate.io/force` takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from kybernate_shim.checkpoint.criu import parse_version
+from kybernate_shim.checkpoint.manifest import Host, Manifest
+from kybernate_shim.checkpoint.mounts import MountUnmatched
+
+Verdict = Literal["refusal", "risk"]
+
+FORCE: Final = "kybernate.io/force"
+
+# Features that add registers: the saved state of a thread cannot be loaded without them.
+REGISTERS: Final = "fxsr xsave avx avx512f amx_tile pku sse sse2 sve sve2 sme fpsimd asimd"
+# Features that programs find out at their start and rely on from then on. Flags that only describe the machine or the
+# kernel's defences (constant_tsc, ibrs, …) do not matter to a process, and are not recorded.
+INSTRUCTIONS: Final = (
+    "adx aes avx2 avx512_4fmaps avx512_4vnniw avx512_bf16 avx512_bitalg avx512_fp16 avx512_vbmi2 avx512_vnni "
+    "avx512_vp2intersect avx512_vpopcntdq avx512bw avx512cd avx512dq avx512er avx512ifma avx512pf avx512vbmi avx512vl "
+    "avx_ifma avx_ne_convert avx_vnni avx_vnni_int8 amx_bf16 amx_complex amx_fp16 amx_int8 bmi1 bmi2 abm cldemote "
+    "clflushopt clwb cmpxchg16b cx16 cx8 cmov enqcmd erms f16c fma fma4 fsgsbase fsrm gfni hle lahf_lm movbe movdir64b "
+    "movdiri mmx pclmulqdq popcnt prefetchwt1 rdpid rdrand rdseed rdtscp rtm serialize sha_ni sse4_1 sse4_2 sse4a "
+    "ssse3 pni tbm tsxldtrk vaes vpclmulqdq waitpkg xop xsavec xsaveopt "
+    "atomics asimddp asimdhp asimdrdm bf16 bti crc32 dcpop dit fcma fphp flagm i8mm jscvt lrcpc paca pacg pmull rng sb "
+    "sha1 sha2 sha3 sha512 sm3 sm4 ssbs svebf16 svei8mm svepmull svesha3 uscat"
+)
+
+
+class Incompatible(Exception):
+    """The image must not be restored here. `findings` holds all differences, not only those that decided."""
+
+    def __init__(self, findings: Sequence[Finding], deciding: Sequence[Finding]) -> None:
+        advice = ""
+        if all(finding.verdict == "risk" for finding in deciding):
+            advice = f'; the annotation {FORCE}: "true" tries it all the same'
+        super().__init__(f"{'; '.join(map(str, deciding))}{advice}. Nothing was restored")
+        self.findings = tuple(findings)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference between what the image wants and what is found."""
+
+    fact: str
+    wanted: str
+    found: str
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        if not self.wanted:
+            return f"{self.fact}: {self.found}"
+        return f"{self.fact}: the image was made with {self.wanted}, here is {self.found}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the image shall be restored. An empty text means unknown, and is not compared."""
+
+    host: Host
+    criu: str
+    runtime: str
+    image_digest: str = ""
+
+
+def compare(manifest: Manifest, place: Place, mounts: MountUnmatched | None = None) -> list[Finding]:
+    """Return every difference that matters, refusals first. `mounts` is what matching them raised, if it did."""
+    findings = [
+        *_host(manifest.host, place.host),
+        *_cpu(manifest.host, place.host),
+        *_programs(manifest, place),
+    ]
+    if mounts is not None:
+        findings += [Finding("mounts", "", text, "refusal") for text in mounts.differences]
+    return sorted(findings, key=lambda finding: finding.verdict)
+
+
+def require_compatible(findings: Sequence[Finding], *, force: bool = False) -> list[Finding]:
+    """Return the risks that are taken. Raises Incompatible for refusals, and for risks unless `force` is set."""
+    refusals = [finding for finding in findings if finding.verdict == "refusal"]
+    if refusals:
+        raise Incompatible(findings, refusals)
+    if findings and not force:
+        raise Incompatible(findings, findings)
+    return list(findings)
+
+
+def read_host(cgroup_version: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
+    """Return this machine's facts."""
+    name = os.uname()
+    return Host(
+        kernel=name.release,
+        architecture=name.machine,
+        cpu_features=cpu_features(cpuinfo.read_text()),
+        cgroup_version=cgroup_version,
+        page_size=os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def cpu_features(cpuinfo: str) -> tuple[str, ...]:
+    """Return the features, of those that matter to a process, that every core in /proc/cpuinfo has."""
+    cores = [set(flags.split()) for flags in re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)]
+    common = set.intersection(*cores) if cores else set()
+    return tuple(sorted(common & {*REGISTERS.split(), *INSTRUCTIONS.split()}))
+
+
+def _host(wanted: Host, found: Host) -> Iterable[Finding]:
+    if wanted.architecture != found.architecture:
+        yield Finding("architecture", wanted.architecture, found.architecture, "refusal")
+    if wanted.page_size != found.page_size:
+        yield Finding("page size", str(wanted.page_size), str(found.page_size), "refusal")
+    if wanted.cgroup_version != found.cgroup_version:
+        yield Finding("cgroup version", str(wanted.cgroup_version), str(found.cgroup_version), "refusal")
+    if parse_version(found.kernel)[:2] < parse_version(wanted.kernel)[:2]:
+        yield Finding("kernel", wanted.kernel, f"{found.kernel}, which is older", "risk")
+
+
+def _cpu(wanted: Host, found: Host) -> Iterable[Finding]:
+    if wanted.architecture != found.architecture:
+        return  # the features of another architecture say nothing
+    missing = set(wanted.cpu_features) - set(found.cpu_features)
+    registers = set(REGISTERS.split())
+    groups: tuple[tuple[str, Verdict, set[str]], ...] = (
+        ("CPU registers", "refusal", missing & registers),
+        ("CPU features", "risk", missing - registers),
+    )
+    for fact, verdict, names in groups:
+        if names:
+            yield Finding(fact, " ".join(sorted(names)), "a processor without", verdict)
+
+
+def _programs(manifest: Manifest, place: Place) -> Iterable[Finding]:
+    if parse_version(place.criu)[:2] < parse_version(manifest.criu.version)[:2]:
+        yield Finding("CRIU", manifest.criu.version, f"{place.criu}, which is older", "risk")
+    if place.runtime and manifest.runtime.name != place.runtime:
+        yield Finding("runtime", manifest.runtime.name, place.runtime, "risk")
+    wanted = manifest.source.image_digest
+    if wanted and place.image_digest and wanted != place.image_digest:
+        yield Finding("container image", wanted, place.image_digest, "risk")

@@ -1,0 +1,214 @@
+"""CRIU's configuration for one container, what CRIU says of itself, and what matters in its logs.
+
+CRIU takes its options from the runtime, and then from a file that the runtime names: the one in the container's
+annotation `org.criu.config`, or else /etc/criu/runc.conf. The file has the last word. So the annotation is made to name
+a file of ours when the container is created; it does not exist until a checkpoint or a restore writes it (CRIU takes a
+file that is not there for an empty one), and it repeats what the user's own file says. Nothing below /etc/criu is
+touched.
+Sources: criu(8), "CONFIGURATION FILES"; runc-checkpoint(8); CRIU's criu/config.c for the form of a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.linux.children import Finished, ProgramTimedOut
+
+ANNOTATION: Final = "org.criu.config"
+USERS_ANNOTATION: Final = "kybernate.io/criu-config"  # where the user's own choice is kept
+RUNTIME_FILES: Final = {"runc": Path("/etc/criu/runc.conf"), "crun": Path("/etc/criu/crun.conf")}
+FILE_NAME: Final = "kybernate-criu.conf"
+OLDEST: Final = (4, 1)  # older ones mishandle frozen containers
+CHECK_SECONDS: Final = 30.0
+
+# Options of which at most one makes sense; the user's choice of one displaces ours of another.
+EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
+
+
+class CriuUnusable(Exception):
+    """There is no CRIU, it is too old, or it cannot work on this kernel. The message has its own words."""
+
+
+class CriuOptionInvalid(Exception):
+    """A value that CRIU's configuration file cannot express."""
+
+
+@dataclass(frozen=True)
+class CriuOptions:
+    """What we want of CRIU, for a dump and, the same, for the restore of it.
+
+    `ghost_limit` is the most bytes of a deleted but open file that are carried along; `timeout` seconds for all of a
+    container's processes to stop; `libdir` the directory of plugins, which is a matter of the node.
+    """
+
+    tcp: TcpPolicy = "close"
+    network_lock: bool = False
+    shell_job: bool = False
+    file_locks: bool = True
+    link_remap: bool = True
+    ext_unix_sk: bool = False
+    ghost_limit: int = 512 << 20
+    timeout: int = 600
+    libdir: Path | None = None
+    extra: tuple[str, ...] = ()  # whole lines, of mounts for example
+
+    def lines(self) -> list[str]:
+        """Return the configuration, one option a line. Raises CriuOptionInvalid."""
+        switches = {
+            "tcp-close": self.tcp == "close",
+            "tcp-established": self.tcp == "established",
+            "skip-in-flight": True,  # nobody has accepted them yet, and their peers try again
+            "shell-job": self.shell_job,
+            "file-locks": self.file_locks,
+            "link-remap": self.link_remap,
+            "ext-unix-sk": self.ext_unix_sk,
+        }
+        values = {"ghost-limit": self.ghost_limit, "timeout": self.timeout, "libdir": self.libdir}
+        lines = [name for name, wanted in switches.items() if wanted]
+        lines += [line(name, str(value)) for name, value in values.items() if value is not None]
+        if not self.network_lock:
+            lines.append("network-lock skip")
+        return [*lines, *self.extra]
+
+
+def line(option: str, value: str) -> str:
+    """Return one line of CRIU's configuration file. Raises CriuOptionInvalid for what its reader would cut or split."""
+    if re.search(r'[#"\s]', value):
+        raise CriuOptionInvalid(f'{option}: CRIU cannot read {value!r} from a file, because of a blank, " or #')
+    return f"{option} {value}"
+
+
+def claim_config(document: dict[str, Any], path: Path) -> None:
+    """Make the annotation in a parsed config.json name our file `path`, and keep the user's choice beside it.
+
+    For the moment of Create: the runtime remembers the annotations with which a container was created.
+    """
+    annotations = document.setdefault("annotations", {})
+    if annotations.get(ANNOTATION) == str(path):
+        return
+    if ANNOTATION in annotations:
+        annotations[USERS_ANNOTATION] = annotations[ANNOTATION]
+    annotations[ANNOTATION] = str(path)
+
+
+def users_file(annotations: dict[str, str], runtime: str = "runc") -> Path | None:
+    """Return the configuration file that would count without ours; None where the user wants none."""
+    chosen = annotations.get(USERS_ANNOTATION)
+    if chosen is None:
+        return RUNTIME_FILES.get(runtime, RUNTIME_FILES["runc"])
+    return Path(chosen) if chosen else None
+
+
+def write_config(path: Path, options: CriuOptions, users: Path | None) -> tuple[str, ...]:
+    """Write the file that CRIU reads and return its lines, ours first and the user's after them.
+
+    An option that the user's file has, in whatever form, is left to it. Raises CriuOptionInvalid and OSError.
+    """
+    own = read_lines(users) if users else []
+    lines = (*without(options.lines(), own), *own)
+    path.write_text("".join(f"{text}\n" for text in lines))
+    return lines
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return a configuration file's lines without comments; a file that is not there has none, as CRIU sees it."""
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [text for raw in text.splitlines() if (text := raw.strip()) and not text.startswith("#")]
+
+
+def without(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Return the lines of `ours` whose option no line of `theirs` sets; repeatable options stay."""
+    taken = {_option(text) for text in theirs}
+    for group in EXCLUSIVE:
+        if taken & group:
+            taken |= group
+    return [text for text in ours if _option(text) not in taken or _option(text) in ("external", "skip-mnt")]
+
+
+def _option(text: str) -> str:
+    return text.split(maxsplit=1)[0].removeprefix("no-")
+
+
+class Runner(Protocol):
+    """Runs a helper program; linux.children.Children does."""
+
+    async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> Finished: ...
+
+
+async def require_criu(runner: Runner, criu: str = "criu") -> str:
+    """Return CRIU's version, after it has said that it can work here. `criu` is a path, or a name for PATH.
+
+    Raises CriuUnusable, with the words of `criu check` where that is what failed.
+    """
+    version = await criu_version(runner, criu)
+    if parse_version(version) < OLDEST:
+        raise CriuUnusable(f"{criu} is version {version}, at least {'.'.join(map(str, OLDEST))} is needed")
+    check = await _run(runner, [criu, "check"])
+    if check.status != 0:
+        words = " / ".join((check.stdout + check.stderr).strip().splitlines()) or f"status {check.status}"
+        raise CriuUnusable(f"{criu} {version} cannot work on this kernel; `criu check` says: {words}")
+    return version
+
+
+async def criu_version(runner: Runner, criu: str = "criu") -> str:
+    """Return what `criu --version` says. Raises CriuUnusable."""
+    finished = await _run(runner, [criu, "--version"])
+    found = re.search(r"Version:\s*(\S+)", finished.stdout)
+    if finished.status != 0 or found is None:
+        words = (finished.stderr or finished.stdout).strip()
+        raise CriuUnusable(f"{criu} --version ended with status {finished.status}: {words}")
+    return found[1]
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: 4.1.1-2 is (4, 1, 1); no numbers at all is ()."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
+async def _run(runner: Runner, argv: Sequence[str]) -> Finished:
+    try:
+        return await runner.run(argv, timeout=CHECK_SECONDS)
+    except OSError as error:
+        raise CriuUnusable(
+            f"{argv[0]} cannot be run ({error}); install CRIU or name it in the setting `criu`"
+        ) from error
+    except ProgramTimedOut as error:
+        raise CriuUnusable(str(error)) from error
+
+
+def errors_of(log: Path, most: int = 10) -> list[str]:
+    """Return the last lines that matter in a CRIU log: errors, or where there are none, its last three lines.
+
+    Times and process numbers are taken off, repetitions too. An absent or empty log has no lines.
+    """
+    errors: deque[str] = deque(maxlen=most)
+    last: deque[str] = deque(maxlen=3)
+    try:
+        with log.open(errors="replace") as stream:
+            for raw in stream:
+                text = re.sub(r"^\(\d+\.\d+\)\s*(\d+:\s)?\s*", "", raw.rstrip())
+                if text:
+                    last.append(text)
+                if re.match(r"Error \(|BUG ", text) and text not in errors:
+                    errors.append(text)
+    except FileNotFoundError:
+        return []
+    return list(errors or last)
+
+
+def explain(message: str, log: Path) -> str:
+    """Return an error's text with what CRIU's log says of it and where the whole log is."""
+    lines = errors_of(log)
+    if not lines:
+        return f"{message} (CRIU left no log at {log})"
+    return f"{message}: {'; '.join(lines)} (whole log: {log})"

@@ -1,0 +1,191 @@
+"""A container's sockets, as the kernel lists them, and what a checkpoint and a restore will do to each.
+
+The kernel is asked by sock_diag in the container's network namespace. That may be the whole pod's, so what the
+container's own processes hold open decides which of the sockets are its.
+Sources: sock_diag(7); criu(8), --tcp-established, --tcp-close, --ext-unix-sk; criu.org, "TCP connection".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP
+from typing import Any, Final, Literal, TypeVar
+
+from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.linux import libc
+
+T = TypeVar("T")
+Family = Literal["tcp", "unix"]
+State = Literal["established", "listening", "opening", "closing", "unconnected"]
+
+CLONE_NEWNET: Final = 0x40000000
+# The kernel's numbers of TCP states (include/net/tcp_states.h), which UNIX sockets share as far as they have them.
+STATES: Final[dict[int, State]] = {
+    1: "established",
+    2: "opening",
+    3: "opening",
+    4: "closing",
+    5: "closing",
+    6: "closing",
+    7: "unconnected",
+    8: "closing",
+    9: "closing",
+    10: "listening",
+    11: "closing",
+    12: "opening",
+}
+ALL_STATES: Final = 0xFFF
+SHOW_NAME: Final = 1
+SHOW_FILE: Final = 2
+SHOW_PEER: Final = 4
+ANYWHERE: Final = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Socket:
+    """One socket. `local` and `peer` are `address:port`, or a UNIX socket's path, with "@" where it is abstract.
+
+    `peer_inode` is the other end of a connected UNIX socket, 0 where there is none.
+    """
+
+    family: Family
+    state: State
+    local: str
+    peer: str = ""
+    inode: int = 0
+    peer_inode: int = 0
+
+
+def container_sockets(pids: Sequence[int]) -> list[Socket]:
+    """Return the TCP and UNIX sockets that the processes `pids` hold open, all of one network namespace.
+
+    Blocks for as long as the kernel takes to list the namespace. Raises OSError when the first process is gone.
+    """
+    inodes = open_inodes(pids)
+    found = in_namespace(Path(f"/proc/{pids[0]}/ns/net"), list_sockets)
+    return [socket for socket in found if socket.inode in inodes]
+
+
+def open_inodes(pids: Iterable[int]) -> set[int]:
+    """Return the inodes of the sockets that the processes have descriptors of; a process that is gone has none."""
+    inodes = set()
+    for pid in pids:
+        try:
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                if match := re.fullmatch(r"socket:\[(\d+)\]", _target(fd)):
+                    inodes.add(int(match[1]))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return inodes
+
+
+def in_namespace(namespace: Path, work: Callable[[], T]) -> T:
+    """Run `work` in a thread of its own that has joined the network namespace, and return what it returns."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                libc.setns(fd, CLONE_NEWNET)
+            finally:
+                os.close(fd)
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001  (raised again by the caller's thread)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="netns", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def list_sockets() -> list[Socket]:
+    """Return every TCP and UNIX socket of the calling thread's network namespace."""
+    from pyroute2 import DiagSocket  # takes long to import, and only a checkpoint needs it
+
+    with DiagSocket() as diag:
+        diag.bind()
+        found = []
+        for family in (AF_INET, AF_INET6):
+            found += [_tcp(m) for m in diag.get_sock_stats(family=family, protocol=IPPROTO_TCP, states=ALL_STATES)]
+        found += [_unix(m) for m in diag.get_sock_stats(family=AF_UNIX, show=SHOW_NAME | SHOW_FILE | SHOW_PEER)]
+        return found
+
+
+def what_happens(sockets: Sequence[Socket], policy: TcpPolicy) -> list[str]:
+    """Return for the log what becomes of the sockets at a restore, one sentence for each kind of fate."""
+    lines = [_listening(socket) for socket in sockets if socket.family == "tcp" and socket.state == "listening"]
+    connected = [socket for socket in sockets if is_connection(socket)]
+    if connected and policy == "close":
+        lines.append(f"{len(connected)} TCP connections will be closed: {_some(connected)}")
+    elif connected:
+        lines.append(f"{len(connected)} TCP connections will go on, if the address stays the same: {_some(connected)}")
+    if outside := external_unix(sockets):
+        lines.append(f"{len(outside)} UNIX sockets are connected to processes outside the container: {_some(outside)}")
+    return lines
+
+
+def is_connection(socket: Socket) -> bool:
+    """Tell whether the socket is a TCP connection, in whatever part of its life."""
+    return socket.family == "tcp" and socket.state in ("established", "opening", "closing")
+
+
+def needs_network_lock(sockets: Iterable[Socket], policy: TcpPolicy) -> bool:
+    """Tell whether packets must be held back during a dump: only for connections that are to go on."""
+    return policy == "established" and any(map(is_connection, sockets))
+
+
+def external_unix(sockets: Sequence[Socket]) -> list[Socket]:
+    """Return the connected UNIX sockets whose other end is none of `sockets`; CRIU refuses them by default."""
+    inodes = {socket.inode for socket in sockets}
+    return [socket for socket in sockets if socket.peer_inode and socket.peer_inode not in inodes]
+
+
+def _listening(socket: Socket) -> str:
+    address = socket.local.rpartition(":")[0].strip("[]")
+    if address in ANYWHERE or address.startswith("127.") or address == "::1":
+        return f"listening on {socket.local} will go on"
+    return f"listening on {socket.local} will only go on where the network has that address"
+
+
+def _some(sockets: Sequence[Socket], most: int = 5) -> str:
+    names = [f"{socket.local}→{socket.peer}" if socket.peer else socket.local or "unnamed" for socket in sockets]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _tcp(message: Any) -> Socket:
+    return Socket(
+        "tcp",
+        STATES.get(message["idiag_state"], "closing"),
+        _address(message["idiag_src"], message["idiag_sport"]),
+        _address(message["idiag_dst"], message["idiag_dport"]) if message["idiag_dport"] else "",
+        message["idiag_inode"],
+    )
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unix(message: Any) -> Socket:
+    name = str(message.get_attr("UNIX_DIAG_NAME") or "")
+    # The NUL that begins an abstract name is lost in decoding; but only a name in the filesystem comes with a file.
+    local = f"@{name}" if name and not message.get_attr("UNIX_DIAG_VFS") else name
+    peer = message.get_attr("UNIX_DIAG_PEER") or 0
+    return Socket("unix", STATES.get(message["udiag_state"], "closing"), local, "", message["udiag_ino"], peer)
+
+
+def _target(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except FileNotFoundError:
+        return ""  # closed meanwhile
