@@ -1,8 +1,8 @@
 /* The program's device memory: on a pretended card, or moved out to the host. A test double: see abi.h.
  *
- * On the card, memory is a shared mapping of the process's file in held/. Beside it the process holds a mapped TCP
- * socket, which CRIU refuses ("Can't find packet socket ... to mmap"), as it refuses the real driver's device
- * mappings; unlike a device it needs no permission, so that it works in any container.
+ * On the card, memory is a shared mapping of the process's file in held/. Beside it the process maps a TCP socket,
+ * which CRIU refuses ("Can't find packet socket ... to mmap"), as it refuses the real driver's device mappings; unlike
+ * a device it needs no permission, so that it works in any container.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -41,9 +41,8 @@ static struct {
     char path[512];
     uint64_t end; /* of the file */
     struct account *account;
-    int socket;
     void *socket_page;
-} held = {.fd = -1, .socket = -1};
+} held = {.fd = -1};
 
 static struct {
     char *data;
@@ -52,21 +51,24 @@ static struct {
 
 static CUresult hold_undumpable(void)
 {
-    held.socket = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (held.socket < 0)
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    held.socket_page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, held.socket, 0);
-    return held.socket_page == MAP_FAILED ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+    held.socket_page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd); /* the mapping is enough; CRIU may have trouble of its own with the descriptor of a socket */
+    if (held.socket_page == MAP_FAILED)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    madvise(held.socket_page, PAGE, MADV_DONTFORK);
+    return CUDA_SUCCESS;
 }
 
 static void release_cards(void)
 {
     munmap(held.socket_page, PAGE);
-    close(held.socket);
     munmap(held.account, PAGE);
     unlink(held.path);
     close(held.fd);
-    held.fd = held.socket = -1;
+    held.fd = -1;
 }
 
 CUresult hold_cards(void)

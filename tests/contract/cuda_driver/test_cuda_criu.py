@@ -1,0 +1,121 @@
+"""The pretended driver and the real CRIU: refused while on the card, carried while checkpointed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate_shim.cuda.client import CudaHelper, State
+from kybernate_shim.cuda.errors import GpuPair
+from tests.fakes.cuda import Cards
+
+Run = Callable[[Callable[[CudaHelper], Any]], Any]
+
+pytestmark = [pytest.mark.root, pytest.mark.criu]
+
+
+class Detached:
+    """`computes` in a session of its own that prints into a file, as CRIU can take and bring back."""
+
+    def __init__(self, directory: Path, libraries: Path, cards: Cards) -> None:
+        self.images = directory / "images"
+        self.images.mkdir()
+        self._output = directory / "output"
+        environment = dict(os.environ) | cards.environment(libraries)
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [libraries / "computes", "4", "10"],
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        self.wait_for_steps(1)
+
+    def wait_for_steps(self, count: int, seconds: float = 20.0) -> None:
+        """Wait for `count` more steps; each line was checked word by word by the program itself."""
+        wanted, until = self.steps() + count, time.monotonic() + seconds
+        while self.steps() < wanted:
+            assert time.monotonic() < until, f"process {self.pid} stands still at step {self.steps()}"
+            time.sleep(0.02)
+
+    def steps(self) -> int:
+        """Return how many steps were printed, and fail when one of them is missing or wrong."""
+        lines = self._output.read_text().splitlines()
+        assert [line.split()[:2] for line in lines] == [["step", str(number + 1)] for number in range(len(lines))]
+        return len(lines)
+
+    def dump(self) -> subprocess.CompletedProcess[str]:
+        return self._criu("dump", "--tree", str(self.pid))
+
+    def restore(self) -> subprocess.CompletedProcess[str]:
+        self._process.wait()  # CRIU has killed it; its pid must be free
+        return self._criu("restore", "--restore-detached")
+
+    def log(self, name: str) -> str:
+        return (self.images / f"{name}.log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def _criu(self, action: str, *options: str) -> subprocess.CompletedProcess[str]:
+        command = ["criu", action, *options, "--images-dir", str(self.images), "-v4", "--log-file", f"{action}.log"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def program(tmp_path: Path, libraries: Path, cards: Cards) -> Iterator[Detached]:
+    started = Detached(tmp_path, libraries, cards)
+    yield started
+    started.kill()
+
+
+def test_criu_refuses_a_process_on_the_card(program: Detached) -> None:
+    assert program.dump().returncode != 0
+    errors = [line for line in program.log("dump").splitlines() if "Error" in line]
+    assert any("to mmap" in line for line in errors), "\n".join(errors)
+    program.wait_for_steps(3)
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, cards: Cards, move: bool) -> None:
+    pid = program.pid
+    first, second = cards.uuids
+    pairs = [GpuPair(first, second), GpuPair(second, first)] if move else []
+
+    async def checkpoint(helper: CudaHelper) -> None:
+        await helper.lock([pid], 5)
+        await helper.checkpoint([pid], 5)
+
+    async def bring_back(helper: CudaHelper) -> None:
+        process = (await helper.states([pid])).processes[pid]
+        assert process.state is State.CHECKPOINTED
+        assert Path(f"/proc/{pid}/task/{process.restore_thread}").is_dir()
+        await helper.restore([pid], 5, pairs)
+        assert [used > 0 for used in cards.used()] == [not move, move]
+        await helper.unlock([pid], 5)
+
+    use(checkpoint)
+    dumped = program.dump()
+    assert dumped.returncode == 0, program.log("dump")[-3000:]
+    before = program.steps()
+    assert not Path(f"/proc/{pid}/exe").exists()
+    restored = program.restore()
+    assert restored.returncode == 0, program.log("restore")[-3000:]
+    use(bring_back)
+    program.wait_for_steps(10)
+    assert program.steps() >= before + 10
