@@ -1,7 +1,8 @@
-"""The JSON lines in which runc and crun report errors.
+"""The JSON objects in which runc and crun report errors.
 
-Every call appends to the same file, so the caller remembers where it ended before. runc and crun write the same keys,
-`level`, `msg` and `time`, in different order; crun also puts warnings at level `warning` before the error.
+Every call appends to the same file, so the caller remembers where it ended before. runc and older crun write an object
+a line, newer crun spreads each over several lines; all begin one at the start of a line, with the keys `level`, `msg`
+and `time`.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ def size(log: Path) -> int:
 
 
 def last_error(log: Path, after: int = 0) -> str:
-    """Return the message of the last error beyond byte `after`, or "". Lines that are not JSON objects are skipped."""
+    """Return the message of the last error beyond byte `after`, or "". What is no JSON object is passed over."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(after, size(log) - TAIL_LIMIT))
-            lines = stream.read(TAIL_LIMIT).splitlines()
+            text = stream.read(TAIL_LIMIT).decode(errors="replace")
     except OSError:
         return ""
-    return next(filter(None, map(_error, reversed(lines))), "")
+    # Nothing nested begins at the start of a line, so each of these is one object; what else follows it is passed over.
+    objects = f"\n{text}".split("\n{")[1:]
+    return next(filter(None, (_error("{" + rest) for rest in reversed(objects))), "")
 
 
-def _error(line: bytes) -> str:
+def _error(text: str) -> str:
     try:
-        entry = json.loads(line)
+        entry, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(entry, dict) or entry.get("level") not in ("error", "fatal", "panic"):
+    if entry.get("level") not in ("error", "fatal", "panic"):
         return ""
     return str(entry.get("msg") or "").strip()
