@@ -16,6 +16,7 @@ from kybernate_shim.checkpoint.manifest import Gpu, Manifest
 from kybernate_shim.checkpoint.record import to_json
 
 INDENT = "  "
+INSIDE = ("pseudo", "private", "hook")  # mounts that a restore makes by itself, or its hooks do
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +31,8 @@ def inspect(
 ) -> None:
     """Show what is in a checkpoint image.
 
-    Processes, memory, files, GPUs and versions, and what a restore needs. With --verify, the exit status is 1 when a file is missing or changed, and the problems are listed.
+    Processes, memory, files, GPUs and versions, and what a restore needs. With --verify, the exit status is 1 when a
+    file is missing or changed, and the problems are listed.
     """
     problems = _verified(image) if check else None
     if problems:
@@ -156,7 +158,7 @@ def needs(manifest: Manifest) -> list[str]:
         wanted.append(f"container image {source.image}")
     wanted.append(f"{size(memory(manifest) + vram(manifest))} of memory while it is restored")
     wanted += [f"a {gpu.model} with {size(_held(gpu))} of free VRAM, driver {gpu.driver}" for gpu in manifest.gpus]
-    outside = [mount.destination for mount in manifest.mounts if mount.source]
+    outside = [mount.destination for mount in manifest.mounts if mount.kind not in INSIDE]
     if outside:
         wanted.append(f"mounts at {', '.join(outside)}")
     if manifest.tcp == "established":

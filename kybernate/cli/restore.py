@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from kybernate_shim.checkpoint.image import Image
 
 RUNTIME = "io.containerd.kybernate.v1"
 SNAPSHOTTER = "overlayfs"
+STDOUT, STDERR = 1, 2  # the descriptors: a container writes bytes, whatever they are
 
 
 class ImageDiffers(Failure):
@@ -156,8 +156,7 @@ async def _start(prepared: restoring.Prepared, address: str, bar: Bar) -> int:
 
 def _foreground(containerd: Containerd, plan: restoring.Plan, *, terminal: bool) -> int:
     """Run the container to its end, show its output, remove it, and return its exit status."""
-    sys.stdout.flush()
-    with attached(sys.stdout.fileno(), sys.stderr.fileno(), terminal=terminal) as stdio:
+    with attached(STDOUT, STDERR, terminal=terminal) as stdio:
         container, _ = _restored(containerd, plan, stdio)
         try:
             with _passing_on(containerd, container), ThreadPoolExecutor(1) as waiting:

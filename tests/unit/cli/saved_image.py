@@ -1,0 +1,43 @@
+"""Checkpoint images on disk for tests: real manifests with real digests, and small files instead of memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.checkpoint.digests import Digester
+from kybernate_shim.checkpoint.image import write_manifest
+from kybernate_shim.checkpoint.manifest import File, Gpu, GpuMemory, Host, Manifest, Mount, Process, Program, Source
+from kybernate_shim.checkpoint.operation import Step
+
+SPEC: dict[str, Any] = {"process": {"args": ["count"]}, "root": {"path": "rootfs"}, "linux": {"cgroupsPath": "/d/c"}}
+
+
+def save(directory: Path, *, spec: dict[str, Any] | None = SPEC, **source: str) -> Manifest:
+    """Write an image of container `counter`."""
+    directory.mkdir(parents=True)
+    contents = {"pages-1.img": bytes(range(256)) * 64, "core-1.img": b"registers"}
+    if spec is not None:
+        contents["kybernate-spec.json"] = json.dumps(spec).encode()
+    files = []
+    with Digester("blake2b", lambda count: None) as digester:
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+            files.append(File(name, len(content), digester.digest(directory / name)))
+    manifest = Manifest(
+        id="3f6b",
+        time="2026-11-21T05:00:00.000Z",
+        source=Source(**{"container": "counter", "image": "busybox:1", "node": "here"} | source),
+        runtime=Program("runc", "1.3.0"),
+        criu=Program("criu", "4.2"),
+        host=Host("6.18.0", "x86_64", ("avx2",), 2, 4096),
+        rootfs_diff=True,
+        processes=(Process(1, "count", 1 << 20), Process(7, "helper", 2 << 20)),
+        gpus=(Gpu("GPU-1", "NVIDIA H200", "580.1", (GpuMemory(1, 1 << 30),)),),
+        mounts=(Mount("/proc", "proc", "pseudo"), Mount("/data", "ext4", "host", "/srv/data")),
+        files=tuple(files),
+        steps=(Step("dump", 1.5, 4096),),
+    )
+    write_manifest(directory, manifest, durable=False)
+    return manifest

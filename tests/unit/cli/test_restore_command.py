@@ -1,0 +1,184 @@
+"""`kybernate restore`: what containerd is asked for, in which order, and what is left when a step fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from conftest import Node
+from fake_containerd import PID
+from fake_shim import FakeShim
+from saved_image import SPEC, save
+
+from kybernate.node import stdio
+from kybernate_shim.messages.any import OCI_SPEC
+
+
+def restorable(node: Node, *, layers: int = 2, **source: str) -> None:
+    """Save an image, have its container image on the node, and let a shim come up with every new task."""
+    save(node.checkpoints / "i", **source)
+    node.containerd.add_image("busybox:1", layers=layers)
+
+    def come_up(namespace: str, id: str) -> FakeShim:
+        shim = node.shim(id, namespace=namespace)
+        shim.add(id, state="created", phase="restore")
+        return shim
+
+    node.containerd.on_task = come_up
+
+
+def test_container_is_made_and_started(node: Node) -> None:
+    restorable(node)
+    assert node.run("restore", "i", "-d").stdout.splitlines() == ["container: counter", f"pid:       {PID}"]
+    record = node.containerd.containers["default", "counter"]
+    assert (record.runtime.name, record.image) == ("io.containerd.kybernate.v1", "busybox:1")
+    assert (record.snapshotter, record.snapshot_key) == ("overlayfs", "counter")
+    assert record.spec.type_url == OCI_SPEC
+    spec = json.loads(record.spec.value)
+    assert spec["annotations"]["kybernate.io/restore-from"] == str(node.checkpoints / "i")
+    assert spec["linux"]["cgroupsPath"] == "/default/counter"
+    assert node.containerd.created[0].rootfs[0].source == "counter"
+
+
+def test_layers_are_unpacked_once(node: Node) -> None:
+    restorable(node, layers=3)
+    node.run("restore", "i", "-d", "--name", "one")
+    assert node.containerd.calls.count("diff.apply") == 3
+    node.run("restore", "i", "-d", "--name", "two")
+    assert node.containerd.calls.count("diff.apply") == 3
+    assert not any(key.startswith("extract-") for key in node.containerd.snapshots)
+    assert node.containerd.leases == set()
+
+
+def test_answer_as_json(node: Node) -> None:
+    restorable(node)
+    assert node.json("restore", "i", "--detach", "--name", "again", "-n", "default") == {
+        "namespace": "default",
+        "container": "again",
+        "pid": PID,
+        "path": str(node.checkpoints / "i"),
+    }
+
+
+def test_options_choose_what_is_made(node: Node) -> None:
+    restorable(node)
+    node.containerd.add_image("other:2", namespace="moby")
+    argv = ["--name", "x", "--image", "other:2", "--runtime", "io.containerd.runc.kybernate.v1", "-n", "moby"]
+    node.run("restore", "i", "-d", *argv, "--snapshotter", "native", "--log", "/tmp/x.log", "--force")
+    record = node.containerd.containers["moby", "x"]
+    assert (record.image, record.runtime.name) == ("other:2", "io.containerd.runc.kybernate.v1")
+    assert record.snapshotter == "native"
+    assert json.loads(record.spec.value)["annotations"]["kybernate.io/force"] == "true"
+    request = node.containerd.created[0]
+    assert (request.stdout, request.stderr, request.stdin) == ("file:///tmp/x.log", "file:///tmp/x.log", "")
+
+
+def test_foreground_shows_output_and_passes_the_status_on(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    restorable(node)
+    come_up = node.containerd.on_task
+    monkeypatch.setattr(stdio, "FIFOS", tmp_path / "fifo")
+
+    def come_up_and_write(namespace: str, id: str) -> None:
+        come_up(namespace, id)
+        Path(node.containerd.created[-1].stdout).write_bytes(b"4711\n")
+
+    node.containerd.on_task = come_up_and_write
+    node.containerd.exit_status = 3
+    node.run("restore", "i", status=3)
+    assert capfdbinary.readouterr().out == b"4711\n"
+    assert list((tmp_path / "fifo").iterdir()) == []
+    assert ("default", "counter") not in node.containerd.containers
+    assert ("default", "counter") not in node.containerd.tasks
+    assert "counter" not in node.containerd.snapshots
+
+
+FAILURES = ["snapshots.prepare", "diff.apply", "snapshots.commit", "containers.create", "tasks.create", "tasks.start"]
+
+
+@pytest.mark.parametrize("call", FAILURES)
+def test_failed_restore_leaves_nothing(node: Node, call: str) -> None:
+    restorable(node)
+    node.containerd.failures[call] = (grpc.StatusCode.UNKNOWN, "criu failed: pages-1.img is truncated")
+    result = node.run("restore", "i", "-d", status=1)
+    assert "criu failed: pages-1.img is truncated" in result.stderr
+    assert node.containerd.containers == {}
+    assert node.containerd.tasks == {}
+    assert "counter" not in node.containerd.snapshots
+    assert not any(key.startswith("extract-") for key in node.containerd.snapshots)
+    assert node.containerd.leases == set()
+
+
+def test_failed_restore_says_that_it_was_undone(node: Node) -> None:
+    restorable(node)
+    node.containerd.failures["tasks.start"] = (grpc.StatusCode.UNKNOWN, "no such mount: /data")
+    assert node.run("restore", "i", "-d", status=1).stderr.splitlines()[:2] == [
+        f"kybernate: cannot restore counter from {node.checkpoints}/i: no such mount: /data",
+        "  state:  container counter was removed again; the checkpoint image is as it was",
+    ]
+
+
+def test_other_shim_is_never_started(node: Node) -> None:
+    restorable(node)
+    node.containerd.on_task = lambda namespace, id: node.shim(id, service="containerd.task.v3.Task")
+    result = node.run("restore", "i", "-d", "--runtime", "io.containerd.runc.v2", status=1)
+    assert "its runtime is io.containerd.runc.v2" in result.stderr
+    assert "tasks.start" not in node.containerd.calls
+    assert node.containerd.tasks == {}
+    assert node.containerd.containers == {}
+
+
+def test_taken_id_is_refused(node: Node) -> None:
+    restorable(node)
+    node.containerd.add("counter")
+    result = node.run("restore", "i", "-d", status=1)
+    assert "container counter exists" in result.stderr
+    assert node.containerd.calls == []
+
+
+def test_image_that_is_not_here_is_told(node: Node) -> None:
+    save(node.checkpoints / "i")
+    result = node.run("restore", "i", "-d", status=1)
+    assert "image busybox:1 is not in containerd's namespace default" in result.stderr
+    assert "ctr -n default images pull busybox:1" in result.stderr
+
+
+def test_other_image_under_the_same_name_is_refused(node: Node) -> None:
+    restorable(node, image_digest="sha256:" + "5" * 64)
+    assert "but the container was made from sha256:5555" in node.run("restore", "i", "-d", status=1).stderr
+    assert node.containerd.calls == []
+    node.run("restore", "i", "-d", "--force")
+
+
+def test_same_image_is_taken(node: Node) -> None:
+    digest = node.containerd.add_image("busybox:1")
+    restorable(node, image_digest=digest)
+    node.run("restore", "i", "-d")
+
+
+def test_unknown_image_has_to_be_named(node: Node) -> None:
+    restorable(node, image="")
+    assert "--image" in node.run("restore", "i", "-d", status=1).stderr
+    node.run("restore", "i", "-d", "--image", "busybox:1")
+
+
+def test_image_without_spec_is_told(node: Node) -> None:
+    save(node.checkpoints / "i", spec=None)
+    assert "kybernate-spec.json" in node.run("restore", "i", "-d", status=1).stderr
+
+
+def test_container_of_a_pod_that_is_gone_is_refused(node: Node) -> None:
+    network = {"type": "network", "path": "/run/netns/gone"}
+    save(node.checkpoints / "i", spec=SPEC | {"linux": {"namespaces": [network]}})
+    result = node.run("restore", "i", "-d", status=1)
+    assert "network namespace /run/netns/gone" in result.stderr
+    assert "restore it as a pod" in result.stderr
+    assert node.containerd.calls == []
+
+
+@pytest.mark.parametrize("argv", [("--log", "f"), ("--json",)])
+def test_options_of_the_background_need_detach(node: Node, argv: tuple[str, ...]) -> None:
+    assert "--detach" in node.run("restore", "i", *argv, status=2).stderr

@@ -1,0 +1,112 @@
+"""`kybernate ps` and `kybernate status`."""
+
+from __future__ import annotations
+
+from conftest import Node
+
+POD, WEB = "a" * 64, "b" * 64
+
+
+def populate(node: Node) -> None:
+    """A container with work under way, a pod with two containers, one of another shim, one with a dead shim."""
+    node.containerd.add("counter", image="busybox")
+    node.containerd.add(
+        POD, namespace="k8s.io", pod="front", kind="sandbox", sandbox=POD, runtime="io.containerd.runc.v2"
+    )
+    node.containerd.add(WEB, namespace="k8s.io", pod="front", name="web", sandbox=POD, runtime="io.containerd.runc.v2")
+    node.containerd.add("stock", runtime="io.containerd.runc.v2")
+    node.containerd.add("orphan")
+    node.containerd.add("never-started", state="")
+    node.shim("stock", service="containerd.task.v3.Task")
+    node.shim("counter").add(
+        "counter", phase="checkpoint", step="dump", done_bytes=1 << 20, total_bytes=4 << 20, seconds=2, cuda_pids=[7, 8]
+    )
+    pod = node.shim(POD, namespace="k8s.io")
+    pod.add(POD, pid=10)
+    pod.add(WEB, pid=11, suspended=True)
+
+
+def test_ps_lists_the_containers_of_our_shims(node: Node) -> None:
+    populate(node)
+    result = node.run("ps")
+    rows = [line.split("   ") for line in result.stdout.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == [
+        ["CONTAINER", "NAME", "STATE", "PHASE", "STEP", "DONE", "PID", "NAMESPACE"],
+        ["counter", "counter", "running", "checkpoint", "dump", "1.00 MiB of 4.00 MiB", "4242", "default"],
+        ["orphan", "orphan", "unknown", "4242", "default"],
+        ["a" * 13, "shop/front/(sandbox)", "running", "10", "k8s.io"],
+        ["b" * 13, "shop/front/web", "running, suspended", "11", "k8s.io"],
+    ]
+    assert "the shim of orphan is dead" in result.stderr
+
+
+def test_ps_as_json(node: Node) -> None:
+    populate(node)
+    listed = {one["container"]: one for one in node.json("ps")}
+    assert set(listed) == {"counter", "orphan", POD, WEB}
+    assert listed[WEB]["suspended"] is True
+    assert listed[WEB]["pod"] == "front"
+    assert listed["counter"]["done_bytes"] == 1 << 20
+    assert "is dead" in listed["orphan"]["problem"]
+
+
+def test_ps_in_one_namespace(node: Node) -> None:
+    populate(node)
+    assert [one["container"] for one in node.json("ps", "-n", "k8s.io")] == [POD, WEB]
+
+
+def test_ps_of_an_empty_node(node: Node) -> None:
+    assert node.json("ps") == []
+    assert node.run("ps").stdout.split()[0] == "CONTAINER"
+
+
+def test_status_of_one_container(node: Node) -> None:
+    populate(node)
+    assert node.run("status", "counter").stdout.splitlines() == [
+        "container:      counter",
+        "namespace:      default",
+        "image:          busybox",
+        "runtime:        io.containerd.kybernate.v1",
+        "state:          running",
+        "pid:            4242",
+        "CUDA processes: 7, 8",
+        "phase:          checkpoint",
+        "step:           dump",
+        "done:           1.00 MiB of 4.00 MiB",
+        "for:            2.00 s",
+    ]
+
+
+def test_status_as_json(node: Node) -> None:
+    populate(node)
+    assert node.json("status", "front/web") == {
+        "namespace": "k8s.io",
+        "container": WEB,
+        "pod_namespace": "shop",
+        "pod": "front",
+        "name": "web",
+        "image": "",
+        "runtime": "io.containerd.runc.v2",
+        "state": "running",
+        "suspended": True,
+        "pid": 11,
+        "cuda_pids": [],
+        "phase": "",
+        "step": "",
+        "done_bytes": 0,
+        "total_bytes": 0,
+        "seconds": 0.0,
+        "problem": "",
+    }
+
+
+def test_status_without_a_name_is_ps(node: Node) -> None:
+    populate(node)
+    assert node.run("status").stdout == node.run("ps").stdout
+
+
+def test_status_of_what_the_shim_does_not_know(node: Node) -> None:
+    node.containerd.add("ghost")
+    node.shim("ghost")
+    assert "does not know it" in node.run("status", "ghost", status=1).stderr

@@ -1,0 +1,46 @@
+"""`kybernate suspend` and `kybernate resume`."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Node
+
+from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.ttrpc import Code, RpcError
+
+ANSWERS = {
+    "suspend": wire.SuspendResponse(vram_bytes=2 << 30, steps=[wire.Step(name="lock", seconds=0.02)]),
+    "resume": wire.ResumeResponse(vram_bytes=2 << 30, steps=[wire.Step(name="unlock", seconds=0.02)]),
+}
+REQUESTS = {"suspend": wire.SuspendRequest, "resume": wire.ResumeRequest}
+
+
+@pytest.mark.parametrize(("verb", "step", "done"), [("suspend", "lock", "suspended"), ("resume", "unlock", "resumed")])
+def test_answer_is_shown(node: Node, verb: str, step: str, done: str) -> None:
+    node.containerd.add("trainer")
+    shim = node.shim("trainer")
+    shim.answers[verb.title()] = ANSWERS[verb]
+    assert node.run(verb, "trainer", "--timeout", "1.5").stdout.splitlines() == [
+        f"{done} trainer: 2.00 GiB of VRAM",
+        f"{'STEP':{len(step)}}   TIME",
+        f"{step}   20 ms",
+    ]
+    assert shim.requests == [REQUESTS[verb](id="trainer", timeout_ms=1500)]
+    assert node.json(verb, "trainer") == {
+        "namespace": "default",
+        "container": "trainer",
+        "vram_bytes": 2 << 30,
+        "steps": [{"name": step, "seconds": 0.02, "bytes": 0}],
+    }
+
+
+def test_failure_says_what_became_of_the_container(node: Node) -> None:
+    node.containerd.add("trainer")
+    shim = node.shim("trainer")
+    shim.add("trainer", suspended=True)
+    shim.answers["Resume"] = RpcError(Code.FAILED_PRECONDITION, "GPU-1 has 1 GiB of free VRAM, 2 GiB are needed")
+    result = node.run("resume", "trainer", status=1)
+    assert result.stderr.splitlines() == [
+        "kybernate: cannot resume trainer: GPU-1 has 1 GiB of free VRAM, 2 GiB are needed",
+        "  state:  container trainer is running, its VRAM in host memory",
+    ]
