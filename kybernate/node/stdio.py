@@ -39,8 +39,8 @@ def into_log(log: Path | None, *, terminal: bool = False) -> Stdio:
 def attached(stdout: int, stderr: int, *, terminal: bool = False, directory: Path | None = None) -> Iterator[Stdio]:
     """Make FIFOs and copy what comes out of them to the two descriptors, until the block ends.
 
-    They are made below `directory`, by default where containerd's clients have theirs. A terminal has one stream. At the end
-    the copies go on until the shim has closed its ends, 5 seconds at most.
+    They are made below `directory`, by default where containerd's clients have theirs. A terminal has one stream. At
+    the end the copies go on until the shim has closed its ends, 5 seconds at most.
     """
     directory = directory or FIFOS
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
