@@ -8,9 +8,10 @@ awaits, so they need none either.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -105,7 +106,9 @@ class Container:
             self._mounts = mounts
             if mounts:
                 undo.push_async_callback(self._unmount)
-                await asyncio.to_thread(mount_rootfs, mounts, self.bundle.rootfs)
+                await asyncio.to_thread(
+                    mount_rootfs, mounts, self.bundle.rootfs, run=partial(self._run_helper, asyncio.get_running_loop())
+                )
             self.init.adopt(await self._open_stdio(self.init))
             undo.callback(self.init.release)
             if not self.checkpoint:
@@ -127,7 +130,7 @@ class Container:
             )
             await self.init.stdio.started()
             self.init.pid = event.pid = self.bundle.init_pid()
-            self.cgroup = Cgroup.of(self.init.pid)
+            self.cgroup = _cgroup_of(self.init.pid)
             self._note(phase="idle")
             self._publish("/tasks/create", event)
             self._watch(self.init, early)
@@ -164,6 +167,12 @@ class Container:
             await self.runtime.delete(self.id, force=force)
         except ContainerMissing:
             pass  # it never got that far, or a checkpoint that ends the container removed it
+
+    def _run_helper(self, loop: asyncio.AbstractEventLoop, argv: Sequence[str]) -> None:
+        """Run a mount helper for a thread: children belong to the event loop. Raises OSError when it fails."""
+        done = asyncio.run_coroutine_threadsafe(self._children.run(argv), loop).result()
+        if done.status:
+            raise OSError(errno.EIO, f"{argv[0]} ended with status {done.status}: {done.stderr.strip()}")
 
     async def _unmount(self) -> None:
         await asyncio.to_thread(unmount_tree, self.bundle.rootfs)
@@ -412,3 +421,11 @@ class Container:
             asyncio.get_running_loop().remove_reader(self._oom.fileno())
             self._oom.close()
             self._oom = None
+
+
+def _cgroup_of(pid: int) -> Cgroup | None:
+    """Return the cgroup of a process, None when it has ended already."""
+    try:
+        return Cgroup.of(pid)
+    except (ProcessLookupError, FileNotFoundError):
+        return None

@@ -227,9 +227,12 @@ class TaskService:
 
     async def stats(self, request: wire.StatsRequest) -> wire.StatsResponse:
         container = self._container(request.id)
-        if container.cgroup is None or not container.cgroup.exists:
-            raise RpcError(Code.NOT_FOUND, f"cgroup of container {request.id}: not found")
-        return wire.StatsResponse(stats=pack(container.cgroup.stats()))
+        try:
+            if container.cgroup is not None and container.cgroup.exists:
+                return wire.StatsResponse(stats=pack(container.cgroup.stats()))
+        except FileNotFoundError:
+            pass  # it went while we were reading
+        raise RpcError(Code.NOT_FOUND, f"cgroup of container {request.id}: not found")
 
     async def connect(self, request: wire.ConnectRequest) -> wire.ConnectResponse:
         container = self.containers.get(request.id)
