@@ -24,7 +24,9 @@ from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
 from kybernate_shim.oci.options import UnsupportedOptions
-from kybernate_shim.oci.runtime import ProcessGone
+from kybernate_shim.oci.runtime import ProcessGone, RuntimeTimedOut
+from kybernate_shim.oci.select import RuntimeMissing
+from kybernate_shim.oci.spec import SpecInvalid
 from kybernate_shim.task.container import (
     Container,
     ExecExists,
@@ -33,6 +35,7 @@ from kybernate_shim.task.container import (
     NotStarted,
     Publish,
 )
+from kybernate_shim.task.destination import MalformedUri, UnsupportedScheme
 from kybernate_shim.task.lifecycle import InvalidMove
 from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
@@ -56,6 +59,11 @@ CODES: tuple[tuple[type[Exception], Code], ...] = (
     (InvalidMove, Code.FAILED_PRECONDITION),
     (UnsupportedOptions, Code.INVALID_ARGUMENT),
     (ConfigInvalid, Code.INVALID_ARGUMENT),
+    (SpecInvalid, Code.INVALID_ARGUMENT),
+    (MalformedUri, Code.INVALID_ARGUMENT),
+    (UnsupportedScheme, Code.INVALID_ARGUMENT),
+    (RuntimeMissing, Code.NOT_FOUND),
+    (RuntimeTimedOut, Code.DEADLINE_EXCEEDED),
     (TimeoutError, Code.DEADLINE_EXCEEDED),
 )
 PHRASES = {
@@ -63,6 +71,7 @@ PHRASES = {
     Code.ALREADY_EXISTS: "already exists",
     Code.FAILED_PRECONDITION: "failed precondition",
     Code.INVALID_ARGUMENT: "invalid argument",
+    Code.DEADLINE_EXCEEDED: "deadline exceeded",
 }  # Go clients cut these off and wrap the error anew
 
 Request = TypeVar("Request", bound=Message)

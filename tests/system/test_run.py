@@ -15,7 +15,7 @@ from fcntl import ioctl
 
 import pytest
 
-from tests.system.ctr import Ctr, CommandFailed, eventually, run
+from tests.system.ctr import CommandFailed, Ctr, eventually, run
 
 
 def test_output_is_the_containers(ctr: Ctr) -> None:
