@@ -1,0 +1,168 @@
+"""The order and its undo against a driver in memory that fails wherever hypothesis says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kybernate_shim.cuda.client import CudaProcess, State, States
+from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
+from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+
+MOVES = {
+    "lock": (State.RUNNING, State.LOCKED),
+    "checkpoint": (State.LOCKED, State.CHECKPOINTED),
+    "restore": (State.CHECKPOINTED, State.LOCKED),
+    "unlock": (State.LOCKED, State.RUNNING),
+}
+FAULTS = ("refused", "deadline", "deadline-after", "lost", "lost-after")
+
+
+@dataclass
+class MemoryHelper:
+    """Answers like CudaHelper. `faults` maps the n-th call of all to what happens on one of its processes."""
+
+    state: dict[int, State]
+    faults: dict[int, str] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+    async def states(self, pids: Sequence[int], timeout: float = 1) -> States:
+        return States({pid: CudaProcess(pid, self.state[pid], 0) for pid in pids if pid in self.state}, {})
+
+    async def lock(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
+        return await self._call("lock", pids)
+
+    async def checkpoint(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
+        return await self._call("checkpoint", pids)
+
+    async def restore(self, pids: Sequence[int], timeout: float, pairs: Sequence[GpuPair] = ()) -> dict[int, float]:
+        return await self._call("restore", pids)
+
+    async def unlock(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
+        return await self._call("unlock", pids)
+
+    async def _call(self, verb: str, pids: Sequence[int]) -> dict[int, float]:
+        if not pids:
+            return {}
+        fault = self.faults.get(len(self.calls))
+        self.calls.append(verb)
+        await asyncio.sleep(0)
+        legal, then = MOVES[verb]
+        victim = pids[-1]
+        for pid in pids:
+            assert self.state[pid] is legal, f"{verb} of a process that is {self.state[pid]}"
+            if pid != victim or fault is None or fault.endswith("-after"):
+                self.state[pid] = then
+        done = tuple(pid for pid in pids if pid != victim)
+        if fault == "refused":
+            raise CudaCallFailed(verb, victim, "CUDA_ERROR_UNKNOWN", "unknown error", done=done)
+        if fault and fault.startswith("deadline"):
+            raise CudaDeadline(verb, victim, 1, done=done)
+        if fault:
+            raise CudaHelperLost(f"CUDA {verb}: the helper ended")
+        return dict.fromkeys(pids, 0.0)
+
+
+LIMITS = Limits(1, 1, 1, 1)
+PIDS = [11, 12, 13]
+one_fault = st.dictionaries(st.integers(0, 3), st.sampled_from(FAULTS), max_size=1)
+faults = st.dictionaries(st.integers(0, 5), st.sampled_from(FAULTS), max_size=3)
+
+
+def fresh(state: State, faults: dict[int, str]) -> MemoryHelper:
+    return MemoryHelper(dict.fromkeys(PIDS, state), faults)
+
+
+def told(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))
+
+
+def failure_of(helper: MemoryHelper) -> CudaError | None:
+    """Suspend everything and return the error, if that is how it ends."""
+    try:
+        asyncio.run(suspend(helper, lambda: PIDS, LIMITS))  # type: ignore[arg-type]
+    except CudaError as error:
+        return error
+    return None
+
+
+@given(faults)
+def test_failed_suspend_leaves_nobody_behind_unsaid(faults: dict[int, str]) -> None:
+    helper = fresh(State.RUNNING, faults)
+    error = failure_of(helper)
+    for pid, state in helper.state.items():
+        if error is None:
+            assert state is State.CHECKPOINTED
+        else:
+            assert state is State.RUNNING or f"process {pid} is {state.name.lower()}" in told(error)
+
+
+@given(one_fault)
+def test_suspend_with_one_fault_is_undone_completely(faults: dict[int, str]) -> None:
+    helper = fresh(State.RUNNING, faults)
+    error = failure_of(helper)
+    assert set(helper.state.values()) == {State.CHECKPOINTED if error is None else State.RUNNING}
+    assert error is None or told(error) == ""
+
+
+@given(one_fault)
+def test_failed_resume_leaves_nobody_locked(faults: dict[int, str]) -> None:
+    helper = fresh(State.CHECKPOINTED, faults)
+    try:
+        asyncio.run(resume(helper, PIDS, limits=LIMITS))  # type: ignore[arg-type]
+    except CudaError:
+        assert set(helper.state.values()) in ({State.CHECKPOINTED}, {State.RUNNING})
+    else:
+        assert set(helper.state.values()) == {State.RUNNING}
+
+
+@given(st.lists(st.sampled_from([State.RUNNING, State.LOCKED, State.CHECKPOINTED]), min_size=1, max_size=4), one_fault)
+def test_bring_back_works_from_every_mixture(states: list[State], faults: dict[int, str]) -> None:
+    helper = MemoryHelper(dict(enumerate(states, start=1)), faults)
+    assert asyncio.run(bring_back(helper, list(helper.state), LIMITS)) == []  # type: ignore[arg-type]
+    assert set(helper.state.values()) == {State.RUNNING}
+
+
+@given(st.integers(0, 12))
+def test_suspend_cancelled_at_any_point_is_undone(steps: int) -> None:
+    helper = fresh(State.RUNNING, {})
+
+    async def main() -> bool:
+        task = asyncio.create_task(suspend(helper, lambda: PIDS, LIMITS))  # type: ignore[arg-type]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return False
+        return True
+
+    finished = asyncio.run(main())
+    expected = State.CHECKPOINTED if finished else State.RUNNING
+    assert set(helper.state.values()) == {expected}
+
+
+def test_all_are_locked_before_one_is_checkpointed() -> None:
+    helper = fresh(State.RUNNING, {})
+    looks = [[11], [11, 12], PIDS, PIDS]
+    suspended = asyncio.run(suspend(helper, lambda: looks.pop(0), LIMITS))  # type: ignore[arg-type]
+    assert helper.calls == ["lock", "lock", "lock", "checkpoint"]
+    assert suspended.pids == PIDS
+
+
+def test_processes_that_never_stop_appearing_are_given_up_and_unlocked() -> None:
+    helper = MemoryHelper({})
+
+    def list_pids() -> list[int]:
+        helper.state[len(helper.state) + 1] = State.RUNNING
+        return list(helper.state)
+
+    with pytest.raises(CudaError, match=r"kept initializing CUDA for 0\.05 s"):
+        asyncio.run(suspend(helper, list_pids, Limits(0.05, 1, 1, 1)))  # type: ignore[arg-type]
+    assert set(helper.state.values()) == {State.RUNNING}
