@@ -33,6 +33,12 @@ class NotKybernate(Failure):
     advice = "run it with `runtimeClassName: kybernate`, or `ctr run --runtime io.containerd.kybernate.v1`"
 
 
+class ShimTooOld(Failure):
+    """The shim is Kybernate's, of a release that does not know the call."""
+
+    advice = "a container keeps the shim that it was started with: start it anew"
+
+
 class NoTask(Failure):
     """The container has no processes: it was never started, or has ended."""
 
@@ -102,7 +108,7 @@ class Shim:
 async def shim_of(container: Container, address: str) -> AsyncIterator[Shim]:
     """Connect to the shim of `container`, whose containerd listens on `address`.
 
-    Raises NoTask, NotKybernate, ShimGone and ShimDenied.
+    Raises NoTask, NotKybernate, ShimGone and ShimDenied; calls raise ShimTooOld as well.
     """
     try:
         client = await Client.connect(str(socket_of(container, address)), timeout=CONNECT_SECONDS)
@@ -187,6 +193,8 @@ def _life(container: Container) -> str:
 
 
 def _translated(error: RpcError, container: Container) -> Failure:
+    if error.code == Code.UNIMPLEMENTED and named_kybernate(container):
+        return ShimTooOld(f"the shim of {container.title} is too old for this: {error.message}")
     if error.code == Code.UNIMPLEMENTED:
         return NotKybernate(
             f"the shim of {container.title} does not know the call; its runtime is {container.runtime}"

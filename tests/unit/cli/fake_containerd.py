@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -58,6 +59,10 @@ class FakeContainerd:
         self.on_task: Callable[[str, str], object] = lambda namespace, id: None
         self.created: list[tasks_pb2.CreateTaskRequest] = []
         self.exit_status = 0
+        self.ended = threading.Event()  # what Wait waits for; a signal ends every container
+        self.ended.set()
+        self.waits = threading.Event()
+        self.signals: list[int] = []
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
         for register, servicer in SERVICES:
             register(servicer(self), self._server)
@@ -194,12 +199,18 @@ class Tasks(Service, tasks_pb2_grpc.TasksServicer):
 
     def Wait(self, request: Any, context: Any) -> Any:  # noqa: N802
         key = (namespace_of(context), request.container_id)
-        found(self.fake.tasks, key, "task", context).status = process_pb2.STOPPED
+        task = found(self.fake.tasks, key, "task", context)
+        self.fake.waits.set()
+        if not self.fake.ended.wait(20):
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no signal came")
+        task.status = process_pb2.STOPPED
         return tasks_pb2.WaitResponse(exit_status=self.fake.exit_status)
 
     def Kill(self, request: Any, context: Any) -> Empty:  # noqa: N802
         key = (self.fake.note("tasks.kill", context), request.container_id)
         found(self.fake.tasks, key, "task", context)
+        self.fake.signals.append(request.signal)
+        self.fake.ended.set()
         return Empty()
 
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -162,6 +162,19 @@ def test_container_without_any_shim_of_ours_is_told(node: Node) -> None:
     assert "does not run under Kybernate" in node.run("checkpoint", "vm", status=1).stderr
 
 
+def test_older_shim_is_told(node: Node) -> None:
+    node.containerd.add("old")
+    node.shim("old", service="containerd.task.v3.Task")
+    assert "the shim of old is too old" in node.run("checkpoint", "old", status=1).stderr
+
+
+def test_containerd_may_be_named_through_a_link(node: Node) -> None:
+    counter(node)
+    link = Path(node.containerd.address).with_name("link")
+    link.symlink_to(node.containerd.address)
+    node.run("checkpoint", "counter", "--address", f"unix://{link}")
+
+
 def test_dead_shim_is_told(node: Node) -> None:
     node.containerd.add("orphan")
     assert "the shim of orphan is dead" in node.run("checkpoint", "orphan", status=1).stderr

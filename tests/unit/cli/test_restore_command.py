@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import grpc
@@ -94,6 +97,24 @@ def test_foreground_shows_output_and_passes_the_status_on(
     assert ("default", "counter") not in node.containerd.containers
     assert ("default", "counter") not in node.containerd.tasks
     assert "counter" not in node.containerd.snapshots
+
+
+def test_interrupt_is_the_containers(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    restorable(node)
+    monkeypatch.setattr(stdio, "FIFOS", tmp_path / "fifo")
+    node.containerd.ended.clear()
+    node.containerd.exit_status = 130
+
+    def interrupt() -> None:
+        if node.containerd.waits.wait(20):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    node.run("restore", "i", status=130)
+    thread.join()
+    assert node.containerd.signals == [signal.SIGINT]
+    assert node.containerd.containers == {}
 
 
 FAILURES = ["snapshots.prepare", "diff.apply", "snapshots.commit", "containers.create", "tasks.create", "tasks.start"]
