@@ -23,12 +23,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """How long each step may take, in seconds. `unlock` is for anything that the driver answers at once."""
+    """How long each step may take, in seconds.
+
+    `settle` is how long an undo waits for a call that was given up: the driver carries it out all the same, and tells
+    the state only afterwards. Source: measured with driver 580.159.04, its caller killed in the middle.
+    """
 
     lock: float = 60.0
     checkpoint: float = 600.0
     restore: float = 600.0
     unlock: float = 30.0
+    settle: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ async def _suspend_again(helper: CudaHelper, pids: Sequence[int], limits: Limits
 
 async def _in_state(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> dict[State, list[int]]:
     """Sort `pids` by their states; the ones that do not answer are UNKNOWN, the ones that are gone are left out."""
-    states = await helper.states(list(pids), limits.unlock)
+    states = await helper.states(list(pids), limits.settle)
     found: dict[State, list[int]] = {state: [] for state in State}
     for process in states.processes.values():
         found[process.state].append(process.pid)

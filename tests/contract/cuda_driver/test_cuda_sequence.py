@@ -12,7 +12,7 @@ import pytest
 from conftest import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, State
-from kybernate_shim.cuda.errors import CudaCallFailed, CudaError, GpuPair
+from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
@@ -22,7 +22,7 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = pytest.mark.root
 LIMITS = Limits(lock=5, checkpoint=5, restore=5, unlock=5)
-HASTY = Limits(lock=0.5, checkpoint=0.5, restore=0.5, unlock=2)
+HASTY = Limits(lock=0.5, checkpoint=0.5, restore=0.5, unlock=2, settle=2)
 WAYS = ["999", "hang", "hang-after", "crash"]
 
 
@@ -131,6 +131,23 @@ def test_what_cannot_be_undone_is_told(use: Run, programs: list[Program], cards:
         if program is not lost:
             program.computes_on()
     lost.stands_still()
+
+
+def test_process_that_never_answers_again_costs_the_others_nothing(
+    use: Run, programs: list[Program], cards: Cards
+) -> None:
+    stuck = programs[1]
+    cards.switch(f"checkpoint:1:stuck@{stuck.pid}")
+
+    async def body(helper: CudaHelper) -> None:
+        with pytest.raises(CudaDeadline, match=f"checkpoint of process {stuck.pid}") as caught:
+            await suspend(helper, lambda: pids_of(programs), HASTY)
+        assert f"not undone: process {stuck.pid} is unknown" in everything_in(caught.value)
+
+    use(body)
+    for program in programs:
+        if program is not stuck:
+            program.computes_on()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.2, 0.5])
