@@ -51,6 +51,12 @@ def _switch(value: object) -> bool | None:
     return value
 
 
+def _yes_or_no(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ValueError
@@ -89,6 +95,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 TEXT = Form("a string", _text)
 SWITCH = Form('"auto", true or false', _switch)
+YES_OR_NO = Form("true or false", _yes_or_no)
 SECONDS = Form("a number of seconds, 0 or more", _seconds)
 DIRECTORY = Form("an absolute path", _directory)
 OPTIONAL_PATH = Form('an absolute path, or "" for none', _optional_path)
@@ -172,8 +179,11 @@ class Config:
         None, OPTIONAL_PATH, "file for the daemons' logs, in addition to containerd's", unset="containerd's log alone"
     )
     log_level: str = setting("info", LEVEL, "the least severe message that is logged; containerd's -debug lowers it")
+    verify: bool = setting(
+        True, YES_OR_NO, "compare every byte of an image with its digests before a restore", by=OPTIONS
+    )
     annotations: tuple[str, ...] = setting(
-        ("kybernate.io/restore-from", "kybernate.io/pause"),
+        ("kybernate.io/*",),
         TEXTS,
         "annotations that pods may use; `*` stands for any text",
     )
@@ -301,4 +311,6 @@ def markdown_table() -> str:
 def _toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else f'"{value}"'

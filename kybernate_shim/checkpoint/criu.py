@@ -5,6 +5,9 @@ annotation `org.criu.config`, or else /etc/criu/runc.conf. The file has the last
 a file of ours when the container is created; it does not exist until a checkpoint or a restore writes it (CRIU takes a
 file that is not there for an empty one), and it repeats what the user's own file says. Nothing below /etc/criu is
 touched.
+
+One option cannot go there: CRIU up to 4.2 crashes on `network-lock` in the runtime's file (fixed by its pull request
+3051). It goes into a second file, named by the environment, which CRIU reads before it hears from the runtime.
 Sources: criu(8), "CONFIGURATION FILES"; runc-checkpoint(8); CRIU's criu/config.c for the form of a line.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,8 +27,14 @@ ANNOTATION: Final = "org.criu.config"
 USERS_ANNOTATION: Final = "kybernate.io/criu-config"  # where the user's own choice is kept
 RUNTIME_FILES: Final = {"runc": Path("/etc/criu/runc.conf"), "crun": Path("/etc/criu/crun.conf")}
 FILE_NAME: Final = "kybernate-criu.conf"
+EARLY_FILE_NAME: Final = "kybernate-criu-early.conf"
+ENVIRONMENT: Final = "CRIU_CONFIG_FILE"
+EARLY_OPTIONS: Final = ("network-lock",)
 OLDEST: Final = (4, 1)  # older ones mishandle frozen containers
 CHECK_SECONDS: Final = 30.0
+
+# Printed as an error where a container lacks CAP_SYS_RESOURCE, and of no consequence.
+HARMLESS: Final = "rlimit: Can't setup RLIMIT_NOFILE"
 
 # Options of which at most one makes sense; the user's choice of one displaces ours of another.
 EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
@@ -97,7 +106,7 @@ def claim_config(document: dict[str, Any], path: Path) -> None:
     annotations[ANNOTATION] = str(path)
 
 
-def users_file(annotations: dict[str, str], runtime: str = "runc") -> Path | None:
+def users_file(annotations: Mapping[str, str], runtime: str = "runc") -> Path | None:
     """Return the configuration file that would count without ours; None where the user wants none."""
     chosen = annotations.get(USERS_ANNOTATION)
     if chosen is None:
@@ -105,15 +114,29 @@ def users_file(annotations: dict[str, str], runtime: str = "runc") -> Path | Non
     return Path(chosen) if chosen else None
 
 
-def write_config(path: Path, options: CriuOptions, users: Path | None) -> tuple[str, ...]:
-    """Write the file that CRIU reads and return its lines, ours first and the user's after them.
+@dataclass(frozen=True)
+class Configuration:
+    """What CRIU was told: all lines, for the manifest, and the variables that the runtime's environment must have."""
 
-    An option that the user's file has, in whatever form, is left to it. Raises CriuOptionInvalid and OSError.
+    lines: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def write_config(directory: Path, options: CriuOptions, users: Iterable[Path | None]) -> Configuration:
+    """Write the two files that CRIU reads into `directory`, ours first and the lines of the users' files after them.
+
+    An option that a user's file has, in whatever form, is left to it. Raises CriuOptionInvalid and OSError.
     """
-    own = read_lines(users) if users else []
-    lines = (*without(options.lines(), own), *own)
+    theirs = [text for path in users if path for text in read_lines(path)]
+    lines = (*without(options.lines(), theirs), *theirs)
+    early = [text for text in lines if _option(text) in EARLY_OPTIONS]
+    _write(directory / EARLY_FILE_NAME, early)
+    _write(directory / FILE_NAME, [text for text in lines if text not in early])
+    return Configuration(lines, {ENVIRONMENT: str(directory / EARLY_FILE_NAME)})
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{text}\n" for text in lines))
-    return lines
 
 
 def read_lines(path: Path) -> list[str]:
@@ -199,7 +222,7 @@ def errors_of(log: Path, most: int = 10) -> list[str]:
                 text = re.sub(r"^\(\d+\.\d+\)\s*(\d+:\s)?\s*", "", raw.rstrip())
                 if text:
                     last.append(text)
-                if re.match(r"Error \(|BUG ", text) and text not in errors:
+                if re.match(r"Error \(|BUG ", text) and text not in errors and HARMLESS not in text:
                     errors.append(text)
     except FileNotFoundError:
         return []

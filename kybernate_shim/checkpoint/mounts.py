@@ -11,6 +11,7 @@ Sources: criu(8), --external and --skip-mnt; criu.org, "External bind mounts".
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from kybernate_shim.linux.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
 Action = Literal["keep", "external", "drop"]
+
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 NULL: Final = "/dev/null"  # the key under which runtimes offer every masked file
 VOLUME: Final = re.compile(r"/volumes/(?:kubernetes\.io~)?([^/]+)/|/volume-(subpaths)/")
@@ -153,6 +157,27 @@ def match_mounts(dumped: Iterable[DumpedMount], recorded: Iterable[Mount], spec:
     return Matching(tuple(lines), tuple(directories), tuple(files))
 
 
+def make_mount_points(matching: Matching, rootfs: Path) -> None:
+    """Create the mount points that are missing in the mounted root filesystem. Raises OSError.
+
+    No link is followed on the way, since the image decides what lies there.
+    """
+    for destination in (*matching.directories, *matching.files):
+        *parents, name = destination.strip("/").split("/")
+        directory = os.open(rootfs, DIRECTORY)
+        try:
+            for part in parents:
+                _make_directory(part, directory)
+                directory, outer = os.open(part, DIRECTORY, dir_fd=directory), directory
+                os.close(outer)
+            if destination in matching.directories:
+                _make_directory(name, directory)
+            else:
+                os.close(os.open(name, NEW_FILE, 0o644, dir_fd=directory))
+        finally:
+            os.close(directory)
+
+
 @dataclass(frozen=True)
 class Listed:
     """What config.json says of mounts, with destinations as they are after links in the root filesystem."""
@@ -228,6 +253,13 @@ def resolve_in(rootfs: Path, destination: str) -> str:
         else:
             done.append(part)
     return "/" + "/".join(done)
+
+
+def _make_directory(name: str, parent: int) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        pass
 
 
 def _judge(mount: MountPoint, host: Sequence[MountPoint]) -> HookMount:

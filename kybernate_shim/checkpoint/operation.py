@@ -6,7 +6,7 @@ The record is what a progress bar, the manifest and the log are fed from; it cha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -31,6 +31,7 @@ class Operation:
     done_bytes: int = 0
     total_bytes: int = 0
     frozen_ms: int = 0
+    measure: Callable[[], int] | None = None  # bytes done in this step, where somebody has to look
 
     @property
     def seconds(self) -> float:

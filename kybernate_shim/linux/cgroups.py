@@ -28,6 +28,11 @@ TRACKING = ("freezer", "pids", "memory", "devices", "cpu", "cpuacct", "cpuset", 
 POLL_SECONDS = 0.005
 
 
+def hierarchy_version() -> int:
+    """Return the version of the cgroups that containers of this machine live in: 1 or 2."""
+    return 1 if any(controller in hierarchy_mounts(read_mountinfo()) for controller in DECISIVE) else 2
+
+
 class NoSuchController(FileNotFoundError):
     """The host has no hierarchy with this controller, or it cannot be seen from here."""
 

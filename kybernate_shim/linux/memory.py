@@ -27,7 +27,9 @@ class Region(NamedTuple):
 
     @property
     def private_anonymous(self) -> bool:
-        return self.perms.startswith("rw") and self.perms.endswith("p") and self.inode == 0 and not self.name
+        """Whether it is the process's own writable memory; a name given by prctl (PR_SET_VMA) changes nothing."""
+        unnamed = not self.name or self.name.startswith("[anon:")
+        return self.perms.startswith("rw") and self.perms.endswith("p") and self.inode == 0 and unnamed
 
 
 class ShortCopy(Exception):
@@ -45,6 +47,7 @@ def parse_maps(text: str) -> list[Region]:
 
 
 def read_maps(pid: int) -> list[Region]:
+    """Read the map of process `pid`; a zombie's is empty. Raises OSError (ENOENT, ESRCH, EACCES)."""
     return parse_maps(Path(f"/proc/{pid}/maps").read_text())
 
 

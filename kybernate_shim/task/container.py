@@ -11,13 +11,18 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from signal import SIGKILL
 from typing import Any
 
 from google.protobuf.message import Message
 
+from kybernate_shim.checkpoint import restore
+from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
@@ -29,6 +34,7 @@ from kybernate_shim.oci.bundle import Bundle, Remains
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.checkpointing import share_with_cri, work_directory
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
@@ -48,6 +54,10 @@ class ExecExists(Exception):
 
 class InitGone(Exception):
     """The container's init has ended, so nothing can be started in it any more."""
+
+
+class CheckpointAborted(Exception):
+    """The container was killed while it was being checkpointed; there is no image."""
 
 
 class NotStarted(Exception):
@@ -71,7 +81,7 @@ class Container:
         publish: Publish,
         log: Log,
         stdio: StdioConfig,
-        checkpoint: str = "",
+        image: Image | None = None,
     ) -> None:
         self.id = id
         self.namespace = namespace
@@ -80,12 +90,13 @@ class Container:
         self.options = options
         self.config = config
         self.runtime = runtime
-        self.checkpoint = checkpoint
+        self.image = image
+        self.children = children
+        self.operation: Operation | None = None  # the checkpoint or restore that runs now
         self.lock = asyncio.Lock()
-        self.init = Process("", stdio, state="restorable" if checkpoint else "created")
+        self.init = Process("", stdio, state="restorable" if image else "created")
         self.execs: dict[str, Process] = {}
         self.cgroup: Cgroup | None = None
-        self._children = children
         self._publish = publish
         self._log = log.bind(task=id)
         self._mounts: list[Mount] = []
@@ -93,6 +104,11 @@ class Container:
         self._running_execs = 0
         self._oom: OomWatch | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._dump: asyncio.Task[Dumped] | None = None
+
+    @property
+    def init_pid(self) -> int:
+        return self.init.pid
 
     # -- Create and Delete ------------------------------------------------------------------------------------------
 
@@ -111,7 +127,7 @@ class Container:
                 )
             self.init.adopt(await self._open_stdio(self.init))
             undo.callback(self.init.release)
-            if not self.checkpoint:
+            if self.image is None:
                 undo.push_async_callback(self._forget_in_runtime)
                 await self._create_init(event)
             else:
@@ -120,7 +136,7 @@ class Container:
 
     async def _create_init(self, event: events.TaskCreate) -> None:
         assert self.init.stdio is not None
-        with self._children.early_exits() as early:
+        with self.children.early_exits() as early:
             await self.runtime.create(
                 self.id,
                 self.bundle,
@@ -170,7 +186,7 @@ class Container:
 
     def _run_helper(self, loop: asyncio.AbstractEventLoop, argv: Sequence[str]) -> None:
         """Run a mount helper for a thread: children belong to the event loop. Raises OSError when it fails."""
-        done = asyncio.run_coroutine_threadsafe(self._children.run(argv), loop).result()
+        done = asyncio.run_coroutine_threadsafe(self.children.run(argv), loop).result()
         if done.status:
             raise OSError(errno.EIO, f"{argv[0]} ended with status {done.status}: {done.stderr.strip()}")
 
@@ -180,12 +196,13 @@ class Container:
     async def _open_stdio(self, process: Process) -> Stdio:
         return await open_stdio(
             process.stdio_config,
-            children=self._children,
+            children=self.children,
             container=self.id,
             namespace=self.namespace,
             uid=self.options.io_uid,
             gid=self.options.io_gid,
             log=self._log,
+            piped=restore.piped_streams(self.image) if self.image and process is self.init else (),
         )
 
     def _note(self, *, phase: str) -> None:
@@ -196,12 +213,15 @@ class Container:
     # -- Start and exec ---------------------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Let init run and return its pid."""
+        """Let init run, or restore it from its image, and return its pid."""
         async with self.lock:
             after(self.init.state, "start")
-            with self._children.early_exits() as early:
+            if self.image is not None:
+                await self._restore(self.image)
+                return self.init.pid
+            with self.children.early_exits() as early:
                 # From here on an exit waits in the collector, so that it cannot be published before the start.
-                self._children.disclaim(self.init.pid)
+                self.children.disclaim(self.init.pid)
                 try:
                     await self.runtime.start(self.id)
                 except BaseException:
@@ -212,6 +232,66 @@ class Container:
                 self._watch_memory()
                 self._watch(self.init, early)
             return self.init.pid
+
+    async def _restore(self, image: Image) -> None:
+        """Bring the processes of `image` to life. After a failure the container is as before and can be deleted."""
+        assert self.init.stdio is not None
+        work = work_directory(self.config, self.namespace, self.id, "restore")
+        with self._operating("restore") as operation, self.children.early_exits() as early:
+            prepared = await restore.prepare(self, image, operation, self._log, work=work)
+            await restore.run(
+                self, prepared, operation, fds=self.init.stdio.fds, console=self.init.stdio.console_socket
+            )
+            await self.init.stdio.started()
+            self.init.pid = self.bundle.init_pid()
+            self.cgroup = _cgroup_of(self.init.pid)
+            self.init.move("start")
+            self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
+            self._watch_memory()
+            self._watch(self.init, early)
+
+    @contextmanager
+    def _operating(self, verb: str) -> Iterator[Operation]:
+        """Keep the record of an operation while it runs, leave word of it for `delete`, and log what it cost."""
+        self.operation = operation = Operation(verb)
+        self._note(phase=f"{verb}ing" if verb != "restore" else "restoring")
+        try:
+            yield operation
+        except BaseException as error:
+            self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
+            raise
+        else:
+            self._log.info(f"task.{verb}ed", pid=self.init.pid, seconds=operation.summary())
+        finally:
+            self.operation = None
+            self._note(phase="idle")
+
+    async def checkpoint(self, request: DumpRequest) -> tuple[Dumped, Operation]:
+        """Write a checkpoint image; the container is as before afterwards, or gone if `request` says so.
+
+        A SIGKILL from `kill` ends the checkpoint, too: whoever wants the container dead does not want to wait for it.
+        """
+        async with self.lock:
+            after(self.init.state, "checkpoint")
+            with self._operating("checkpoint") as operation:
+                self._dump = asyncio.ensure_future(dump(self, request, operation, self._log))
+                try:
+                    dumped = await asyncio.shield(self._dump)
+                except asyncio.CancelledError:
+                    if self._dump.cancelled():
+                        raise CheckpointAborted(f"checkpoint of container {self.id} ended: it was killed") from None
+                    raise
+                finally:
+                    self._dump = None
+            share_with_cri(self.bundle.path, self.namespace, self.id, request.work)
+            if request.exit:
+                await self._end_after_checkpoint(dumped)
+            return dumped, operation
+
+    async def _end_after_checkpoint(self, dumped: Dumped) -> None:
+        if not dumped.gone:
+            await self._kill_rest()
+        await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
 
     def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
         """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
@@ -242,7 +322,7 @@ class Container:
 
     async def _run_exec(self, process: Process) -> None:
         assert process.stdio is not None
-        with self._children.early_exits() as early:
+        with self.children.early_exits() as early:
             await self.runtime.exec(
                 self.id,
                 self.bundle,
@@ -303,6 +383,8 @@ class Container:
         if process.exit is not None or (process is self.init and self._init_exit is not None and not all):
             raise ProcessGone("process already finished")
         if not exec_id:
+            if signal == SIGKILL and self._dump is not None:
+                self._dump.cancel()
             await self.runtime.kill(self.id, signal, all=all)
         elif process.pid == 0:
             raise NotStarted(f"exec {exec_id} of container {self.id} has not been started")
@@ -349,7 +431,7 @@ class Container:
         if exit_ := early.take(process.pid):
             handle(exit_)
         else:
-            self._children.claim(process.pid, handle)
+            self.children.claim(process.pid, handle)
 
     def _on_exec_exit(self, process: Process, exit_: Exit) -> None:
         process.end(exit_)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
+from kybernate_shim.checkpoint.criu import FILE_NAME, claim_config
+from kybernate_shim.checkpoint.image import read_image
+from kybernate_shim.checkpoint.restore import requested_image
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
@@ -13,7 +17,7 @@ from kybernate_shim.oci.bundle import Bundle, Remains
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
 from kybernate_shim.oci.runtime import Runtime, runtime_environment
 from kybernate_shim.oci.select import choose_runtime, resolve_cli
-from kybernate_shim.oci.spec import Spec
+from kybernate_shim.oci.spec import Spec, edit_spec
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
 
@@ -30,12 +34,14 @@ def prepare(
     """Decide runtime, options and settings of the container in `request`, and note them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
-    SpecInvalid, RuntimeMissing, and OSError when the bundle's disk is full.
+    SpecInvalid, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, and OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
-    spec = Spec.read(bundle.path)
+    # The runtime remembers the annotation of CRIU's configuration from now on; the file comes with a checkpoint.
+    spec = edit_spec(bundle.path, partial(claim_config, path=bundle.path / FILE_NAME))
     options = decode_options(request.options if request.HasField("options") else None)
     config = effective_config(config, options)
+    image = request.checkpoint or options.criu_image_path or requested_image(spec, config)
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
     return Container(
@@ -50,7 +56,7 @@ def prepare(
         publish=publish,
         log=log,
         stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
-        checkpoint=request.checkpoint or options.criu_image_path,
+        image=read_image(Path(image)) if image else None,
     )
 
 

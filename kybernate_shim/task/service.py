@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
+from kybernate_shim.checkpoint.compat import Incompatible
+from kybernate_shim.checkpoint.criu import CriuUnusable
+from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, TierFull
+from kybernate_shim.checkpoint.rootfs import RootfsUnsupported
 from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
@@ -27,7 +31,9 @@ from kybernate_shim.oci.options import UnsupportedOptions
 from kybernate_shim.oci.runtime import ProcessGone, RuntimeTimedOut
 from kybernate_shim.oci.select import RuntimeMissing
 from kybernate_shim.oci.spec import SpecInvalid
+from kybernate_shim.task.checkpointing import from_containerd, work_directory
 from kybernate_shim.task.container import (
+    CheckpointAborted,
     Container,
     ExecExists,
     ExecNotFound,
@@ -63,6 +69,13 @@ CODES: tuple[tuple[type[Exception], Code], ...] = (
     (MalformedUri, Code.INVALID_ARGUMENT),
     (UnsupportedScheme, Code.INVALID_ARGUMENT),
     (RuntimeMissing, Code.NOT_FOUND),
+    (CheckpointNotFound, Code.NOT_FOUND),
+    (CheckpointInvalid, Code.DATA_LOSS),
+    (Incompatible, Code.FAILED_PRECONDITION),
+    (CriuUnusable, Code.FAILED_PRECONDITION),
+    (RootfsUnsupported, Code.FAILED_PRECONDITION),
+    (TierFull, Code.RESOURCE_EXHAUSTED),
+    (CheckpointAborted, Code.ABORTED),
     (RuntimeTimedOut, Code.DEADLINE_EXCEEDED),
     (TimeoutError, Code.DEADLINE_EXCEEDED),
 )
@@ -131,7 +144,7 @@ class TaskService:
                 log=self.log,
             )
             mounts = [Mount(mount.type, mount.source, mount.options, mount.target) for mount in request.rootfs]
-            await container.create(mounts, _created(request, container.checkpoint))
+            await container.create(mounts, _created(request, str(container.image.path) if container.image else ""))
             self.containers[request.id] = container
         finally:
             self.creating.discard(request.id)
@@ -180,7 +193,10 @@ class TaskService:
         return Empty()
 
     async def checkpoint(self, request: wire.CheckpointTaskRequest) -> Empty:
-        raise NotImplementedError
+        container = self._container(request.id)
+        work = work_directory(container.config, self.namespace, request.id, "checkpoint")
+        await container.checkpoint(from_containerd(request, spec=container.spec, config=container.config, work=work))
+        return Empty()
 
     async def update(self, request: wire.UpdateTaskRequest) -> Empty:
         await self._container(request.id).update(request.resources.value)

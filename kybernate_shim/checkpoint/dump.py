@@ -1,0 +1,364 @@
+"""A running container becomes a checkpoint image.
+
+Each step's reversal goes onto one stack, and the stack is unwound in every case: after a failure, so that the container
+goes on as if nothing had been, and after a success that leaves it running, for the same reason. Only when it is to be
+gone afterwards is it killed instead, and not before the image is complete: CRIU could kill it itself, but then a full
+disk in the last step would lose the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from kybernate_shim.checkpoint import criu_images, mounts, sockets
+from kybernate_shim.checkpoint.compat import read_host
+from kybernate_shim.checkpoint.criu import (
+    Configuration,
+    CriuOptions,
+    explain,
+    users_file,
+    write_config,
+)
+from kybernate_shim.checkpoint.digests import Digester
+from kybernate_shim.checkpoint.image import CheckpointInvalid, payload_names, require_space, write_manifest
+from kybernate_shim.checkpoint.manifest import (
+    NAME,
+    Gpu,
+    Manifest,
+    Process,
+    Source,
+    StdioKind,
+    TcpPolicy,
+    now,
+)
+from kybernate_shim.checkpoint.mounts import HookMount
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.rootfs import find_overlay
+from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.rootfs_diff import write_diff
+from kybernate_shim.checkpoint.target import Accelerator, Target
+from kybernate_shim.checkpoint.versions import criu_of, runtime_of
+from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.logs import Log
+from kybernate_shim.oci.commands import Criu
+from kybernate_shim.oci.options import CheckpointOptions
+from kybernate_shim.oci.runtime import RuntimeFailed
+
+POD = "io.kubernetes.cri.sandbox-name"
+POD_NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
+POD_CONTAINER = "io.kubernetes.cri.container-name"
+POD_IMAGE = "io.kubernetes.cri.image-name"
+
+
+class DumpFailed(Exception):
+    """No image was made; the container goes on as before. The message has what CRIU said and where its log is."""
+
+
+@dataclass(frozen=True)
+class DumpRequest:
+    """What a client wants. `image` is the directory for the image, `work` the one for logs and CRIU's scratch files.
+
+    `durable`: the image survives a power failure once the call returns; a directory that containerd copies and removes
+    at once need not. `deadline` is in seconds for all steps together, 0 for none.
+    """
+
+    image: Path
+    work: Path
+    exit: bool = False
+    tcp: TcpPolicy = "close"
+    rootfs_diff: bool = False
+    durable: bool = True
+    force: bool = False
+    deadline: float = 0
+    options: CheckpointOptions = CheckpointOptions()
+    source_image: str = ""
+    source_digest: str = ""
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """A finished image. `digest` is the manifest's; `gone` tells that CRIU has ended the container itself."""
+
+    manifest: Manifest
+    digest: str
+    gone: bool
+
+
+async def dump(
+    target: Target, request: DumpRequest, operation: Operation, log: Log, accelerator: Accelerator | None = None
+) -> Dumped:
+    """Write the checkpoint image of `target` and leave it as it was, frozen if it came frozen.
+
+    Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid or TimeoutError; there is no image then, and the
+    container goes on.
+    """
+    made = _make_directory(request.image)
+    request.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        async with asyncio.timeout(request.deadline or None):
+            return await _steps(target, request, operation, log, accelerator)
+    except BaseException:
+        _discard(request.image, made)
+        raise
+
+
+async def _steps(
+    target: Target, request: DumpRequest, operation: Operation, log: Log, accelerator: Accelerator | None
+) -> Dumped:
+    assert target.cgroup is not None
+    cgroup = target.cgroup
+    was_frozen = cgroup.frozen
+    with operation.step("look"):
+        look = await _look(target, request, log)
+    async with AsyncExitStack() as back:
+        back.push_async_callback(_set_frozen, target, was_frozen)
+        gpus: tuple[Gpu, ...] = ()
+        if accelerator is not None:
+            await accelerator.refuse_if_lost(look.pids, force=request.force)
+            if was_frozen:
+                await asyncio.to_thread(cgroup.thaw)
+            gpus = await back.enter_async_context(accelerator.detached(look.pids, operation))
+            back.push_async_callback(_set_frozen, target, False)
+        begin = time.monotonic()
+        with operation.step("freeze"):
+            await asyncio.to_thread(cgroup.freeze)
+        with Digester() as digester:
+            await _run_criu(target, request, operation, look, digester)
+            if request.rootfs_diff:
+                with operation.step("rootfs") as step:
+                    step.bytes = await asyncio.to_thread(_write_rootfs_diff, target, request.image)
+            operation.frozen_ms = round((time.monotonic() - begin) * 1000)
+            with operation.step("manifest"):
+                manifest, digest = await asyncio.to_thread(_finish, target, request, operation, look, gpus, digester)
+        return Dumped(manifest, digest, gone=_criu_kills(request))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was found out before anything was changed."""
+
+    pids: Sequence[int]
+    hooks: Sequence[HookMount]
+    configuration: Configuration
+    manifest: Manifest
+
+
+async def _look(target: Target, request: DumpRequest, log: Log) -> _Look:
+    assert target.cgroup is not None
+    criu = await criu_of(target.children, target.config.criu)
+    runtime = await runtime_of(target.children, target.runtime.cli.binary)
+    pids = await asyncio.to_thread(target.cgroup.processes)
+    found = await asyncio.to_thread(sockets.container_sockets, pids)
+    for line in sockets.what_happens(found, request.tcp):
+        log.info("socket.judged", fate=line)
+    hooks = await asyncio.to_thread(
+        lambda: mounts.hook_mounts(
+            target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo()
+        )
+    )
+    require_space(request.image, _memory_bytes(target))
+    options = CriuOptions(
+        tcp=request.tcp,
+        network_lock=sockets.needs_network_lock(found, request.tcp),
+        shell_job=request.options.terminal or target.spec.terminal,
+        ext_unix_sk=request.options.external_unix_sockets or bool(sockets.external_unix(found)),
+        libdir=target.config.criu_libdir,
+        extra=tuple(mounts.dump_lines(hooks)),
+    )
+    configuration = write_config(target.bundle.path, options, [users_file(target.spec.annotations, runtime.name)])
+    manifest = Manifest(
+        id=str(uuid.uuid4()),
+        time=now(),
+        source=_source(target, request),
+        runtime=runtime,
+        criu=replace(criu, options=configuration.lines),
+        host=read_host(target.cgroup.version),
+        tcp=request.tcp,
+        terminal=target.spec.terminal,
+        rootfs_diff=request.rootfs_diff,
+        mounts=mounts.describe_mounts(target.spec, target.bundle.rootfs, hooks),
+    )
+    return _Look(pids, hooks, configuration, manifest)
+
+
+async def _run_criu(
+    target: Target, request: DumpRequest, operation: Operation, look: _Look, digester: Digester
+) -> None:
+    words = Criu(
+        request.image,
+        request.work,
+        tcp_established=request.tcp == "established",
+        ext_unix_sk=request.options.external_unix_sockets,
+        shell_job=request.options.terminal or target.spec.terminal,
+        file_locks=True,
+        extra=_mode(request.options.cgroups_mode),
+    )
+    runtime = replace(target.runtime, env={**target.runtime.env, **look.configuration.environment})
+    with operation.step("dump", total_bytes=_memory_bytes(target)) as step, _progress(operation, request.image):
+        try:
+            with digester.following(request.image):
+                await runtime.checkpoint(
+                    target.id,
+                    words,
+                    leave_running=not _criu_kills(request),
+                    empty_ns=request.options.empty_namespaces,
+                )
+        except RuntimeFailed as error:
+            raise DumpFailed(
+                explain(
+                    f"checkpoint of container {target.id} failed, it goes on as before: {error.message}",
+                    request.work / "dump.log",
+                )
+            ) from error
+        step.bytes = _size_of(request.image)
+
+
+def _criu_kills(request: DumpRequest) -> bool:
+    """Tell whether CRIU itself must end the container.
+
+    Connections that are to go on elsewhere must vanish without a word to their peers; only CRIU can end them so.
+    """
+    return request.exit and request.tcp == "established"
+
+
+def _write_rootfs_diff(target: Target, image: Path) -> int:
+    overlay = find_overlay(target.bundle.rootfs)
+    hidden = [str(mount.get("destination") or "") for mount in target.spec.mounts]
+    return write_diff(overlay, image / ROOTFS_DIFF, exclude=hidden).bytes
+
+
+def _finish(
+    target: Target,
+    request: DumpRequest,
+    operation: Operation,
+    look: _Look,
+    gpus: tuple[Gpu, ...],
+    digester: Digester,
+) -> tuple[Manifest, str]:
+    """Add the logs that belong to the image, and make it one."""
+    for name in ("dump.log", "stats-dump"):
+        if (request.work / name).exists() and not (request.image / name).exists():
+            shutil.copyfile(request.work / name, request.image / name)
+    manifest = replace(
+        look.manifest,
+        stdio=_stdio_kinds(request.image / "descriptors.json"),
+        processes=tuple(
+            Process(process.pid, process.name, process.rss_bytes) for process in criu_images.processes(request.image)
+        ),
+        gpus=gpus,
+        files=digester.files(request.image, payload_names(request.image)),
+        steps=tuple(step for step in operation.steps if step.seconds),
+    )
+    return manifest, write_manifest(request.image, manifest, durable=request.durable)
+
+
+def _stdio_kinds(descriptors: Path) -> tuple[StdioKind, ...]:
+    """Return what 0, 1 and 2 were, by the names that the runtime has noted."""
+    try:
+        names = json.loads(descriptors.read_text())
+    except (OSError, ValueError):
+        return ()
+    return tuple(map(_stdio_kind, names))
+
+
+def _stdio_kind(name: str) -> StdioKind:
+    if name.startswith("pipe:"):
+        return "pipe"
+    if name.startswith("socket:"):
+        return "socket"
+    if name == os.devnull:
+        return "null"
+    return "terminal" if name.startswith("/dev/pts") else "file" if name.startswith("/") else "other"
+
+
+def _source(target: Target, request: DumpRequest) -> Source:
+    notes = target.spec.annotations
+    return Source(
+        container=target.id,
+        namespace=notes.get(POD_NAMESPACE, ""),
+        pod=notes.get(POD, ""),
+        name=notes.get(POD_CONTAINER, ""),
+        image=request.source_image or notes.get(POD_IMAGE, ""),
+        image_digest=request.source_digest,
+        node=os.uname().nodename,
+    )
+
+
+async def _set_frozen(target: Target, frozen: bool) -> None:
+    """Freeze or thaw, unless the container has ended meanwhile."""
+    if target.cgroup is None or not target.cgroup.exists:
+        return
+    try:
+        await asyncio.to_thread(target.cgroup.freeze if frozen else target.cgroup.thaw)
+    except FileNotFoundError:
+        pass  # it ended between the look and the order
+
+
+def _memory_bytes(target: Target) -> int:
+    """Return about how much memory the processes hold, which is about what CRIU writes."""
+    total = 0
+    for pid in target.cgroup.processes() if target.cgroup is not None else ():
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+        total += pages * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+@contextmanager
+def _progress(operation: Operation, image: Path):  # type: ignore[no-untyped-def]  # a generator of nothing
+    """Let the operation tell how much is written; looked up only when somebody asks."""
+    operation.measure = partial(_size_of, image)
+    try:
+        yield
+    finally:
+        operation.measure = None
+
+
+def _size_of(directory: Path) -> int:
+    try:
+        with os.scandir(directory) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+    except FileNotFoundError:
+        return 0
+
+
+def _mode(cgroups_mode: str) -> tuple[str, ...]:
+    return (f"--manage-cgroups-mode={cgroups_mode}",) if cgroups_mode else ()
+
+
+def _make_directory(path: Path) -> bool:
+    """Create the image's directory; return whether it is ours to remove. Raises CheckpointInvalid if it has content."""
+    made = not path.exists()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (path / NAME).exists() or (path / "inventory.img").exists():
+        raise CheckpointInvalid(f"{path}: holds a checkpoint image already; remove it or choose another directory")
+    return made
+
+
+def _discard(image: Path, made: bool) -> None:
+    """Leave nothing of a failed dump that could be taken for an image."""
+    if made:
+        shutil.rmtree(image, ignore_errors=True)
+        return
+    for name in _written_by_dump(image):
+        (image / name).unlink(missing_ok=True)
+
+
+def _written_by_dump(image: Path) -> Iterable[str]:
+    try:
+        names = [path.name for path in image.iterdir()]
+    except OSError:
+        return ()
+    return [name for name in names if name.endswith((".img", ".tar", ".tmp")) or name in ("descriptors.json", NAME)]

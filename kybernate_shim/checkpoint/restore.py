@@ -1,0 +1,172 @@
+"""A checkpoint image becomes a running container, in a bundle that may be a new pod's.
+
+Everything that can be known is checked before CRIU starts; a failure names it. A restore that fails later leaves no
+process, cgroup or runtime state behind, so that the caller can delete the container as one that never started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kybernate_shim.checkpoint import criu_images, mounts
+from kybernate_shim.checkpoint.compat import Place, compare, read_host, require_compatible
+from kybernate_shim.checkpoint.criu import CriuOptions, explain, users_file, write_config
+from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, verify
+from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.rootfs_apply import apply_diff
+from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.checkpoint.versions import criu_of, runtime_of
+from kybernate_shim.config import Config
+from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.logs import Log
+from kybernate_shim.oci.commands import Criu
+from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
+from kybernate_shim.oci.spec import Spec
+
+RESTORE_FROM = "kybernate.io/restore-from"
+VARIABLE = "RESTORE_FROM"
+FORCE = "kybernate.io/force"
+CONTAINER_TYPE = "io.kubernetes.cri.container-type"
+CONTAINER_NAME = "io.kubernetes.cri.container-name"
+JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
+
+
+class RestoreFailed(Exception):
+    """The container could not be restored, and nothing of it is left. The message says why and where the log is."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A restore whose outcome depends on CRIU alone. `piped` are the streams of stdio that were pipes."""
+
+    criu: Criu
+    environment: dict[str, str]
+
+
+def requested_image(spec: Spec, config: Config) -> str:
+    """Return the image directory that the container itself asks to be restored from, "" for a plain start.
+
+    `kybernate.io/restore-from.NAME` for the container NAME of a pod, then `kybernate.io/restore-from`, then the
+    environment's RESTORE_FROM. A pod's annotations reach its sandbox too, which is never restored.
+    """
+    if spec.annotations.get(CONTAINER_TYPE) == "sandbox":
+        return ""
+    name = ""
+    if config.pod_may_use(RESTORE_FROM):
+        own = f"{RESTORE_FROM}.{spec.annotations.get(CONTAINER_NAME, '')}"
+        name = spec.annotations.get(own, spec.annotations.get(RESTORE_FROM, ""))
+    name = name or spec.env(VARIABLE) or ""
+    return str(config.checkpoint_root / name) if name else ""
+
+
+def piped_streams(image: Image) -> tuple[int, ...]:
+    """Return which of 0, 1 and 2 were pipes: they must be pipes again, or CRIU finds nothing to connect them to."""
+    return tuple(number for number, kind in enumerate(image.manifest.stdio) if kind == "pipe")
+
+
+async def prepare(target: Target, image: Image, operation: Operation, log: Log, *, work: Path) -> Prepared:
+    """Check image and place against each other, and bring the root filesystem into the image's state.
+
+    Raises CheckpointInvalid, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists then.
+    """
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if target.config.verify:
+        with operation.step("verify", total_bytes=image.manifest.bytes):
+            await _verify(image, operation)
+    with operation.step("compare"):
+        matching = await _compare(target, image, log)
+    if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
+        with operation.step("rootfs") as step:
+            diff = await asyncio.to_thread(apply_diff, image.path / ROOTFS_DIFF, target.bundle.rootfs)
+            step.bytes = diff.bytes
+    await asyncio.to_thread(mounts.make_mount_points, matching, target.bundle.rootfs)
+    return _told(target, image, matching, work)
+
+
+async def _verify(image: Image, operation: Operation) -> None:
+    def progress(done: int, total: int) -> None:
+        operation.done_bytes, operation.total_bytes = done, total
+
+    if problems := await asyncio.to_thread(verify, image.path, progress):
+        raise CheckpointInvalid(f"{image.path}: {'; '.join(map(str, problems))}. Nothing was restored")
+
+
+async def _compare(target: Target, image: Image, log: Log) -> Matching:
+    criu = await criu_of(target.children, target.config.criu)
+    runtime = await runtime_of(target.children, target.runtime.cli.binary)
+    place = Place(read_host(hierarchy_version()), criu.version, runtime.name)
+    matching, unmatched = Matching(), None
+    try:
+        matching = mounts.match_mounts(
+            criu_images.mounts(image.path), image.manifest.mounts, target.spec, target.bundle.rootfs
+        )
+    except MountUnmatched as error:
+        unmatched = error
+    force = target.config.pod_may_use(FORCE) and target.spec.annotations.get(FORCE) == "true"
+    for risk in require_compatible(compare(image.manifest, place, unmatched), force=force):
+        log.warning("restore.risk_taken", fact=risk.fact, wanted=risk.wanted, found=risk.found)
+    return matching
+
+
+def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepared:
+    manifest = image.manifest
+    options = CriuOptions(
+        tcp=manifest.tcp,
+        network_lock=manifest.tcp == "established",
+        shell_job=manifest.terminal,
+        ext_unix_sk="ext-unix-sk" in manifest.criu.options,
+        libdir=target.config.criu_libdir,
+        extra=(*matching.lines, *_joined_namespaces(target.spec)),
+    )
+    configuration = write_config(
+        target.bundle.path, options, [users_file(target.spec.annotations, target.runtime.cli.binary.name)]
+    )
+    words = Criu(
+        image.path,
+        work,
+        tcp_established=manifest.tcp == "established",
+        shell_job=manifest.terminal,
+        file_locks=True,
+    )
+    return Prepared(words, configuration.environment)
+
+
+def _joined_namespaces(spec: Spec) -> list[str]:
+    """Return CRIU's lines to put the processes into the pod's own namespaces: its hostname is theirs then."""
+    return [f"join-ns {kind}:{path}" for kind in JOINED if (path := spec.namespace_path(kind))]
+
+
+async def run(
+    target: Target, prepared: Prepared, operation: Operation, *, fds: Mapping[int, int], console: Path | None
+) -> None:
+    """Let CRIU restore the processes; they run when this returns, and init's pid is in the bundle.
+
+    Raises RestoreFailed; nothing of the container is left then.
+    """
+    runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
+    with operation.step("restore"):
+        try:
+            await runtime.restore(
+                target.id, target.bundle, prepared.criu, fds=fds, console_socket=console, options=target.options
+            )
+        except RuntimeFailed as error:
+            await remove_remains(target)
+            raise RestoreFailed(
+                explain(
+                    f"restore of container {target.id} failed, nothing is left of it: {error.message}",
+                    prepared.criu.work_path / "restore.log",
+                )
+            ) from error
+
+
+async def remove_remains(target: Target) -> None:
+    """Remove what a failed restore has left in the runtime: its state, its cgroup and processes in it."""
+    try:
+        await target.runtime.delete(target.id, force=True)
+    except (RuntimeFailed, ContainerMissing):
+        pass  # it mostly knows nothing of the container; what it cannot delete now, `delete` tries again

@@ -1,0 +1,39 @@
+"""What can go wrong on the data path. Each message says what failed and how things are now."""
+
+from __future__ import annotations
+
+
+class VramError(Exception):
+    """Moving VRAM bytes failed; never raised itself."""
+
+
+class TargetGone(VramError):
+    """The process has ended."""
+
+
+class TargetRefused(VramError):
+    """The kernel does not let us read or write the process's memory: nothing was changed, take the plain path."""
+
+
+class RegionChanged(VramError):
+    """A region is not, or not wholly, what it was: unmapped, shrunk, remapped, or no private memory any more."""
+
+
+class FileFailed(VramError):
+    """A file of the image cannot be written or read."""
+
+
+class FileDamaged(VramError):
+    """A file of the image is shorter or longer than the region that it holds."""
+
+
+class DigestMismatch(VramError):
+    """A file's bytes are not those that were saved. What was loaded of them is wrong: the process must not run."""
+
+
+class NotDropped(VramError):
+    """Pages could not be dropped; the process has all its bytes (again) and can be dumped the plain way."""
+
+
+class Cancelled(VramError):
+    """The caller's `cancel` event was set. What had been copied until then is in no defined state."""

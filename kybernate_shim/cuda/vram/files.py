@@ -1,0 +1,139 @@
+"""Files of saved regions: sparse, read and written by many threads at once, by direct I/O where that pays.
+
+Direct I/O is for block devices: several threads with a piece each are the queue that an NVMe needs, and the bytes do
+not push anything else out of memory. Pieces, blocks and buffers are multiples of a page, as it demands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kybernate_shim.cuda.vram.errors import FileDamaged, FileFailed
+
+CACHESTAT = 451  # Linux 6.5; the same number on x86-64 and arm64
+
+
+class RegionFile:
+    """An open file. Offsets are explicit, so that threads can share it. Raises FileFailed and FileDamaged."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from `offset`; a file that ends before is damaged."""
+        done = 0
+        while done < len(into):
+            count = self._retried(os.preadv, into[done:], offset + done)
+            if count == 0:
+                raise FileDamaged(f"{self.path} ends at {offset + done} bytes, {offset + len(into)} are needed")
+            done += count
+
+    def write(self, offset: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            done += self._retried(os.pwritev, data[done:], offset + done)
+
+    def has_data(self, offset: int, size: int) -> bool:
+        """Tell whether anything of a range is no hole; filesystems that do not know holes say yes."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA) < offset + size
+        except OSError as error:
+            return error.errno != errno.ENXIO  # ENXIO: a hole up to the end
+
+    def _retried(self, call: object, data: memoryview, offset: int) -> int:
+        """Call preadv or pwritev; once more without direct I/O where the filesystem refuses it only now."""
+        assert callable(call)
+        while True:
+            try:
+                return int(call(self._fd, [data], offset))
+            except OSError as error:
+                if error.errno == errno.EINVAL and self._stop_direct():
+                    continue
+                verb = "read" if call is os.preadv else "written"
+                raise FileFailed(f"{self.path} cannot be {verb}: {error.strerror}") from error
+
+    def _stop_direct(self) -> bool:
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        if flags & os.O_DIRECT:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return bool(flags & os.O_DIRECT)
+
+
+@contextmanager
+def writing(path: Path, size: int, direct: bool | None = None) -> Iterator[RegionFile]:
+    """Create a file of `size` bytes, all of it one hole, readable by root only; a file that is there is an error."""
+    fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        try:
+            os.ftruncate(fd, size)
+        except OSError as error:
+            raise FileFailed(f"{path} cannot be made {size} bytes long: {error.strerror}") from error
+        if direct or (direct is None and _on_block_device(fd)):
+            _ask_direct(fd)
+        yield RegionFile(path, fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def reading(path: Path, direct: bool | None = None) -> Iterator[RegionFile]:
+    """Open a file for reading, by direct I/O unless it is in memory already."""
+    fd = _open(path, os.O_RDONLY)
+    try:
+        if direct or (direct is None and _on_block_device(fd) and not _mostly_cached(fd)):
+            _ask_direct(fd)
+        yield RegionFile(path, fd)
+    finally:
+        os.close(fd)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Tell whether a file's data is in memory for the greater part, so that reading it needs no disk."""
+    fd = _open(path, os.O_RDONLY)
+    try:
+        return _mostly_cached(fd)
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise FileFailed(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _on_block_device(fd: int) -> bool:
+    """Filesystems without one of their own (tmpfs, overlay, NFS, btrfs) have device numbers with major 0."""
+    return os.major(os.fstat(fd).st_dev) != 0
+
+
+def _ask_direct(fd: int) -> None:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+class _CacheStatRange(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+def _mostly_cached(fd: int) -> bool:
+    """Ask cachestat(2); a kernel that does not know it gets its files read through the cache, as always."""
+    found = (ctypes.c_uint64 * 5)()  # pages: cached, dirty, in write-back, evicted, recently evicted
+    whole = _CacheStatRange(0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(CACHESTAT, fd, ctypes.byref(whole), ctypes.byref(found), 0) < 0:
+        return True
+    data_pages = os.fstat(fd).st_blocks * 512 // os.sysconf("SC_PAGE_SIZE")
+    return found[0] * 2 >= data_pages

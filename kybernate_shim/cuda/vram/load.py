@@ -1,0 +1,136 @@
+"""From files back into a process: fill its regions, and check every byte on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from kybernate_shim.cuda.vram import crew, digest, files, target
+from kybernate_shim.cuda.vram.buffers import Buffer
+from kybernate_shim.cuda.vram.crew import Piece, Transfer
+from kybernate_shim.cuda.vram.errors import Cancelled, FileDamaged, VramError
+from kybernate_shim.cuda.vram.saved import SavedRegion
+from kybernate_shim.linux.ptrace import advise_huge_pages
+from kybernate_shim.linux.tracee import InjectionFailed
+
+
+@dataclass
+class _Loading:
+    """A region on its way back."""
+
+    region: SavedRegion
+    file: files.RegionFile
+    tree: digest.Tree
+
+
+def load(
+    pid: int,
+    saved: Sequence[SavedRegion],
+    directory: Path,
+    how: Transfer | None = None,
+    *,
+    target_is_zero: bool = True,
+    huge_pages: bool = True,
+) -> None:
+    """Fill the regions of process `pid` from the files in `directory`, and compare the digests.
+
+    `target_is_zero` says that the regions read as zeros now, as after `drop` or CRIU's restore of a dropped region:
+    then zeros are not written, and cost no memory. With `huge_pages`, the regions are advised to be filled with huge
+    pages, which saves most of the page faults; where that is not possible nothing is lost.
+    Raises a VramError, DigestMismatch among them; the process must not run then.
+    """
+    how = how or Transfer()
+    target.require_mapped(pid, [(region.start, region.end) for region in saved])
+    with ExitStack() as stack:
+        loadings = []
+        for region in saved:
+            tree = digest.Tree(region.size, digest.piece_bytes_of(region.digest))
+            file = stack.enter_context(files.reading(directory / region.file, how.direct))
+            if file.size != region.size:
+                raise FileDamaged(f"{file.path} has {file.size} bytes, its region {region.size}")
+            loadings.append(_Loading(region, file, tree))
+        if huge_pages:
+            _advise(pid, saved)
+        todo = crew.pieces((loading, loading.region.size, loading.tree.piece_bytes) for loading in loadings)
+        crew.run(todo, lambda piece, buffer: _load_piece(pid, piece, buffer, target_is_zero), how)
+        for loading in loadings:
+            digest.check(loading.region.file, loading.tree, loading.region.digest)
+
+
+def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:
+    """Fill regions again whose pages have been dropped, wholly or in part or not at all. Raises as load.
+
+    A cancelled operation is undone by this very function: it does not listen to `how.cancel`.
+    """
+    load(pid, saved, directory, replace(how or Transfer(), cancel=threading.Event(), on_progress=None))
+
+
+def _advise(pid: int, saved: Sequence[SavedRegion]) -> None:
+    try:
+        for region in saved:
+            advise_huge_pages(pid, region.start, region.size)
+    except InjectionFailed:
+        pass  # small pages do as well
+
+
+def _load_piece(pid: int, piece: Piece[_Loading], buffer: Buffer, target_is_zero: bool) -> int:
+    loading = piece.whole
+    address = loading.region.start + piece.offset
+    if target_is_zero and not loading.file.has_data(piece.offset, piece.size):
+        loading.tree.add_zeros(piece.offset, piece.size)
+        return piece.size
+    loading.file.read(piece.offset, buffer.view[: piece.size])
+    loading.tree.add(piece.offset, buffer.view[: piece.size])
+    for offset, size in buffer.data_runs(piece.size) if target_is_zero else [(0, piece.size)]:
+        target.write_from(pid, address + offset, buffer.address + offset, size)
+    return piece.size
+
+
+class Prefetch:
+    """Reads files of an image into the page cache in the background, while CRIU works; `load` then finds them there.
+
+    Ends with its context, finished or not. Errors are left for `load` to find.
+    """
+
+    def __init__(self, saved: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:
+        self._paths = [directory / region.file for region in saved]
+        self._how = replace(how or Transfer(), cancel=threading.Event(), on_progress=None)
+        self._thread = threading.Thread(target=self._read_all, name="vram-prefetch")
+
+    def __enter__(self) -> Prefetch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._how.cancel.set()
+        self._thread.join()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all has been read; return False if that takes longer than `seconds`."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _read_all(self) -> None:
+        try:
+            with ExitStack() as stack:
+                opened = [
+                    stack.enter_context(files.reading(path, direct=False))
+                    for path in self._paths
+                    if not files.is_in_memory(path)
+                ]
+                todo = crew.pieces((file, file.size, self._how.piece_bytes) for file in opened)
+                crew.run(todo, _read_piece, self._how)
+        except (Cancelled, VramError):
+            pass
+
+
+def _read_piece(piece: Piece[files.RegionFile], buffer: Buffer) -> int:
+    if piece.whole.has_data(piece.offset, piece.size):
+        piece.whole.read(piece.offset, buffer.view[: piece.size])
+    return piece.size

@@ -1,0 +1,71 @@
+"""The memory of the process whose VRAM bytes are moved: copies whose errors say what has happened to it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from kybernate_shim.cuda.vram.errors import RegionChanged, TargetGone, TargetRefused, VramError
+from kybernate_shim.linux import memory
+
+
+def read_into(pid: int, address: int, buffer: int, size: int) -> None:
+    """Copy from the process to our own address `buffer`. Raises TargetGone, TargetRefused, RegionChanged."""
+    _copy(memory.read_into, pid, address, buffer, size)
+
+
+def write_from(pid: int, address: int, buffer: int, size: int) -> None:
+    """Copy from our own address `buffer` to the process. Raises as read_into."""
+    _copy(memory.write_from, pid, address, buffer, size)
+
+
+def require_mapped(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
+    """Raise RegionChanged unless each range (start, end) is private anonymous memory of the process, wholly."""
+    try:
+        regions = memory.read_maps(pid)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise TargetGone(f"process {pid} has ended") from error
+    except PermissionError as error:
+        raise TargetRefused(f"the memory map of process {pid} cannot be read: {error.strerror}") from error
+    if not regions:  # a zombie has a map without lines
+        raise TargetGone(f"process {pid} has ended")
+    own = [region for region in regions if region.private_anonymous]
+    for start, end in ranges:
+        reached = start
+        for region in own:
+            if region.start <= reached < region.end:
+                reached = region.end
+        if reached < end:
+            raise RegionChanged(
+                f"process {pid} has no private memory at {reached:#x} any more (of {start:#x}-{end:#x})"
+            )
+
+
+def _copy(call: Callable[[int, int, int, int], None], pid: int, address: int, buffer: int, size: int) -> None:
+    try:
+        call(pid, address, buffer, size)
+    except memory.ShortCopy as error:
+        raise _reason(pid, address, size) from error
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise TargetRefused(f"the memory of process {pid} is not for us: {error.strerror}") from error
+        if error.errno == errno.ESRCH:
+            raise TargetGone(f"process {pid} has ended") from error
+        if error.errno == errno.EFAULT:
+            raise _reason(pid, address, size) from error
+        raise
+
+
+def _reason(pid: int, address: int, size: int) -> VramError:
+    if _has_ended(pid):
+        return TargetGone(f"process {pid} has ended")
+    return RegionChanged(f"process {pid}: the {size} bytes at {address:#x} are not all there any more")
+
+
+def _has_ended(pid: int) -> bool:
+    """A process that is about to end has lost its memory first: its map is empty then, or it is gone."""
+    try:
+        return not Path(f"/proc/{pid}/maps").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,104 @@
+"""Checkpoint and restore of a container of the Task service: from requests to the steps in `checkpoint`, and back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
+from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.config import Config
+from kybernate_shim.messages import shim_pb2
+from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.oci.options import decode_checkpoint_options
+from kybernate_shim.oci.spec import Spec
+
+TCP = "kybernate.io/tcp"
+CRI_NAMESPACE = "k8s.io"
+WORKS_KEPT = 50
+
+
+def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
+    """Return what a Checkpoint call of the Task service asks for.
+
+    containerd copies `path` into its content store and removes it, so only an image path that the client has chosen is
+    worth flushing; and it takes the changes of the root filesystem itself. Raises UnsupportedOptions.
+    """
+    options = decode_checkpoint_options(request.options if request.HasField("options") else None)
+    return DumpRequest(
+        image=Path(request.path or options.image_path),
+        work=Path(options.work_path) if options.work_path else work,
+        exit=options.exit,
+        tcp="established" if options.open_tcp else tcp_policy(spec, config),
+        durable=bool(options.image_path),
+        deadline=config.deadlines.checkpoint,
+        options=options,
+    )
+
+
+def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
+    """Return what a Checkpoint call of our own service asks for. Raises ValueError for an unknown policy."""
+    tcp = request.tcp or tcp_policy(spec, config)
+    if tcp not in ("close", "established"):
+        raise ValueError(f"tcp: expected close or established, found {tcp!r}")
+    return DumpRequest(
+        image=config.checkpoint_root / request.path,
+        work=Path(request.work_path) if request.work_path else work,
+        exit=request.exit,
+        tcp="established" if tcp == "established" else "close",
+        rootfs_diff=request.rootfs_diff,
+        force=request.force,
+        deadline=request.timeout_seconds or config.deadlines.checkpoint,
+        source_image=request.image,
+        source_digest=request.image_digest,
+    )
+
+
+def tcp_policy(spec: Spec, config: Config) -> TcpPolicy:
+    """Return what the container's annotation wants of its TCP connections."""
+    wanted = spec.annotations.get(TCP) if config.pod_may_use(TCP) else None
+    return "established" if wanted == "established" else "close"
+
+
+def work_directory(config: Config, namespace: str, container: str, verb: str) -> Path:
+    """Return a directory for logs and scratch files that outlives the container, and remove the oldest of others'.
+
+    The error of a pod names a log there, which people read after the pod is gone.
+    """
+    root = config.work_root
+    if root.is_dir():
+        aged = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        for path in aged[:-WORKS_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+    return root / f"{namespace}.{container}.{verb}"
+
+
+def share_with_cri(bundle: Path, namespace: str, container: str, work: Path) -> None:
+    """Put CRIU's statistics where containerd's CRI wants them after a checkpoint.
+
+    It names that directory as the work path only to runtimes of the type runc, and some releases then fail without the
+    file. Its own root is above the bundle's work directory.
+    """
+    if namespace != CRI_NAMESPACE:
+        return
+    root = str((bundle / "work").resolve()).partition("/io.containerd.runtime.v2.task/")[0]
+    directory = Path(root) / "io.containerd.grpc.v1.cri" / "containers" / container
+    if not directory.is_dir():
+        return
+    for name in ("stats-dump", "dump.log"):
+        if (work / name).exists() and not (directory / name).exists():
+            shutil.copyfile(work / name, directory / name)
+
+
+def response(dumped: Dumped, request: DumpRequest, seconds: float, frozen_ms: int) -> shim_pb2.CheckpointResponse:
+    """Return the answer of our own service."""
+    reply = shim_pb2.CheckpointResponse(
+        path=str(request.image),
+        manifest_digest=dumped.digest,
+        bytes=dumped.manifest.bytes,
+        frozen_ms=frozen_ms,
+        seconds=seconds,
+    )
+    for step in dumped.manifest.steps:
+        reply.steps.add(name=step.name, seconds=step.seconds, bytes=step.bytes)
+    return reply
