@@ -17,6 +17,8 @@ from kybernate_shim.linux.libc import become_subreaper, set_process_name
 from kybernate_shim.logs import Log, open_log
 from kybernate_shim.task.events import Forwarder, Publisher
 from kybernate_shim.task.service import SERVICES, TaskService
+from kybernate_shim.task.shim_service import SERVICE as SHIM_SERVICE
+from kybernate_shim.task.shim_service import ShimService
 from kybernate_shim.ttrpc import Server
 
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
@@ -71,7 +73,7 @@ class Daemon:
         )
         methods = self._service.methods()
         self._server = Server(
-            dict.fromkeys(SERVICES, methods),
+            {**dict.fromkeys(SERVICES, methods), SHIM_SERVICE: ShimService(self._service).methods()},
             on_error=lambda call, error: log.error("call.failed", method=call.method, error=str(error)),
         )
 

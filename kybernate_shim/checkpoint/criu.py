@@ -106,6 +106,14 @@ def claim_config(document: dict[str, Any], path: Path) -> None:
     annotations[ANNOTATION] = str(path)
 
 
+def without_claim(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json as it was before `claim_config`."""
+    annotations = {key: value for key, value in (document.get("annotations") or {}).items() if key != ANNOTATION}
+    if USERS_ANNOTATION in annotations:
+        annotations[ANNOTATION] = annotations.pop(USERS_ANNOTATION)
+    return {**document, "annotations": annotations}
+
+
 def users_file(annotations: Mapping[str, str], runtime: str = "runc") -> Path | None:
     """Return the configuration file that would count without ours; None where the user wants none."""
     chosen = annotations.get(USERS_ANNOTATION)

@@ -27,6 +27,7 @@ from kybernate_shim.checkpoint.criu import (
     CriuOptions,
     explain,
     users_file,
+    without_claim,
     write_config,
 )
 from kybernate_shim.checkpoint.digests import Digester
@@ -54,6 +55,7 @@ from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.options import CheckpointOptions
 from kybernate_shim.oci.runtime import RuntimeFailed
 
+SPEC = "kybernate-spec.json"  # config.json as containerd wrote it: what a restore without a pod starts from
 POD = "io.kubernetes.cri.sandbox-name"
 POD_NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
 POD_CONTAINER = "io.kubernetes.cri.container-name"
@@ -249,6 +251,8 @@ def _finish(
     for name in ("dump.log", "stats-dump"):
         if (request.work / name).exists() and not (request.image / name).exists():
             shutil.copyfile(request.work / name, request.image / name)
+    spec = without_claim(target.spec.document)
+    (request.image / SPEC).write_text(json.dumps(spec, separators=(",", ":"), ensure_ascii=False))
     manifest = replace(
         look.manifest,
         stdio=_stdio_kinds(request.image / "descriptors.json"),

@@ -34,6 +34,12 @@ class Operation:
     measure: Callable[[], int] | None = None  # bytes done in this step, where somebody has to look
 
     @property
+    def done(self) -> int:
+        """Bytes done in the running step, never more than there are."""
+        done = self.measure() if self.measure is not None else self.done_bytes
+        return min(done, self.total_bytes) if self.total_bytes else done
+
+    @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
 

@@ -5,6 +5,7 @@ Sources: the kernel's "Overlay Filesystem"; proc(5), "/proc/pid/mountinfo".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,8 @@ class Overlay:
 def find_overlay(rootfs: Path, mounts: Iterable[MountPoint] | None = None) -> Overlay:
     """Return the writable layer of the overlay mounted at `rootfs`, by what the kernel says of the mount.
 
-    The kernel shows the upper directory in full, also where lower directories were given in a short form; commas and
-    blanks in its name come escaped, and mountinfo's reader has undone that. Raises RootfsUnsupported when there is
-    nothing mounted, no overlay, or an overlay without an upper directory that can be reached.
+    The kernel shows the upper directory in full, also where lower directories were given in a short form. Raises
+    RootfsUnsupported when there is nothing mounted, no overlay, or no upper directory that can be reached.
     """
     real = rootfs.resolve()
     # The last one mounted is the one that is seen.
@@ -41,7 +41,16 @@ def find_overlay(rootfs: Path, mounts: Iterable[MountPoint] | None = None) -> Ov
     options = dict(option.partition("=")[::2] for option in mount.super_options)
     if "upperdir" not in options:
         raise RootfsUnsupported(f"{rootfs}: the overlay has no upper directory, so nothing in it can have changed")
-    upper = Path(options["upperdir"])
-    if not upper.is_absolute() or not upper.is_dir():
-        raise RootfsUnsupported(f"{rootfs}: its upper directory {upper} cannot be reached from here")
+    upper = _directory(options["upperdir"])
+    if upper is None:
+        raise RootfsUnsupported(f"{rootfs}: its upper directory {options['upperdir']} cannot be reached from here")
     return Overlay(upper, "user.overlay." if "userxattr" in options else "trusted.overlay.")
+
+
+def _directory(option: str) -> Path | None:
+    """Return the directory that a mount option names: as it is, or with the backslashes taken off that mount(2) needs.
+
+    Kernels differ in which of the two they show.
+    """
+    candidates = (Path(option), Path(re.sub(r"\\(.)", r"\1", option)))
+    return next((path for path in candidates if path.is_absolute() and path.is_dir()), None)

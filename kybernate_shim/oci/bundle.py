@@ -31,7 +31,7 @@ class PidMissing(Exception):
 class Remains:
     """What a container leaves behind when its daemon dies, as kybernate.json holds it.
 
-    `phase` is the operation under way (`creating`, `checkpointing`, `restoring`, `suspending`), or `idle`.
+    `phase` is the operation under way (`create`, `checkpoint`, `restore`, `suspend`), or `idle`.
     `locked_pids` are processes whose GPU state is locked or taken out; they hang until it is given back.
     `temporary` are directories to remove. `boot` is the boot id: what an earlier boot left means nothing.
     """

@@ -26,7 +26,7 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
     """
     options = decode_checkpoint_options(request.options if request.HasField("options") else None)
     return DumpRequest(
-        image=Path(request.path or options.image_path),
+        image=Path(options.image_path or request.path),  # containerd 1.7 passes on the first and uses another
         work=Path(options.work_path) if options.work_path else work,
         exit=options.exit,
         tcp="established" if options.open_tcp else tcp_policy(spec, config),

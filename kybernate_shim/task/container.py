@@ -42,6 +42,7 @@ from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
 Publish = Callable[[str, Message], None]
 KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
 LAST_EXIT_SECONDS = 5.0
+DONE = {"checkpoint": "checkpointed", "restore": "restored"}
 
 
 class ExecNotFound(Exception):
@@ -254,14 +255,14 @@ class Container:
     def _operating(self, verb: str) -> Iterator[Operation]:
         """Keep the record of an operation while it runs, leave word of it for `delete`, and log what it cost."""
         self.operation = operation = Operation(verb)
-        self._note(phase=f"{verb}ing" if verb != "restore" else "restoring")
+        self._note(phase=verb)
         try:
             yield operation
         except BaseException as error:
             self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
             raise
         else:
-            self._log.info(f"task.{verb}ed", pid=self.init.pid, seconds=operation.summary())
+            self._log.info(f"task.{DONE[verb]}", pid=self.init.pid, seconds=operation.summary())
         finally:
             self.operation = None
             self._note(phase="idle")

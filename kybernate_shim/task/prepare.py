@@ -66,5 +66,5 @@ def _runtime(
     binary = choose_runtime(os.environ, options, config, spec)
     cli = resolve_cli(binary, namespace=namespace, log=bundle.log, options=options, config=config, spec=spec)
     bundle.write_runtime(binary, options, root=cli.root.parent, systemd_cgroup=cli.systemd_cgroup)
-    bundle.write_remains(Remains(str(binary), str(cli.root), cli.systemd_cgroup, phase="creating"))
+    bundle.write_remains(Remains(str(binary), str(cli.root), cli.systemd_cgroup, phase="create"))
     return Runtime(cli, children, runtime_environment(os.environ, config.criu), config.deadlines)

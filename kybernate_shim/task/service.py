@@ -152,7 +152,7 @@ class TaskService:
         return wire.CreateTaskResponse(pid=container.init.pid)
 
     async def start(self, request: wire.StartRequest) -> wire.StartResponse:
-        container = self._container(request.id)
+        container = self.container(request.id)
         if request.exec_id:
             return wire.StartResponse(pid=await container.start_exec(request.exec_id))
         pid = await container.start()
@@ -160,7 +160,7 @@ class TaskService:
         return wire.StartResponse(pid=pid)
 
     async def delete(self, request: wire.DeleteRequest) -> wire.DeleteResponse:
-        container = self._container(request.id)
+        container = self.container(request.id)
         if request.exec_id:
             return _deleted(await container.delete_exec(request.exec_id))
         init = await container.delete()
@@ -177,29 +177,29 @@ class TaskService:
 
     async def exec(self, request: wire.ExecProcessRequest) -> Empty:
         stdio = StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal)
-        self._container(request.id).add_exec(request.exec_id, stdio, request.spec.value)
+        self.container(request.id).add_exec(request.exec_id, stdio, request.spec.value)
         return Empty()
 
     async def kill(self, request: wire.KillRequest) -> Empty:
-        await self._container(request.id).kill(request.exec_id, request.signal, all=request.all)
+        await self.container(request.id).kill(request.exec_id, request.signal, all=request.all)
         return Empty()
 
     async def pause(self, request: wire.PauseRequest) -> Empty:
-        await self._container(request.id).pause()
+        await self.container(request.id).pause()
         return Empty()
 
     async def resume(self, request: wire.ResumeRequest) -> Empty:
-        await self._container(request.id).resume()
+        await self.container(request.id).resume()
         return Empty()
 
     async def checkpoint(self, request: wire.CheckpointTaskRequest) -> Empty:
-        container = self._container(request.id)
+        container = self.container(request.id)
         work = work_directory(container.config, self.namespace, request.id, "checkpoint")
         await container.checkpoint(from_containerd(request, spec=container.spec, config=container.config, work=work))
         return Empty()
 
     async def update(self, request: wire.UpdateTaskRequest) -> Empty:
-        await self._container(request.id).update(request.resources.value)
+        await self.container(request.id).update(request.resources.value)
         return Empty()
 
     async def resize_pty(self, request: wire.ResizePtyRequest) -> Empty:
@@ -216,7 +216,7 @@ class TaskService:
     # -- Looking ----------------------------------------------------------------------------------------------------
 
     async def state(self, request: wire.StateRequest) -> wire.StateResponse:
-        container = self._container(request.id)
+        container = self.container(request.id)
         process = container.process(request.exec_id)
         state = process.state
         if process.id and state == "running" and container.init.state in ("pausing", "paused"):
@@ -241,7 +241,7 @@ class TaskService:
         return reply
 
     async def pids(self, request: wire.PidsRequest) -> wire.PidsResponse:
-        container = self._container(request.id)
+        container = self.container(request.id)
         execs = {process.pid: process.id for process in container.execs.values() if process.state == "running"}
         reply = wire.PidsResponse()
         for pid in await container.pids():
@@ -251,7 +251,7 @@ class TaskService:
         return reply
 
     async def stats(self, request: wire.StatsRequest) -> wire.StatsResponse:
-        container = self._container(request.id)
+        container = self.container(request.id)
         try:
             if container.cgroup is not None and container.cgroup.exists:
                 return wire.StatsResponse(stats=pack(container.cgroup.stats()))
@@ -271,14 +271,15 @@ class TaskService:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _container(self, id: str) -> Container:
+    def container(self, id: str) -> Container:
+        """Return the container of that id. Raises RpcError NOT_FOUND."""
         try:
             return self.containers[id]
         except KeyError:
             raise RpcError(Code.NOT_FOUND, f"container {id}: not found") from None
 
     def _process(self, id: str, exec_id: str) -> Process:
-        return self._container(id).process(exec_id)
+        return self.container(id).process(exec_id)
 
 
 def translated(handle: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Call], Awaitable[Message]]:

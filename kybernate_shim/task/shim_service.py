@@ -1,0 +1,54 @@
+"""`kybernate.shim.v1.Shim`: what the node agent and the command line ask of a shim beside containerd's Task service."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.task.checkpointing import from_shim_service, response, work_directory
+from kybernate_shim.task.container import Container
+from kybernate_shim.task.service import TaskService, translated
+from kybernate_shim.ttrpc import Code, Method, RpcError
+
+SERVICE = "kybernate.shim.v1.Shim"
+
+
+class ShimService:
+    """The same containers as those of `tasks`, which it asks for them."""
+
+    def __init__(self, tasks: TaskService) -> None:
+        self._tasks = tasks
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint)),
+            "Status": Method(wire.StatusRequest, translated(self.status)),
+        }
+
+    async def checkpoint(self, request: wire.CheckpointRequest) -> Message:
+        """Write an image to a directory of the client's choice, relative names below the checkpoint root."""
+        container = self._tasks.container(request.id)
+        if not request.path:
+            raise RpcError(Code.INVALID_ARGUMENT, "path: the directory for the image is missing: invalid argument")
+        work = work_directory(container.config, self._tasks.namespace, request.id, "checkpoint")
+        try:
+            wanted = from_shim_service(request, spec=container.spec, config=container.config, work=work)
+        except ValueError as error:
+            raise RpcError(Code.INVALID_ARGUMENT, f"{error}: invalid argument") from error
+        dumped, operation = await container.checkpoint(wanted)
+        return response(dumped, wanted, operation.seconds, operation.frozen_ms)
+
+    async def status(self, request: wire.StatusRequest) -> Message:
+        """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint."""
+        ids = [request.id] if request.id else list(self._tasks.containers)
+        return wire.StatusResponse(containers=[_status(self._tasks.container(id)) for id in ids])
+
+
+def _status(container: Container) -> wire.Container:
+    reply = wire.Container(id=container.id, state=container.init.state, pid=container.init.pid)
+    operation = container.operation
+    if operation is not None:
+        reply.phase, reply.step = operation.verb, operation.step_name
+        reply.done_bytes, reply.total_bytes = operation.done, operation.total_bytes
+        reply.seconds = operation.seconds
+    return reply
