@@ -1,0 +1,226 @@
+"""Which mounts a dump must declare, and which a restore must find in the new container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kybernate_shim.checkpoint.criu_images import DumpedMount
+from kybernate_shim.checkpoint.manifest import Mount
+from kybernate_shim.checkpoint.mounts import (
+    HookMount,
+    Matching,
+    MountUnmatched,
+    describe_mounts,
+    dump_lines,
+    hook_mounts,
+    make_mount_points,
+    match_mounts,
+    resolve_in,
+)
+from kybernate_shim.linux.mountinfo import MountPoint
+from kybernate_shim.oci.spec import Spec
+
+PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
+DEV = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}
+CGROUP = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"}
+DUMPED = (DumpedMount("/proc", "proc", id=2, parent=1), DumpedMount("/dev", "tmpfs", id=3, parent=1))
+
+
+def bind(destination: str, source: str = "/src") -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": source, "options": ["rbind", "ro"]}
+
+
+def spec(*mounts: dict[str, Any], masked: tuple[str, ...] = (), devices: tuple[str, ...] = ()) -> Spec:
+    linux = {"maskedPaths": list(masked), "readonlyPaths": ["/proc/sys"], "devices": [{"path": d} for d in devices]}
+    return Spec({"mounts": [PROC, DEV, *mounts], "linux": linux})
+
+
+def mounted(path: str, *, device: str = "0:9", root: str = "/", type_: str = "tmpfs") -> MountPoint:
+    return MountPoint(1, 0, device, root, Path(path), (), (), type_, "", ())
+
+
+def external(destination: str, key: str | None = None, **more: Any) -> DumpedMount:
+    return DumpedMount(destination, "ext4", destination if key is None else key, **{"parent": 1, "id": 9, **more})
+
+
+def differences(*dumped: DumpedMount, recorded: tuple[Mount, ...] = (), new: Spec, root: Path) -> tuple[str, ...]:
+    with pytest.raises(MountUnmatched) as caught:
+        match_mounts((*DUMPED, *dumped), recorded, new, root)
+    return caught.value.differences
+
+
+def test_equal_destinations_match_whatever_their_sources(tmp_path: Path) -> None:
+    assert match_mounts((*DUMPED, external("/data")), (), spec(bind("/data", "/elsewhere")), tmp_path) == Matching()
+
+
+def test_a_mount_that_only_the_dumped_container_had_is_named(tmp_path: Path) -> None:
+    found = differences(external("/data"), external("/logs"), new=spec(bind("/logs")), root=tmp_path)
+    assert found == ("/data was mounted from outside the dumped container, and is not in the new one",)
+
+
+def test_a_mount_that_only_the_new_container_has_is_named(tmp_path: Path) -> None:
+    found = differences(new=spec(bind("/data")), root=tmp_path)
+    assert found == ("/data is mounted in the new container, but was not in the dumped one",)
+
+
+def test_every_difference_is_named_at_once_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(MountUnmatched, match=r"/a was .*/b is .*Nothing was restored; give the new container"):
+        match_mounts((*DUMPED, external("/a")), (), spec(bind("/b")), tmp_path)
+
+
+def test_private_and_bind_at_one_place_do_not_match(tmp_path: Path) -> None:
+    found = differences(DumpedMount("/data", "tmpfs", parent=1), new=spec(bind("/data")), root=tmp_path)
+    assert found == ("/data was tmpfs in the dumped container and is a bind mount in the new one",)
+    new = spec({"destination": "/data", "type": "mqueue"})
+    found = differences(DumpedMount("/data", "tmpfs", parent=1), new=new, root=tmp_path)
+    assert found == ("/data was tmpfs in the dumped container and is mqueue in the new one",)
+
+
+def test_destinations_are_compared_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("/run")
+    new = spec(bind("/var/run/secrets/token"))
+    assert match_mounts((*DUMPED, external("/run/secrets/token")), (), new, tmp_path) == Matching()
+
+
+def test_masked_files_and_devices_are_offered_by_the_runtime(tmp_path: Path) -> None:
+    dumped = (*DUMPED, external("/proc/kcore", "/dev/null"), external("/dev/fuse"))
+    assert match_mounts(dumped, (), spec(masked=("/proc/kcore",), devices=("/dev/fuse",)), tmp_path) == Matching()
+    found = differences(external("/proc/kcore", "/dev/null"), new=spec(), root=tmp_path)
+    assert found == ("/proc/kcore was masked in the dumped container, and nothing is in the new one",)
+
+
+@pytest.mark.parametrize("kernel", ["tmpfs", "cgroup2"])
+def test_cgroup_mounts_match_in_both_versions(tmp_path: Path, kernel: str) -> None:
+    dumped = (
+        *DUMPED,
+        DumpedMount("/sys/fs/cgroup", kernel, id=4, parent=1),
+        external("/sys/fs/cgroup/memory", id=5, parent=4),
+    )
+    assert match_mounts(dumped, (), spec(CGROUP), tmp_path) == Matching()
+
+
+def test_a_hooks_mount_comes_from_where_the_hook_took_it(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").touch()
+    (tmp_path / "firmware").mkdir()
+    recorded = (
+        Mount("/usr/lib/libcuda.so.1", "ext4", "hook", str(tmp_path / "libcuda.so.1")),
+        Mount("/lib/firmware", "ext4", "hook", str(tmp_path / "firmware")),
+    )
+    dumped = (*DUMPED, *(external(mount.destination) for mount in recorded))
+    assert match_mounts(dumped, recorded, spec(), tmp_path) == Matching(
+        lines=(
+            f"external mnt[/usr/lib/libcuda.so.1]:{tmp_path}/libcuda.so.1",
+            f"external mnt[/lib/firmware]:{tmp_path}/firmware",
+        ),
+        directories=("/lib/firmware",),
+        files=("/usr/lib/libcuda.so.1",),
+    )
+
+
+def test_a_hooks_mount_whose_source_is_not_here_is_named(tmp_path: Path) -> None:
+    recorded = (Mount("/lib/cuda.so", "ext4", "hook", "/not/on/this/node"),)
+    found = differences(external("/lib/cuda.so"), recorded=recorded, new=spec(), root=tmp_path)
+    assert found == ("/lib/cuda.so was mounted by a hook from /not/on/this/node, which this node does not have",)
+
+
+def test_a_private_mount_of_a_hook_needs_its_mount_point_only(tmp_path: Path) -> None:
+    dumped = (
+        *DUMPED,
+        DumpedMount("/run/nvidia-ctk-hook5ef", "tmpfs", id=7, parent=1),
+        DumpedMount("/proc/driver/nvidia/params", "tmpfs", id=8, parent=2),
+    )
+    assert match_mounts(dumped, (), spec(), tmp_path) == Matching(directories=("/run/nvidia-ctk-hook5ef",))
+
+
+def test_mount_points_are_made_and_links_are_not_followed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "run").mkdir(parents=True)
+    make_mount_points(Matching(directories=("/run/hook", "/run"), files=("/usr/lib/x.so",)), root)
+    assert (root / "run/hook").is_dir()
+    assert (root / "usr/lib/x.so").is_file()
+    (root / "out").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="out"):
+        make_mount_points(Matching(directories=("/out/evil",)), root)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_hook_mounts_are_what_the_spec_does_not_account_for(tmp_path: Path) -> None:
+    host = [mounted("/", device="8:1", type_="ext4"), mounted("/mnt", device="8:2", root="/sub", type_="xfs")]
+    container = [
+        mounted("/", device="0:50", type_="overlay"),
+        mounted("/proc", device="0:51", type_="proc"),
+        mounted("/proc/sys", device="0:51", root="/sys", type_="proc"),
+        mounted("/proc/kcore", device="8:1", root="/dev/null"),
+        mounted("/data", device="8:1", root="/src", type_="ext4"),
+        mounted("/sys/fs/cgroup/memory", type_="cgroup"),
+        mounted("/usr/lib/libcuda.so.1", device="8:1", root="/usr/lib/libcuda.so.1", type_="ext4"),
+        mounted("/models", device="8:2", root="/sub/models", type_="xfs"),
+        mounted("/run/nvidia-ctk-hook5ef", device="0:60"),
+        mounted("/proc/driver/nvidia/gpus/0000:01:00.0", device="0:5", root="/driver", type_="proc"),
+    ]
+    found = hook_mounts(spec(bind("/data"), masked=("/proc/kcore",)), tmp_path, container, host)
+    assert found == [
+        HookMount("/usr/lib/libcuda.so.1", "ext4", "external", "/usr/lib/libcuda.so.1"),
+        HookMount("/models", "xfs", "external", "/mnt/models"),
+        HookMount("/run/nvidia-ctk-hook5ef", "tmpfs", "keep"),
+        HookMount("/proc/driver/nvidia/gpus/0000:01:00.0", "proc", "drop"),
+    ]
+    assert dump_lines(found) == [
+        "external mnt[/usr/lib/libcuda.so.1]:/usr/lib/libcuda.so.1",
+        "external mnt[/models]:/models",
+        "skip-mnt /proc/driver/nvidia/gpus/0000:01:00.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("/srv/models", "host"),
+        ("/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/cache", "empty-dir"),
+        ("/var/lib/kubelet/pods/1/volumes/kubernetes.io~projected/kube-api-access-x", "projected"),
+        ("/var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pvc-1/mount", "csi"),
+        ("/var/lib/kubelet/pods/1/volume-subpaths/config/c/0", "subpaths"),
+    ],
+)
+def test_the_manifest_says_where_content_lives(tmp_path: Path, source: str, kind: str) -> None:
+    found = describe_mounts(spec(bind("/data", source)), tmp_path, [HookMount("/h", "tmpfs", "keep")])
+    assert [(mount.destination, mount.kind) for mount in found] == [
+        ("/proc", "pseudo"),
+        ("/dev", "private"),
+        ("/data", kind),
+        ("/h", "hook"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("links", "destination", "resolved"),
+    [
+        ({}, "/a/b", "/a/b"),
+        ({}, "a//b/", "/a/b"),
+        ({}, "/../../a", "/a"),
+        ({"a": "/b"}, "/a/c", "/b/c"),
+        ({"a": "b"}, "/a/c", "/b/c"),
+        ({"a": "../../b"}, "/a/c", "/b/c"),
+        ({"a": "b", "b": "/c"}, "/a/x", "/c/x"),
+    ],
+)
+def test_links_are_resolved_inside_the_root(
+    tmp_path: Path, links: dict[str, str], destination: str, resolved: str
+) -> None:
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    assert resolve_in(tmp_path, destination) == resolved
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["a", "/b", "../c", "b/a", "/", "."])), max_size=3))
+def test_links_in_a_circle_end(tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]]) -> None:
+    root = tmp_path_factory.mktemp("root")
+    for name, target in dict(links).items():
+        (root / name).symlink_to(target)
+    assert resolve_in(root, "/a/b/c").startswith("/")

@@ -1,0 +1,110 @@
+"""Digests of files: the same however they are computed, also while a file grows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kybernate_shim.checkpoint import digests
+from kybernate_shim.checkpoint.digests import Digester, DigestUnknown, FileChanged, algorithm_of
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "PIECE", 1000)
+    monkeypatch.setattr(digests, "BUFFER", 300)
+
+
+def blake2b(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def expected(data: bytes) -> str:
+    if len(data) <= 1000:
+        return f"blake2b:{blake2b(data).hex()}"
+    pieces = [blake2b(data[start : start + 1000]) for start in range(0, len(data), 1000)]
+    return f"blake2b-tree:{blake2b(b''.join(pieces)).hex()}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 2000, 12345])
+def test_digest_is_of_the_content_or_of_the_pieces(tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    (tmp_path / "f").write_bytes(data)
+    with Digester() as digester:
+        assert digester.digest(tmp_path / "f") == expected(data)
+
+
+def test_entries_come_in_the_order_of_the_names(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name * 5)
+    done: list[int] = []
+    with Digester(progress=done.append) as digester:
+        entries = digester.files(tmp_path, ["c", "a", "b"])
+    assert [(entry.name, entry.size) for entry in entries] == [("c", 5), ("a", 5), ("b", 5)]
+    assert sum(done) == 15
+
+
+@given(st.lists(st.binary(min_size=1, max_size=700), min_size=1, max_size=8))
+def test_a_growing_file_has_the_same_digest(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("growing") / "pages-1.img"
+    with Digester() as digester:
+        for part in parts:
+            with path.open("ab") as stream:
+                stream.write(part)
+            digester._advance(path, complete=False)
+        assert digester.digest(path) == expected(b"".join(parts))
+
+
+def test_following_digests_pieces_before_the_file_is_finished(tmp_path: Path) -> None:
+    data = os.urandom(3500)
+    seen = threading.Event()
+    with Digester(progress=lambda _: seen.set()) as digester, digester.following(tmp_path / "images"):
+        (tmp_path / "images").mkdir()
+        with (tmp_path / "images/pages-1.img").open("wb", buffering=0) as stream:
+            stream.write(data[:2500])
+            assert seen.wait(10), "no piece was digested while the file was open"
+            stream.write(data[2500:])
+        assert digester.digest(tmp_path / "images/pages-1.img") == expected(data)
+
+
+def test_a_file_that_was_replaced_is_digested_anew(tmp_path: Path) -> None:
+    path = tmp_path / "pages-1.img"
+    path.write_bytes(b"a" * 2500)
+    with Digester() as digester:
+        digester._advance(path, complete=False)
+        (tmp_path / "new").write_bytes(b"b" * 2500)
+        (tmp_path / "new").replace(path)
+        assert digester.digest(path) == expected(b"b" * 2500)
+
+
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "pages-1.img"
+    path.write_bytes(b"a" * 2500)
+    with Digester() as digester:
+        digester._advance(path, complete=False)
+        os.truncate(path, 10)
+        with pytest.raises(FileChanged, match="shorter"):
+            digester.digest(path)
+
+
+def test_other_algorithms_are_named_in_the_digest(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    with Digester("crc32") as digester:
+        assert digester.digest(tmp_path / "f") == f"crc32:{zlib.crc32(b'abc'):08x}"
+    with Digester("sha256") as digester:
+        assert digester.digest(tmp_path / "f") == f"sha256:{hashlib.sha256(b'abc').hexdigest()}"
+    assert algorithm_of("crc32-tree:00") == "crc32"
+
+
+def test_an_unknown_algorithm_is_named() -> None:
+    with pytest.raises(DigestUnknown, match="md4"):
+        Digester("md4")
+    with pytest.raises(DigestUnknown, match="md4"):
+        algorithm_of("md4:00")

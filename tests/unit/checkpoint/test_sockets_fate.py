@@ -1,0 +1,50 @@
+"""What is said of a container's sockets before they are dumped."""
+
+from __future__ import annotations
+
+import pytest
+
+from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.checkpoint.sockets import Socket, external_unix, needs_network_lock, what_happens
+
+CONNECTION = Socket("tcp", "established", "10.0.0.2:80", "10.0.0.9:5555", 1)
+LISTENING = Socket("tcp", "listening", "0.0.0.0:80", "", 2)
+PAIR = (Socket("unix", "established", "/run/a", "", 3, 4), Socket("unix", "established", "", "", 4, 3))
+
+
+@pytest.mark.parametrize("local", ["0.0.0.0:80", "127.0.0.1:80", "[::]:80", "[::1]:80", "127.1.2.3:1"])
+def test_listening_anywhere_or_on_loopback_goes_on(local: str) -> None:
+    assert what_happens([Socket("tcp", "listening", local)], "close") == [f"listening on {local} will go on"]
+
+
+def test_listening_on_an_address_of_the_pod_is_in_doubt() -> None:
+    lines = what_happens([Socket("tcp", "listening", "10.0.0.2:80")], "close")
+    assert lines == ["listening on 10.0.0.2:80 will only go on where the network has that address"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("close", "1 TCP connections will be closed: 10.0.0.2:80→10.0.0.9:5555"),
+        ("established", "1 TCP connections will go on, if the address stays the same: 10.0.0.2:80→10.0.0.9:5555"),
+    ],
+)
+def test_connections_follow_the_policy(policy: TcpPolicy, words: str) -> None:
+    assert what_happens([CONNECTION, *PAIR], policy) == [words]
+
+
+def test_of_many_connections_some_are_shown() -> None:
+    assert what_happens([CONNECTION] * 8, "close")[0].endswith("10.0.0.9:5555 and 3 more")
+
+
+def test_unix_sockets_to_the_outside_are_named() -> None:
+    assert external_unix(PAIR) == []
+    assert what_happens([PAIR[0]], "close") == [
+        "1 UNIX sockets are connected to processes outside the container: /run/a"
+    ]
+
+
+def test_packets_are_held_back_only_for_connections_that_go_on() -> None:
+    assert needs_network_lock([CONNECTION], "established")
+    assert not needs_network_lock([CONNECTION], "close")
+    assert not needs_network_lock([LISTENING, *PAIR], "established")
