@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from helper_processes import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper
 from tests.fakes.cuda import GIB, Cards, build
@@ -41,16 +42,6 @@ def socket(tmp_path: Path) -> Iterator[Path]:
         workers = process.children(recursive=True)
         process.send_signal(signal.SIGKILL)
         psutil.wait_procs([*workers, process], timeout=10)
-
-
-def helpers(socket: Path) -> list[psutil.Process]:
-    """Return the helper processes of `socket`, oldest first."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "create_time", "status"]):
-        arguments = process.info["cmdline"] or []
-        if str(socket) in arguments and "kybernate_shim.cuda.helper" in arguments:
-            found.append(process)
-    return sorted(found, key=lambda process: process.info["create_time"])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import helpers
+from helper_processes import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied

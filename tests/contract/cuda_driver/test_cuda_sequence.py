@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import helpers
+from helper_processes import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, State
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, GpuPair

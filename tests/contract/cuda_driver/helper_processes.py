@@ -1,0 +1,17 @@
+"""Finds the processes of a CUDA helper, to look at them and to kill them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+
+def helpers(socket: Path) -> list[psutil.Process]:
+    """Return the helper processes of `socket`, oldest first."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time", "status"]):
+        arguments = process.info["cmdline"] or []
+        if str(socket) in arguments and "kybernate_shim.cuda.helper" in arguments:
+            found.append(process)
+    return sorted(found, key=lambda process: process.info["create_time"])
