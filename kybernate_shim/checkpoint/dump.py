@@ -2,8 +2,8 @@
 
 Each step's reversal goes onto one stack, and the stack is unwound in every case: after a failure, so that the container
 goes on as if nothing had been, and after a success that leaves it running, for the same reason. Only when it is to be
-gone afterwards is it killed instead, and not before the image is complete: CRIU could kill it itself, but then a full
-disk in the last step would lose the container.
+gone afterwards is it killed first, still frozen, and not before the image is complete: CRIU could kill it itself, but
+then a full disk in the last step would lose the container.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -82,18 +82,17 @@ class DumpRequest:
     durable: bool = True
     force: bool = False
     deadline: float = 0
-    options: CheckpointOptions = CheckpointOptions()
+    options: CheckpointOptions = field(default_factory=CheckpointOptions)
     source_image: str = ""
     source_digest: str = ""
 
 
 @dataclass(frozen=True)
 class Dumped:
-    """A finished image. `digest` is the manifest's; `gone` tells that CRIU has ended the container itself."""
+    """A finished image. `digest` is the manifest's."""
 
     manifest: Manifest
     digest: str
-    gone: bool
 
 
 async def dump(
@@ -142,7 +141,9 @@ async def _steps(
             operation.frozen_ms = round((time.monotonic() - begin) * 1000)
             with operation.step("manifest"):
                 manifest, digest = await asyncio.to_thread(_finish, target, request, operation, look, gpus, digester)
-        return Dumped(manifest, digest, gone=_criu_kills(request))
+        if request.exit and not _criu_kills(request):
+            await asyncio.to_thread(cgroup.kill)  # while it is frozen: nothing may happen after the image
+        return Dumped(manifest, digest)
 
 
 @dataclass(frozen=True)

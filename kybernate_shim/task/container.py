@@ -286,13 +286,8 @@ class Container:
                     self._dump = None
             share_with_cri(self.bundle.path, self.namespace, self.id, request.work)
             if request.exit:
-                await self._end_after_checkpoint(dumped)
+                await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
             return dumped, operation
-
-    async def _end_after_checkpoint(self, dumped: Dumped) -> None:
-        if not dumped.gone:
-            await self._kill_rest()
-        await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
 
     def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
         """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
