@@ -38,10 +38,8 @@ class Buffer:
         return runs
 
     def close(self) -> None:
-        """Give the memory back; the views of it must not be used any more."""
-        del self._anchor
-        self.view.release()
-        self._map.close()
+        """Let go of the memory; it is unmapped with its last view, which an error on its way up may still hold."""
+        del self._anchor, self.view, self._map
 
 
 class _Zeros:

@@ -75,6 +75,7 @@ def writing(path: Path, size: int, direct: bool | None = None) -> Iterator[Regio
         try:
             os.ftruncate(fd, size)
         except OSError as error:
+            path.unlink()
             raise FileFailed(f"{path} cannot be made {size} bytes long: {error.strerror}") from error
         if direct or (direct is None and _on_block_device(fd)):
             _ask_direct(fd)
