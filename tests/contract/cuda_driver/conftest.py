@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
-from helper_processes import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper
+from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import GIB, Cards, build
 from tests.fakes.cuda.programs import Program
 

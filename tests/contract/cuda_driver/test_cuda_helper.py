@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from helper_processes import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied
 from kybernate_shim.messages import cuda_pb2 as wire
+from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 

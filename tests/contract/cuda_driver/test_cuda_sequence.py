@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helper_processes import helpers
 
 from kybernate_shim.cuda.client import CudaHelper, State
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_containerd import FakeContainerd
-from fake_shim import FakeShim
 from typer.testing import CliRunner, Result
 
 from kybernate.cli import application
 from kybernate_shim import config, start
+from tests.unit.cli.fake_containerd import FakeContainerd
+from tests.unit.cli.fake_shim import FakeShim
 
 
 @dataclass

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Node
-from fake_shim import FakeShim
 
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code, RpcError
+from tests.unit.cli.conftest import Node
+from tests.unit.cli.fake_shim import FakeShim
 
 REPLY = wire.CheckpointResponse(
     path="/images/i",

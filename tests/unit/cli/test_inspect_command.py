@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Node
-from saved_image import save
 
 from kybernate_shim.checkpoint.manifest import NAME
 from kybernate_shim.checkpoint.record import to_json
+from tests.unit.cli.conftest import Node
+from tests.unit.cli.saved_image import save
 
 
 def test_image_is_shown(node: Node) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conftest import Node
-from fake_containerd import PID
-from fake_shim import FakeShim
-from saved_image import SPEC, save
 
 from kybernate.node import stdio
 from kybernate_shim.messages.any import OCI_SPEC
+from tests.unit.cli.conftest import Node
+from tests.unit.cli.fake_containerd import PID
+from tests.unit.cli.fake_shim import FakeShim
+from tests.unit.cli.saved_image import SPEC, save
 
 
 def restorable(node: Node, *, layers: int = 2, **source: str) -> None:

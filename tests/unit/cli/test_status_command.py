@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Node
+from tests.unit.cli.conftest import Node
 
 POD, WEB = "a" * 64, "b" * 64
 

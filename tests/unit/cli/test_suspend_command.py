@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Node
 
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code, RpcError
+from tests.unit.cli.conftest import Node
 
 ANSWERS = {
     "suspend": wire.SuspendResponse(vram_bytes=2 << 30, steps=[wire.Step(name="lock", seconds=0.02)]),
