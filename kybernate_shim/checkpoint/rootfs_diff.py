@@ -102,7 +102,7 @@ def _add(writer: _Writer, path: Path, name: str, status: os.stat_result) -> None
         return
     info = _describe(path, name, status, xattrs)
     key = (status.st_dev, status.st_ino)
-    if info.isreg() and status.st_nlink > 1 and key in writer.links:
+    if not info.isdir() and status.st_nlink > 1 and key in writer.links:
         info.type, info.linkname, info.size = tarfile.LNKTYPE, writer.links[key], 0
     writer.links.setdefault(key, name)
     _put(writer, path, info, status)

@@ -64,7 +64,8 @@ class Socket:
 def container_sockets(pids: Sequence[int]) -> list[Socket]:
     """Return the TCP and UNIX sockets that the processes `pids` hold open, all of one network namespace.
 
-    Blocks for as long as the kernel takes to list the namespace. Raises OSError when the first process is gone.
+    Blocks for as long as the kernel takes to list the namespace. Processes that are gone have none; raises OSError when
+    the first one goes in between.
     """
     inodes = open_inodes(pids)
     if not inodes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint import image, manifest
+from kybernate_shim.checkpoint import manifest
 from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.image import (
     CheckpointInvalid,
@@ -177,7 +177,7 @@ def test_removing_takes_the_manifest_first(directory: Path, monkeypatch: pytest.
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(image.shutil, "rmtree", interrupted)
+    monkeypatch.setattr("shutil.rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         remove_image(directory)
     with pytest.raises(CheckpointNotFound):
