@@ -1,0 +1,125 @@
+"""The data path where the kernel gets in its way: frozen cgroups of both versions, tmpfs that is full or made huge."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.cuda.vram import errors
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.load import load
+from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.hierarchies import UNIFIED, hierarchy_mounts
+from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.linux.ptrace import Held, drop_pages
+from kybernate_shim.linux.tracee import TargetUnresponsive
+from tests.fakes.memory_process import MemoryProcess
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+FREEZERS = {1: "freezer", 2: UNIFIED}
+VERSIONS = [version for version, name in FREEZERS.items() if name in hierarchy_mounts(read_mountinfo())]
+
+
+@pytest.fixture
+def target() -> Iterator[MemoryProcess]:
+    with MemoryProcess() as process:
+        yield process
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"v{version}")
+def cgroup(request: pytest.FixtureRequest, target: MemoryProcess) -> Iterator[Cgroup]:
+    """A cgroup with the target in it."""
+    name = FREEZERS[request.param]
+    directory = hierarchy_mounts(read_mountinfo())[name][0].path / f"kybernate-vram-{os.getpid()}"
+    directory.mkdir()
+    cgroup = Cgroup(request.param, {name: directory})
+    cgroup.join(target.pid)
+    yield cgroup
+    cgroup.thaw()
+    target.kill()
+    deadline = time.monotonic() + 10
+    while cgroup.processes():
+        assert time.monotonic() < deadline, f"{cgroup.processes()} are still in {directory}"
+        time.sleep(0.005)
+    directory.rmdir()
+
+
+def test_frozen_target_is_read_and_written_but_not_dropped(
+    target: MemoryProcess, cgroup: Cgroup, tmp_path: Path
+) -> None:
+    region = target.region("a", SIZE)
+    target.fill("a", 0, SIZE)
+    before = target.digest("a")
+    cgroup.freeze()
+    saved = save(target.pid, [region], tmp_path, ["v"])
+    with pytest.raises(TargetUnresponsive, match="did not stop in time"):
+        drop_pages(target.pid, region.start, region.size, seconds=0.2)
+    assert target.resident_kib(region) == SIZE // 1024
+    load(target.pid, saved, tmp_path, huge_pages=False, target_is_zero=False)
+    cgroup.thaw()
+    assert target.digest("a") == before
+    assert "TracerPid:\t0\n" in Path(f"/proc/{target.pid}/status").read_text()
+
+
+def test_target_frozen_while_held_goes_on_unharmed_after_the_thaw(target: MemoryProcess, cgroup: Cgroup) -> None:
+    """Where an interrupt does not reach a frozen thread, the tracing thread stays until the thaw."""
+    target.tell("[1, time.sleep(0.01), 2]")
+    with Held(target.pid, seconds=0.2) as held:
+        freezing = threading.Thread(target=cgroup.freeze)
+        freezing.start()
+        freezing.join()
+        with pytest.raises(TargetUnresponsive):
+            held.madvise(1 << 40, 4096, 4)
+    cgroup.thaw()
+    assert target.answer() == [1, None, 2]
+    with Held(target.pid) as held:
+        assert held.madvise(1 << 40, 4096, 4) == -errno.ENOMEM
+    assert target.ask("1 + 1") == 2
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A tmpfs with the options that the test gives."""
+    directory = tmp_path / "tmpfs"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", request.param, "none", directory], check=True)
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+@pytest.mark.parametrize("mounted", ["size=4m"], indirect=True)
+def test_full_tmpfs_fails_the_save_and_is_left_empty(target: MemoryProcess, mounted: Path) -> None:
+    region = target.region("a", SIZE)
+    target.fill("a", 0, SIZE)
+    before = target.digest("a")
+    with pytest.raises(errors.FileFailed, match="v cannot be written: No space left on device"):
+        save(target.pid, [region], mounted, ["v"], Transfer(threads=4, piece_bytes=MIB))
+    assert not list(mounted.iterdir())
+    assert target.digest("a") == before
+
+
+@pytest.mark.parametrize("mounted", ["size=64m", "size=64m,huge=always"], indirect=True)
+@pytest.mark.parametrize("direct", [None, True])
+def test_tmpfs_of_small_and_huge_pages_keeps_the_bytes(
+    target: MemoryProcess, mounted: Path, direct: bool | None
+) -> None:
+    region = target.region("a", 3 * SIZE + 4096)
+    target.fill("a", SIZE, 2 * SIZE + 99)
+    before = target.digest("a")
+    how = Transfer(threads=4, piece_bytes=MIB, direct=direct)
+    saved = save(target.pid, [region], mounted, ["v"], how)
+    drop(target.pid, saved, mounted, how)
+    assert target.resident_kib(region) == 0
+    load(target.pid, saved, mounted, how)
+    assert target.digest("a") == before
