@@ -1,0 +1,52 @@
+"""`python -m tests.bench --lane NAME [figure…]`, in a node of the lab: measure, print the table, keep the figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+
+from tests.bench import checkpoint, starts
+from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
+
+ROUNDS = {"2GiB": 7, "256MiB": 9}
+ROUNDS_OF_SMALL_ONES = 15
+
+
+def main() -> int:
+    """Return 1 when a figure misses its bar."""
+    arguments = _arguments()
+    print(HEADING, flush=True)
+    figures: list[Figure] = []
+    for pair in _pairs(arguments.figures):
+        rounds = arguments.rounds or ROUNDS.get(pair.name.rpartition(".")[2], ROUNDS_OF_SMALL_ONES)
+        figures.append(compare(pair, lane=arguments.lane, rounds=rounds))
+        print(row(figures[-1]), flush=True)
+        record(figures[-1:])
+    return 0 if all(figure.good for figure in figures) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__)
+    parser.add_argument("--lane", required=True, help="what the figures are kept under")
+    parser.add_argument("--rounds", type=int, help="measured rounds, in place of each figure's own number")
+    parser.add_argument("figures", nargs="*", default=["*"], help="patterns of names, all figures without any")
+    return parser.parse_args()
+
+
+def _pairs(patterns: list[str]) -> Iterator[Pair]:
+    """Yield the comparisons whose names match; a group without any is not even prepared."""
+    for size in checkpoint.SIZES:
+        for kind, group in (("checkpoint", checkpoint.checkpoints), ("restore", checkpoint.restores)):
+            if any(fnmatch(f"{kind}.{door}.{size}", pattern) for pattern in patterns for door in ("task", "container")):
+                yield from (pair for pair in group(size) if _wanted(pair.name, patterns))
+    yield from (pair for pair in starts.pairs() if _wanted(pair.name, patterns))
+
+
+def _wanted(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Compares two ways of doing the same work: alternating, medians, one verdict.
+
+What else the machine does falls on both alike, because they take turns, and the one that goes first changes with every
+round. A figure is a ratio for the same reason: seconds of one machine say nothing of another.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path("build/bench.jsonl")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A comparison. `ours` and `stock` are medians of `n`; `bar` is the highest good ratio, None where there is none."""
+
+    name: str
+    lane: str
+    ours: float
+    stock: float
+    unit: str
+    bar: float | None
+    n: int
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.stock
+
+    @property
+    def good(self) -> bool:
+        return self.bar is None or self.ratio <= self.bar
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is compared: two callables that do the work once and return what it cost, in `unit`."""
+
+    name: str
+    ours: Callable[[], float]
+    stock: Callable[[], float]
+    bar: float | None = 1.0
+    unit: str = "s"
+
+
+def compare(pair: Pair, *, lane: str, rounds: int) -> Figure:
+    """Measure both sides `rounds` times, after one unmeasured round in which caches fill."""
+    costs: dict[str, list[float]] = {"ours": [], "stock": []}
+    sides = [("ours", pair.ours), ("stock", pair.stock)]
+    for number in range(rounds + 1):
+        for side, work in sides if number % 2 else reversed(sides):
+            cost = work()
+            if number:
+                costs[side].append(cost)
+    medians = {side: statistics.median(values) for side, values in costs.items()}
+    return Figure(pair.name, lane, medians["ours"], medians["stock"], pair.unit, pair.bar, rounds)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long `work` takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+HEADING = f"{'figure':34} {'lane':7} {'ours':>9} {'stock':>9} {'':4} {'ratio':>6} {'bar':>5} {'n':>3}"
+
+
+def row(figure: Figure) -> str:
+    """Return the figure's line of the table."""
+    bar = "" if figure.bar is None else f"{figure.bar:.2f}"
+    return (
+        f"{figure.name:34} {figure.lane:7} {figure.ours:9.3f} {figure.stock:9.3f} {figure.unit:4} "
+        f"{figure.ratio:6.2f} {bar:>5} {figure.n:3}{'' if figure.good else '  MISSED'}"
+    )
+
+
+def record(figures: Sequence[Figure], path: Path = RESULTS) -> None:
+    """Write one JSON line a figure into `path`, in place of the lines that an earlier run left for the same ones."""
+    measured = {(figure.name, figure.lane) for figure in figures}
+    kept = [line for line in _lines(path) if (line.get("name"), line.get("lane")) not in measured]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*kept, *map(_line, figures))))
+
+
+def _lines(path: Path) -> Iterable[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _line(figure: Figure) -> dict[str, object]:
+    return {
+        "name": figure.name,
+        "lane": figure.lane,
+        "ours": round(figure.ours, 4),
+        "stock": round(figure.stock, 4),
+        "unit": figure.unit,
+        "ratio": round(figure.ratio, 4),
+        "bar": figure.bar,
+        "n": figure.n,
+    }
