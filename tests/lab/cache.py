@@ -37,15 +37,20 @@ def locked(path: Path, waiting: str = "") -> Iterator[None]:
         yield
 
 
+def discard_unfinished(parent: Path, pattern: str = "*") -> None:
+    """Remove the hidden directories in which killed processes were building or removing layers. Locking as below."""
+    for path in parent.glob(f".{pattern}"):
+        shutil.rmtree(path)
+
+
 def hold_layer(path: Path, build: Callable[[Path], None]) -> int:
     """Make sure that the layer `path` exists and return a descriptor that keeps it from being removed.
 
     `build` fills an empty directory. The caller holds the lock that guards all layers beside this one.
     """
     if not path.exists():
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        unfinished = path.with_name(f".{path.name}")
+        unfinished.mkdir()
         build(unfinished)
         unfinished.rename(path)
     os.utime(path)
@@ -60,8 +65,7 @@ def prune_layers(parent: Path, pattern: str, *, keep: int) -> None:
     for path in [path for path in layers if path.is_dir()][keep:]:
         with _lock_of(path).open("w") as file:
             if _try(file.fileno(), fcntl.LOCK_EX):
-                doomed = path.with_name(f".{path.name}.unfinished")
-                shutil.rmtree(doomed, ignore_errors=True)
+                doomed = path.with_name(f".{path.name}")
                 path.rename(doomed)
                 shutil.rmtree(doomed)
                 _lock_of(path).unlink()

@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         with _layers(lane) as layers:
             return 0 if arguments.build_only else _run(lane, layers, arguments.command or ["bash"])
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except LabFailed as error:
         print(f"lab {lane.name}: {error}", file=sys.stderr)
         return CANNOT_START
@@ -85,13 +87,15 @@ def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
     store = cache.directory()
     layer = store / f"{lane.name}-{root.identity(lane, CHECKOUT)}"
     projects = layer.with_name(f"{layer.name}.projects")
-    with cache.locked(store / f"{lane.name}.lock", f"lab {lane.name}: waits for another build of this lane"):
+    with cache.locked(store / f"{lane.name}.lock", f"lab {lane.name}: waits for another run that builds in this lane"):
+        cache.discard_unfinished(store, f"{lane.name}-*")
         holders = [cache.hold_layer(layer, lambda into: _build(lane, into))]
         cache.prune_layers(store, f"{lane.name}-????????????", keep=1)
         for orphan in store.glob(f"{lane.name}-*.projects"):
             if not orphan.with_suffix("").exists():
                 shutil.rmtree(orphan)
         projects.mkdir(exist_ok=True)
+        cache.discard_unfinished(projects)
         with tempfile.TemporaryDirectory(dir=projects, prefix=".staging-") as staging:
             area = Path(staging)
             installed = projects / project.stage(CHECKOUT, area)

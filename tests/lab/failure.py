@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.lab.syscalls import die_with_parent
 
 
 class LabFailed(Exception):
     """The lab could not be built or started; the text says what to do."""
 
 
-def check(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-    """Run `argv` with its output on stderr; raise LabFailed with argv and status when it fails."""
+def check(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> None:
+    """Run `argv` with its output on stderr; raise LabFailed with argv and status when it fails.
+
+    It is asked to end if this process is killed, so that a build never goes on without the lock that guards it.
+    """
     words = [str(word) for word in argv]
     try:
-        status = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, env=env, cwd=cwd, check=False).returncode
-    except OSError as error:
+        status = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=2, env=env, check=False,
+            preexec_fn=functools.partial(die_with_parent, signal.SIGTERM),  # this process has no threads
+        ).returncode  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
         raise LabFailed(f"{words[0]} does not start: {error}") from error
     if status:
         raise LabFailed(f"{shlex.join(words)[:500]} ended with status {status}; its reasons stand above")

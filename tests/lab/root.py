@@ -83,7 +83,8 @@ def _install_packages(lane: Lane, root: Path) -> None:
     options += [f"--dpkgopt=path-exclude=/{path}/*" for path in UNUSED]
     if lane.rolling:
         options.append('--aptopt=Acquire::Check-Valid-Until "false"')
-    check(["mmdebstrap", *options, lane.name, root, mirror()])
+    # In a mount namespace of its own, so that nothing that it mounts can be met by whoever removes an unfinished root.
+    check(["unshare", "--mount", "mmdebstrap", *options, lane.name, root, mirror()])
 
 
 def _install_wheels(wanted: list[str], root: Path) -> None:
