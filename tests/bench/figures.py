@@ -18,7 +18,7 @@ RESULTS = Path("build/bench.jsonl")
 
 @dataclass(frozen=True)
 class Figure:
-    """A comparison. `ours` and `stock` are medians of `n`; `bar` is the highest good ratio, None where there is none."""
+    """A comparison. `ours` and `stock` are medians of `n`; `bar` is the highest ratio that is good, None for none."""
 
     name: str
     lane: str

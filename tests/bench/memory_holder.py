@@ -1,5 +1,4 @@
-"""What runs in the containers: a process with as many MiB of random memory as asked, which proves on SIGUSR1 that it has
-them still.
+"""What runs in the containers: a process that holds random memory, and proves on SIGUSR1 that it is still the same.
 
 Random, so that no page is like another one; filled anew for every container. The proof goes to a file in the root
 filesystem, where it is found from outside, whatever has become of the container's output.
