@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -67,13 +67,18 @@ class States:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of the node. `free_bytes` is None where NVML does not tell."""
+    """A GPU of the node. `free_bytes` and `number`, which is its device node's, are None where NVML does not tell.
+
+    `holdings` are the bytes that processes hold of its memory, by pid.
+    """
 
     uuid: str
     name: str
     total_bytes: int
     free_bytes: int | None
     mig: bool
+    number: int | None = None
+    holdings: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -257,8 +262,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _gpu(device: wire.Device) -> Gpu:
-    free = device.free_bytes if device.free_known else None
-    return Gpu(device.uuid, device.name, device.total_bytes, free, device.mig)
+    free, number = (device.free_bytes, device.number) if device.free_known else (None, None)
+    holdings = {it.pid: it.bytes for it in device.holdings}
+    return Gpu(device.uuid, device.name, device.total_bytes, free, device.mig, number, holdings)
 
 
 def _seconds(verb: str, reply: wire.VerbResponse, timeout: float) -> dict[int, float]:

@@ -129,7 +129,9 @@ def _add_nvml_facts(devices: list[dict[str, Any]]) -> str:
     try:
         for device in devices:
             if facts := nvml.facts(device["uuid"]):
+                holdings = [{"pid": pid, "bytes": size} for pid, size in facts.holdings.items()]
                 device |= {"free_bytes": facts.free_bytes, "free_known": True, "mig": facts.mig}
+                device |= {"number": facts.number, "holdings": holdings}
         return nvml.driver_version()
     finally:
         nvml.close()

@@ -1,6 +1,6 @@
-"""What NVML tells about a GPU and libcuda does not tell without a context: free memory, driver version, MIG mode.
+"""What NVML tells about a GPU and libcuda does not tell without a context: memory and who holds it, driver, MIG mode.
 
-Only the CUDA helper's workers load it. `cuda.bindings` has a complete NVML module, but it wants numpy; five calls by
+Only the CUDA helper's workers load it. `cuda.bindings` has a complete NVML module, but it wants numpy; seven calls by
 ctypes do. Source: docs.nvidia.com "NVML API Reference Guide".
 """
 
@@ -14,13 +14,31 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+_MOST_PROCESSES = 1024
+_UNKNOWN_BYTES = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
+
+
 @dataclass(frozen=True)
 class GpuFacts:
-    """`mig`: whether the GPU is split into instances. Sizes are bytes."""
+    """`mig`: whether the GPU is split into instances. `number` is its device node's. Sizes are bytes.
+
+    `holdings` are the bytes by pid, as this process's pid namespace counts them.
+    """
 
     total_bytes: int
     free_bytes: int
     mig: bool
+    number: int
+    holdings: dict[int, int]
 
 
 class Nvml:
@@ -50,4 +68,13 @@ class Nvml:
             return None
         # Refused by GPUs that have no such mode, which leaves `mode` at 0.
         self._library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending))
-        return GpuFacts(total_bytes=memory.total, free_bytes=memory.free, mig=mode.value == 1)
+        number = ctypes.c_uint(0)
+        self._library.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(number))
+        return GpuFacts(memory.total, memory.free, mode.value == 1, number.value, self._holdings(gpu))
+
+    def _holdings(self, gpu: ctypes.c_void_p) -> dict[int, int]:
+        count, processes = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
+        if self._library.nvmlDeviceGetComputeRunningProcesses_v3(gpu, ctypes.byref(count), processes):
+            return {}
+        found = processes[: count.value]
+        return {process.pid: process.bytes for process in found if process.bytes != _UNKNOWN_BYTES}

@@ -38,20 +38,32 @@ class InfoResponse(_message.Message):
     def __init__(self, driver_version: _Optional[str] = ..., api_version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., missing_calls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig")
+    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_KNOWN_FIELD_NUMBER: _ClassVar[int]
     MIG_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     total_bytes: int
     free_bytes: int
     free_known: bool
     mig: bool
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ...) -> None: ...
+    number: int
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("pid", "bytes")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    bytes: int
+    def __init__(self, pid: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatesRequest(_message.Message):
     __slots__ = ("pids", "timeout_ms")

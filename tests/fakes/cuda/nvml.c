@@ -1,6 +1,11 @@
 /* A pretended libnvidia-ml.so.1: what can be asked of a card without a CUDA context. A test double: see abi.h. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
 
 #include "cards.h"
 
@@ -112,6 +117,62 @@ EXPORT int nvmlDeviceGetMigMode(handle device, unsigned int *current, unsigned i
     struct card card;
     *current = *pending = read_state("mig", text, sizeof text) && text[0] == '1';
     return card_at(device, &card);
+}
+
+EXPORT int nvmlDeviceGetMinorNumber(handle device, unsigned int *number)
+{
+    struct card card;
+    *number = (unsigned int)device - 1;
+    return card_at(device, &card);
+}
+
+struct holder {
+    unsigned int pid;
+    unsigned long long bytes;
+    unsigned int gpu_instance, compute_instance;
+};
+
+/* The kernel tells who holds the lock of a file in held/, by pids of this namespace. */
+static unsigned int owner(const struct stat *file)
+{
+    char line[256];
+    unsigned int found = 0;
+    FILE *locks = fopen("/proc/locks", "re");
+    while (locks && !found && fgets(line, sizeof line, locks)) {
+        unsigned int pid, high, low;
+        unsigned long inode;
+        if (sscanf(line, "%*s FLOCK ADVISORY WRITE %u %x:%x:%lu", &pid, &high, &low, &inode) == 4 &&
+            inode == file->st_ino && makedev(high, low) == file->st_dev)
+            found = pid;
+    }
+    if (locks)
+        fclose(locks);
+    return found;
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *count, struct holder *holders)
+{
+    char path[512];
+    struct card card;
+    unsigned int room = *count;
+    int result = card_at(device, &card);
+    state_path(path, sizeof path, "held");
+    DIR *directory = result == NVML_SUCCESS ? opendir(path) : NULL;
+    *count = 0;
+    for (struct dirent *entry; directory && *count < room && (entry = readdir(directory));) {
+        struct account account;
+        struct stat file;
+        int fd = entry->d_name[0] == '.' ? -1 : openat(dirfd(directory), entry->d_name, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        if (pread(fd, &account, sizeof account, 0) == sizeof account && account.bytes[device - 1] &&
+            fstat(fd, &file) == 0 && owner(&file))
+            holders[(*count)++] = (struct holder){owner(&file), account.bytes[device - 1], 0, 0};
+        close(fd);
+    }
+    if (directory)
+        closedir(directory);
+    return result;
 }
 
 EXPORT int nvmlDeviceGetPersistenceMode(handle device, unsigned int *mode)
