@@ -1,9 +1,10 @@
 """A running container becomes a checkpoint image.
 
 Each step's reversal goes onto one stack, and the stack is unwound in every case: after a failure, so that the container
-goes on as if nothing had been, and after a success that leaves it running, for the same reason. Only when it is to be
-gone afterwards is it killed first, still frozen, and not before the image is complete: CRIU could kill it itself, but
-then a full disk in the last step would lose the container.
+goes on as if nothing had been, and after a success that leaves it running, for the same reason. It stands still no
+longer than its state is being read: flushing the image to the disk often takes longer than that. Only when it is to be
+gone afterwards does it stay frozen until the image is complete, and is then killed: CRIU could kill it itself, but then
+a full disk in the last step would lose the container.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,9 +32,9 @@ from kybernate_shim.checkpoint.criu import (
     write_config,
 )
 from kybernate_shim.checkpoint.digests import Digester
-from kybernate_shim.checkpoint.image import CheckpointInvalid, payload_names, require_space, write_manifest
+from kybernate_shim.checkpoint.draft import draft
+from kybernate_shim.checkpoint.image import payload_names, require_space, write_manifest
 from kybernate_shim.checkpoint.manifest import (
-    NAME,
     Gpu,
     Manifest,
     Process,
@@ -48,6 +49,7 @@ from kybernate_shim.checkpoint.rootfs import find_overlay
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs_diff import write_diff
 from kybernate_shim.checkpoint.target import Accelerator, Target
+from kybernate_shim.checkpoint.threads import to_the_end
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.linux.mountinfo import read_mountinfo
 from kybernate_shim.logs import Log
@@ -55,6 +57,8 @@ from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.options import CheckpointOptions
 from kybernate_shim.oci.runtime import RuntimeFailed
 
+LOG = "dump.log"  # CRIU's, in the work directory
+STATISTICS = "stats-dump"
 SPEC = "kybernate-spec.json"  # config.json as containerd wrote it: what a restore without a pod starts from
 POD = "io.kubernetes.cri.sandbox-name"
 POD_NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
@@ -103,14 +107,31 @@ async def dump(
     Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid or TimeoutError; there is no image then, and the
     container goes on.
     """
-    made = _make_directory(request.image)
-    request.work.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        async with asyncio.timeout(request.deadline or None):
-            return await _steps(target, request, operation, log, accelerator)
-    except BaseException:
-        _discard(request.image, made)
-        raise
+        with draft(request.image):
+            _prepare_work(request.work)
+            async with asyncio.timeout(request.deadline or None):
+                return await _steps(target, request, operation, log, accelerator)
+    except RuntimeFailed as error:
+        raise DumpFailed(explain(f"{_failed(target)}: {error.message}", request.work / LOG)) from error
+    except TimeoutError as error:
+        why = str(error) or f"it had not ended after {request.deadline:g} s"  # the deadline itself comes without words
+        raise TimeoutError(f"{_failed(target)}: {why}") from error
+    except OSError as error:
+        raise DumpFailed(f"{_failed(target)}: {error}") from error
+
+
+def _failed(target: Target) -> str:
+    """Say what failed, and what became of the container."""
+    alive = target.cgroup is not None and target.cgroup.processes()
+    return f"checkpoint of container {target.id} failed, it {'goes on as before' if alive else 'has ended'}"
+
+
+def _prepare_work(work: Path) -> None:
+    """Make the directory for CRIU's files; what an earlier dump has left there must not be taken for this one's."""
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in (LOG, STATISTICS):
+        (work / name).unlink(missing_ok=True)
 
 
 async def _steps(
@@ -127,23 +148,32 @@ async def _steps(
         if accelerator is not None:
             await accelerator.refuse_if_lost(look.pids, force=request.force)
             if was_frozen:
-                await asyncio.to_thread(cgroup.thaw)
+                await to_the_end(cgroup.thaw)
             gpus = await back.enter_async_context(accelerator.detached(look.pids, operation))
             back.push_async_callback(_set_frozen, target, False)
         begin = time.monotonic()
         with operation.step("freeze"):
-            await asyncio.to_thread(cgroup.freeze)
+            await to_the_end(cgroup.freeze)
         with Digester() as digester:
             await _run_criu(target, request, operation, look, digester)
             if request.rootfs_diff:
                 with operation.step("rootfs") as step:
-                    step.bytes = await asyncio.to_thread(_write_rootfs_diff, target, request.image)
-            operation.frozen_ms = round((time.monotonic() - begin) * 1000)
+                    step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image))
+            if not request.exit:
+                await back.aclose()
+                operation.frozen_ms = _since(begin)
             with operation.step("manifest"):
-                manifest, digest = await asyncio.to_thread(_finish, target, request, operation, look, gpus, digester)
-        if request.exit and not _criu_kills(request):
-            await asyncio.to_thread(cgroup.kill)  # while it is frozen: nothing may happen after the image
-        return Dumped(manifest, digest)
+                dumped = await to_the_end(partial(_finish, target, request, operation, look, gpus, digester))
+        if request.exit:
+            operation.frozen_ms = _since(begin)
+            if not _criu_kills(request):
+                await to_the_end(cgroup.kill)  # while it is frozen: nothing may happen after the image
+        return dumped
+
+
+def _since(begin: float) -> int:
+    """Return the milliseconds since a moment of the monotonic clock."""
+    return round((time.monotonic() - begin) * 1000)
 
 
 @dataclass(frozen=True)
@@ -208,21 +238,10 @@ async def _run_criu(
     )
     runtime = replace(target.runtime, env={**target.runtime.env, **look.configuration.environment})
     with operation.step("dump", total_bytes=_memory_bytes(target)) as step, _progress(operation, request.image):
-        try:
-            with digester.following(request.image):
-                await runtime.checkpoint(
-                    target.id,
-                    words,
-                    leave_running=not _criu_kills(request),
-                    empty_ns=request.options.empty_namespaces,
-                )
-        except RuntimeFailed as error:
-            raise DumpFailed(
-                explain(
-                    f"checkpoint of container {target.id} failed, it goes on as before: {error.message}",
-                    request.work / "dump.log",
-                )
-            ) from error
+        with digester.following(request.image):
+            await runtime.checkpoint(
+                target.id, words, leave_running=not _criu_kills(request), empty_ns=request.options.empty_namespaces
+            )
         step.bytes = _size_of(request.image)
 
 
@@ -247,9 +266,9 @@ def _finish(
     look: _Look,
     gpus: tuple[Gpu, ...],
     digester: Digester,
-) -> tuple[Manifest, str]:
+) -> Dumped:
     """Add the logs that belong to the image, and make it one."""
-    for name in ("dump.log", "stats-dump"):
+    for name in (LOG, STATISTICS):
         if (request.work / name).exists() and not (request.image / name).exists():
             shutil.copyfile(request.work / name, request.image / name)
     spec = without_claim(target.spec.document)
@@ -264,7 +283,7 @@ def _finish(
         files=digester.files(request.image, payload_names(request.image)),
         steps=tuple(step for step in operation.steps if step.seconds),
     )
-    return manifest, write_manifest(request.image, manifest, durable=request.durable)
+    return Dumped(manifest, write_manifest(request.image, manifest, durable=request.durable))
 
 
 def _stdio_kinds(descriptors: Path) -> tuple[StdioKind, ...]:
@@ -304,7 +323,7 @@ async def _set_frozen(target: Target, frozen: bool) -> None:
     if target.cgroup is None or not target.cgroup.exists:
         return
     try:
-        await asyncio.to_thread(target.cgroup.freeze if frozen else target.cgroup.thaw)
+        await to_the_end(target.cgroup.freeze if frozen else target.cgroup.thaw)
     except FileNotFoundError:
         pass  # it ended between the look and the order
 
@@ -341,29 +360,3 @@ def _size_of(directory: Path) -> int:
 
 def _mode(cgroups_mode: str) -> tuple[str, ...]:
     return (f"--manage-cgroups-mode={cgroups_mode}",) if cgroups_mode else ()
-
-
-def _make_directory(path: Path) -> bool:
-    """Create the image's directory; return whether it is ours to remove. Raises CheckpointInvalid if it has content."""
-    made = not path.exists()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (path / NAME).exists() or (path / "inventory.img").exists():
-        raise CheckpointInvalid(f"{path}: holds a checkpoint image already; remove it or choose another directory")
-    return made
-
-
-def _discard(image: Path, made: bool) -> None:
-    """Leave nothing of a failed dump that could be taken for an image."""
-    if made:
-        shutil.rmtree(image, ignore_errors=True)
-        return
-    for name in _written_by_dump(image):
-        (image / name).unlink(missing_ok=True)
-
-
-def _written_by_dump(image: Path) -> Iterable[str]:
-    try:
-        names = [path.name for path in image.iterdir()]
-    except OSError:
-        return ()
-    return [name for name in names if name.endswith((".img", ".tar", ".tmp")) or name in ("descriptors.json", NAME)]

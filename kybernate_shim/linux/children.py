@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
 
+END_POLL_SECONDS = 0.005
 OUTPUT_LIMIT = 64 * 1024  # the tail of a program's output that is kept for its error message
 
 
@@ -60,6 +61,16 @@ class Child:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
                 pass
+
+    async def end(self, *, seconds: float = 5) -> None:
+        """Kill the process group, and wait until it is gone: what its leader has started may outlive it."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(END_POLL_SECONDS)
 
 
 @dataclass(eq=False)  # collectors of calls side by side are often equal, and each must close its own
@@ -137,7 +148,8 @@ class Children:
         """Run `argv` to its end and return what it printed on those of fds 1 and 2 that `fds` leaves free.
 
         Raises ProgramTimedOut after `timeout` seconds; the program is dead and reaped by then. A cancelled caller
-        leaves no program behind either.
+        leaves no program behind either, and one that failed no process of its group: a runtime that was killed leaves
+        a CRIU that would go on.
         """
         # Files in memory instead of pipes: nothing has to be pumped, and a background process that keeps the
         # descriptor open cannot hold us up.
@@ -155,14 +167,17 @@ class Children:
 
     async def _end_of(self, child: Child, argv: Sequence[str], timeout: float | None) -> Exit:
         try:
-            return await asyncio.wait_for(asyncio.shield(child.exited), timeout)
+            ended = await asyncio.wait_for(asyncio.shield(child.exited), timeout)
         except TimeoutError:
-            child.kill()
+            await child.end()
             await child.exited
             raise ProgramTimedOut(argv, timeout or 0) from None
         except asyncio.CancelledError:
-            child.kill()
+            await child.end()
             raise
+        if ended.status:
+            await child.end()
+        return ended
 
     @contextmanager
     def early_exits(self) -> Iterator[EarlyExits]:

@@ -103,6 +103,7 @@ class Container:
         self._mounts: list[Mount] = []
         self._init_exit: Exit | None = None
         self._running_execs = 0
+        self._kills = 0
         self._oom: OomWatch | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._dump: asyncio.Task[Dumped] | None = None
@@ -379,9 +380,7 @@ class Container:
         if process.exit is not None or (process is self.init and self._init_exit is not None and not all):
             raise ProcessGone("process already finished")
         if not exec_id:
-            if signal == SIGKILL and self._dump is not None:
-                self._dump.cancel()
-            await self.runtime.kill(self.id, signal, all=all)
+            await self._kill_init(signal, all=all)
         elif process.pid == 0:
             raise NotStarted(f"exec {exec_id} of container {self.id} has not been started")
         else:
@@ -389,6 +388,20 @@ class Container:
                 os.kill(process.pid, signal)  # not reaped yet, so the pid is still its own
             except ProcessLookupError as error:
                 raise ProcessGone("process already finished") from error
+
+    async def _kill_init(self, signal: int, *, all: bool) -> None:
+        """Signal init; its exit waits for the runtime's return.
+
+        On the exit containerd deletes the task and closes the connection on which this very call still waits.
+        """
+        if signal == SIGKILL and self._dump is not None:
+            self._dump.cancel()
+        self._kills += 1
+        try:
+            await self.runtime.kill(self.id, signal, all=all)
+        finally:
+            self._kills -= 1
+            asyncio.get_running_loop().call_soon(self._settle)
 
     async def pause(self) -> None:
         async with self.lock:
@@ -451,7 +464,7 @@ class Container:
 
     def _settle(self) -> None:
         """Declare the container stopped once init and every exec have ended: init's exit is the last one."""
-        if self._init_exit is None or self._running_execs or self.init.exit is not None:
+        if self._init_exit is None or self._running_execs or self._kills or self.init.exit is not None:
             return
         self._report_oom()
         self._stop_watching_memory()

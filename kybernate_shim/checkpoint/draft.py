@@ -1,0 +1,41 @@
+"""The directory of an image in the making: given to nobody else, and as it was before when nothing comes of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kybernate_shim.checkpoint.image import LOGS, CheckpointInvalid
+from kybernate_shim.checkpoint.manifest import NAME
+
+INVENTORY = "inventory.img"  # every dump of CRIU's has one
+
+
+@contextmanager
+def draft(directory: Path) -> Iterator[None]:
+    """Make the directory for an image; when the block fails, remove it, or what has come into it meanwhile.
+
+    Logs stay in a directory that was there before, for whoever wants to know what happened. Raises CheckpointInvalid
+    when it holds an image already, and OSError.
+    """
+    made = not directory.exists()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = {path.name for path in directory.iterdir()}
+    if before & {NAME, INVENTORY}:
+        raise CheckpointInvalid(f"{directory}: holds a checkpoint image already; remove it or choose another directory")
+    try:
+        yield
+    except BaseException:
+        if made:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            _remove(path for path in directory.iterdir() if path.name not in before and path.suffix != LOGS)
+        raise
+
+
+def _remove(paths: Iterator[Path]) -> None:
+    """Remove files, the manifest first: without it, nobody takes the rest for an image."""
+    for path in sorted(paths, key=lambda path: path.name != NAME):
+        path.unlink(missing_ok=True)
