@@ -108,7 +108,11 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2."""
+    """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2.
+
+    `machine_gpus` are the UUIDs of all GPUs of the machine, used or not, in the driver's order: a map to others names
+    each of them.
+    """
 
     id: str
     time: str
@@ -122,6 +126,7 @@ class Manifest:
     rootfs_diff: bool = False
     processes: tuple[Process, ...] = ()
     gpus: tuple[Gpu, ...] = ()
+    machine_gpus: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     files: tuple[File, ...] = ()
     steps: tuple[Step, ...] = ()

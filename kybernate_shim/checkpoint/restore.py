@@ -7,7 +7,8 @@ process, cgroup or runtime state behind, so that the caller can delete the conta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
@@ -149,7 +151,7 @@ async def run(
     Raises RestoreFailed; nothing of the container is left then.
     """
     runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
-    with operation.step("restore"):
+    with operation.step("restore"), _kept_hostname(target.spec):
         try:
             await runtime.restore(
                 target.id, target.bundle, prepared.criu, fds=fds, console_socket=console, options=target.options
@@ -162,6 +164,20 @@ async def run(
                     prepared.criu.work_path / "restore.log",
                 )
             ) from error
+
+
+@contextmanager
+def _kept_hostname(spec: Spec) -> Iterator[None]:
+    """Give the pod's UTS namespace its name back: CRIU writes the dumped one into the namespace that it joins."""
+    path = spec.namespace_path("uts")
+    if not path:
+        yield
+        return
+    name = hostname(Path(path))
+    try:
+        yield
+    finally:
+        set_hostname(Path(path), name)
 
 
 async def remove_remains(target: Target) -> None:

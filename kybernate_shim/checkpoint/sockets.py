@@ -7,17 +7,14 @@ Sources: sock_diag(7); criu(8), --tcp-established, --tcp-close, --ext-unix-sk; c
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP
 from typing import Any, Final, Literal, TypeVar
 
 from kybernate_shim.checkpoint.manifest import TcpPolicy
-from kybernate_shim.linux import libc
 
 T = TypeVar("T")
 Family = Literal["tcp", "unix"]
@@ -70,7 +67,7 @@ def container_sockets(pids: Sequence[int]) -> list[Socket]:
     inodes = open_inodes(pids)
     if not inodes:
         return []  # the usual case, and cheap: asking the kernel needs a library that takes long to import
-    found = in_namespace(Path(f"/proc/{pids[0]}/ns/net"), list_sockets)
+    found = in_namespace(Path(f"/proc/{pids[0]}/ns/net"), CLONE_NEWNET, list_sockets)
     return [socket for socket in found if socket.inode in inodes]
 
 
@@ -85,30 +82,6 @@ def open_inodes(pids: Iterable[int]) -> set[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return inodes
-
-
-def in_namespace(namespace: Path, work: Callable[[], T]) -> T:
-    """Run `work` in a thread of its own that has joined the network namespace, and return what it returns."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                libc.setns(fd, CLONE_NEWNET)
-            finally:
-                os.close(fd)
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001  (raised again by the caller's thread)
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="netns", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def list_sockets() -> list[Socket]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from kybernate_shim.checkpoint.manifest import Gpu
+from kybernate_shim.checkpoint.compat import Finding
+from kybernate_shim.checkpoint.manifest import Gpu, Manifest
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
@@ -34,14 +34,29 @@ class Target(Protocol):
     def init_pid(self) -> int: ...
 
 
+class NotBack(Exception):
+    """Processes could not be brought back to their GPUs. The message says which and what can be done."""
+
+
+class Detached(Protocol):
+    """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
+
+    gpus: tuple[Gpu, ...]
+    machine_gpus: tuple[str, ...]
+    gone: bool
+
+
 class Accelerator(Protocol):
     """Takes a container's processes off their GPUs and puts them back."""
 
-    async def refuse_if_lost(self, pids: Sequence[int], *, force: bool) -> None:
-        """Raise when a checkpoint would be accepted by the driver and could not be restored."""
+    def detached(self, operation: Operation, *, force: bool) -> AbstractAsyncContextManager[Detached]:
+        """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends.
 
-    def detached(self, pids: Sequence[int], operation: Operation) -> AbstractAsyncContextManager[tuple[Gpu, ...]]:
-        """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends."""
+        Raises, with the container as it was, what would lose their state; `force` overrides mere suspicions.
+        """
 
-    async def attach(self, pids: Sequence[int], gpus: Sequence[Gpu], operation: Operation) -> None:
-        """Bring restored processes back onto GPUs. Raises with the processes still off, to be killed."""
+    async def compare(self, manifest: Manifest) -> list[Finding]:
+        """Return what speaks against restoring the image here."""
+
+    async def attach(self, manifest: Manifest, operation: Operation) -> None:
+        """Bring restored processes onto GPUs. Raises with the processes still off, to be killed."""

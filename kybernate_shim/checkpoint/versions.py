@@ -1,39 +1,73 @@
-"""Versions of the programs that take part, asked once per program and daemon."""
+"""Versions of the programs that take part, asked once per program and boot of the node.
+
+A daemon lives as long as one pod, so what it knows must outlive it: each checkpoint and restore would wait for two
+programs to start otherwise. A version is kept in a file that is named by what a program file can be told by, so that an
+upgrade needs no clean-up to be noticed.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from kybernate_shim.checkpoint.criu import OLDEST, CriuUnusable, Runner, criu_version, parse_version
 from kybernate_shim.checkpoint.manifest import Program
 
-VERSION_SECONDS = 10.0
-_known: dict[tuple[str, float], str] = {}
+VERSION_SECONDS: Final = 10.0
+KNOWN: Final = Path("/run/kybernate/versions")
 
 
-async def criu_of(runner: Runner, criu: Path | None) -> Program:
+async def criu_of(runner: Runner, criu: Path | None, known: Path = KNOWN) -> Program:
     """Return CRIU as it will be run. Raises CriuUnusable for one that is missing or older than 4.1."""
     program = str(criu or "criu")
-    key = _key(program)
-    if key not in _known:
-        _known[key] = await criu_version(runner, program)
-    if parse_version(_known[key]) < OLDEST:
+    version = await _version(program, known, lambda: criu_version(runner, program))
+    if parse_version(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise CriuUnusable(f"{program} is version {_known[key]}, at least {oldest} is needed; nothing was changed")
-    return Program("criu", _known[key])
+        raise CriuUnusable(f"{program} is version {version}, at least {oldest} is needed; nothing was changed")
+    return Program("criu", version)
 
 
-async def runtime_of(runner: Runner, binary: Path) -> Program:
+async def runtime_of(runner: Runner, binary: Path, known: Path = KNOWN) -> Program:
     """Return the OCI runtime's name and version; one that does not say has the version ""."""
-    key = _key(str(binary))
-    if key not in _known:
+
+    async def ask() -> str:
         finished = await runner.run([str(binary), "--version"], timeout=VERSION_SECONDS)
         found = re.search(r"version\s+v?(\S+)", finished.stdout)
-        _known[key] = found[1] if found else ""
-    return Program(binary.name, _known[key])
+        return found[1] if found else ""
+
+    return Program(binary.name, await _version(str(binary), known, ask))
 
 
-def _key(program: str) -> tuple[str, float]:
-    path = Path(program)
-    return program, path.stat().st_mtime if path.is_absolute() and path.exists() else 0.0
+async def _version(program: str, known: Path, ask: Callable[[], Awaitable[str]]) -> str:
+    """Return what is known of the program file, or what the program says. It is no error if that cannot be kept."""
+    path = shutil.which(program)
+    if path is None:
+        return await ask()  # whose error names the program
+    note = known / _identity(path)
+    try:
+        return note.read_text()
+    except OSError:
+        version = await ask()
+        _keep(note, version)
+        return version
+
+
+def _identity(path: str) -> str:
+    """Return a file name that no other program file has, nor this one after a change."""
+    status = Path(path).stat()
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return ".".join([Path(path).name, *(f"{number:x}" for number in numbers)])
+
+
+def _keep(note: Path, version: str) -> None:
+    temporary = note.with_name(f".{note.name}.{os.getpid()}")
+    try:
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(version)
+        temporary.replace(note)
+    except OSError:
+        temporary.unlink(missing_ok=True)

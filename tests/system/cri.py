@@ -15,6 +15,8 @@ import grpc
 import websocket
 
 from kybernate.messages import cri_config_pb2 as config
+from kybernate.messages import cri_images_pb2 as image_messages
+from kybernate.messages import cri_images_pb2_grpc as images
 from kybernate.messages import cri_runtime_pb2 as wire
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from tests.system.ctr import BUSYBOX, eventually
@@ -36,6 +38,15 @@ class Pod:
         return Path(self.config.log_directory)
 
 
+def _labels(pod: config.PodSandboxConfig) -> dict[str, str]:
+    """Return the labels by which the kubelet, and everybody else, finds the parts of a pod."""
+    return {
+        "io.kubernetes.pod.name": pod.metadata.name,
+        "io.kubernetes.pod.namespace": pod.metadata.namespace,
+        "io.kubernetes.pod.uid": pod.metadata.uid,
+    }
+
+
 @dataclass
 class Cri:
     """The kubelet's side of CRI for pods under one runtime handler."""
@@ -54,6 +65,12 @@ class Cri:
     def call(self, method: str, request: Any, *, seconds: float = CALL_SECONDS) -> Any:
         return getattr(self.service, method)(request, timeout=seconds, wait_for_ready=True)
 
+    def pull(self, image: str) -> None:
+        """Pull from a registry, so that the image has a digest there."""
+        images.ImageServiceStub(self._channel).PullImage(
+            image_messages.PullImageRequest(image=config.ImageSpec(image=image)), timeout=CALL_SECONDS
+        )
+
     # -- pods
 
     def run_pod(self, *, host_network: bool = False, annotations: Mapping[str, str] = {}, hostname: str = "") -> Pod:
@@ -61,7 +78,8 @@ class Cri:
         pod = config.PodSandboxConfig(hostname=hostname or name, log_directory=str(self.logs / name))
         pod.metadata.name, pod.metadata.uid, pod.metadata.namespace = name, f"uid-{name}", "default"
         pod.annotations.update(annotations)
-        pod.linux.cgroup_parent = ""
+        pod.labels.update(_labels(pod))
+        pod.linux.security_context.namespace_options.pid = config.CONTAINER  # the kubelet's default
         if host_network:
             pod.linux.security_context.namespace_options.network = config.NODE
             pod.hostname = ""
@@ -109,8 +127,10 @@ class Cri:
         container.metadata.name, container.metadata.attempt = name, attempt
         container.image.image = image
         container.annotations.update(annotations)
+        container.labels.update({**_labels(pod.config), "io.kubernetes.container.name": name})
         for key, value in env.items():
             container.envs.add(key=key, value=value)
+        container.linux.security_context.namespace_options.CopyFrom(pod.config.linux.security_context.namespace_options)
         container.linux.resources.memory_limit_in_bytes = memory
         request = wire.CreateContainerRequest(pod_sandbox_id=pod.id, config=container, sandbox_config=pod.config)
         return str(self.call("CreateContainer", request).container_id)

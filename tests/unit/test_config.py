@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.config import NODE, Config, ConfigInvalid, Deadlines, documented, markdown_table
+from kybernate_shim.config import NODE, Config, ConfigInvalid, Deadlines, Gpu, documented, markdown_table
 
 
 def load(tmp_path: Path, content: str) -> Config:
@@ -135,7 +135,8 @@ def test_options_cannot_change_what_belongs_to_the_node() -> None:
     ("patterns", "annotation", "allowed"),
     [
         (None, "kybernate.io/restore-from", True),
-        (None, "kybernate.io/other", False),
+        (None, "kybernate.io/other", True),
+        (None, "example.com/other", False),
         (["kybernate.io/*"], "kybernate.io/other", True),
         ([], "kybernate.io/restore-from", False),
     ],
@@ -147,8 +148,9 @@ def test_pods_may_use_the_listed_annotations(patterns: list[str] | None, annotat
 
 def test_every_key_is_documented_with_the_default_that_it_has() -> None:
     rows = {row.key: row for row in documented()}
-    keys = {key.name for key in dataclasses.fields(Config)} - {"deadlines", "warnings"}
-    keys |= {f"deadlines.{key.name}" for key in dataclasses.fields(Deadlines)}
+    tables = {"deadlines": Deadlines, "gpu": Gpu}
+    keys = {key.name for key in dataclasses.fields(Config)} - {*tables, "warnings"}
+    keys |= {f"{table}.{key.name}" for table, kind in tables.items() for key in dataclasses.fields(kind)}
     assert set(rows) == keys
     assert all(row.doc and row.form and row.default for row in rows.values())
     literal = {key: row.default.strip("`") for key, row in rows.items() if row.default.startswith("`")}

@@ -27,7 +27,9 @@ def with_children(work: Callable[[Children], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)])
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)]
+)
 def test_exit_status_is_the_code_or_128_and_the_signal(script: str, status: int) -> None:
     assert with_children(lambda children: children.run([SH, "-c", script])).status == status
 
