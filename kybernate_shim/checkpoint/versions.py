@@ -70,4 +70,4 @@ def _keep(note: Path, version: str) -> None:
         temporary.write_text(version)
         temporary.replace(note)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        pass  # the program is asked again next time
