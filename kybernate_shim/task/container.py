@@ -394,8 +394,8 @@ class Container:
 
         On the exit containerd deletes the task and closes the connection on which this very call still waits.
         """
-        if signal == SIGKILL and self._dump is not None:
-            self._dump.cancel()
+        if signal == SIGKILL and self._dump is not None and not self._dump.cancelling():
+            self._dump.cancel()  # once only: a kill that is repeated must not disturb the undo
         self._kills += 1
         try:
             await self.runtime.kill(self.id, signal, all=all)
