@@ -144,6 +144,20 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """How GPU state is taken out and brought back. The driver's steps may take so many seconds each."""
+
+    lock: float = setting(60.0, SECONDS, "queued work of all processes drains", by=OPTIONS)
+    checkpoint: float = setting(600.0, SECONDS, "VRAM moves into host memory", by=OPTIONS)
+    restore: float = setting(600.0, SECONDS, "it moves back", by=OPTIONS)
+    unlock: float = setting(30.0, SECONDS, "processes may use the driver again", by=OPTIONS)
+    helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
+    denied_drivers: tuple[str, ...] = setting(
+        ("570.158.*", "595.*"), TEXTS, "driver versions whose checkpoints are refused; `*` stands for any text"
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings. `warnings` are sentences for the log about keys that had no effect."""
 
@@ -188,6 +202,7 @@ class Config:
         "annotations that pods may use; `*` stands for any text",
     )
     deadlines: Deadlines = table(Deadlines)
+    gpu: Gpu = table(Gpu)
     warnings: tuple[str, ...] = ()
 
     @classmethod

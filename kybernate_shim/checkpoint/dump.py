@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +35,6 @@ from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.draft import draft
 from kybernate_shim.checkpoint.image import payload_names, require_space, write_manifest
 from kybernate_shim.checkpoint.manifest import (
-    Gpu,
     Manifest,
     Process,
     Source,
@@ -48,7 +47,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.rootfs import find_overlay
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs_diff import write_diff
-from kybernate_shim.checkpoint.target import Accelerator, Target
+from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.threads import to_the_end
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.linux.mountinfo import read_mountinfo
@@ -104,14 +103,21 @@ async def dump(
 ) -> Dumped:
     """Write the checkpoint image of `target` and leave it as it was, frozen if it came frozen.
 
-    Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid or TimeoutError; there is no image then, and the
-    container goes on.
+    Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
+    no image then, and the container goes on. Raises NotBack where its GPU state could not be brought back; an image
+    whose data was complete by then is finished and kept, since it is the best copy of the container.
     """
+    lost: NotBack | None = None
+
+    def lose(error: NotBack) -> None:
+        nonlocal lost
+        lost = error
+
     try:
         with draft(request.image):
             _prepare_work(request.work)
             async with asyncio.timeout(request.deadline or None):
-                return await _steps(target, request, operation, log, accelerator)
+                dumped = await _steps(target, request, operation, log, accelerator, lose)
     except RuntimeFailed as error:
         raise DumpFailed(explain(f"{_failed(target)}: {error.message}", request.work / LOG)) from error
     except TimeoutError as error:
@@ -119,6 +125,9 @@ async def dump(
         raise TimeoutError(f"{_failed(target)}: {why}") from error
     except OSError as error:
         raise DumpFailed(f"{_failed(target)}: {error}") from error
+    if lost is not None:
+        raise lost
+    return dumped
 
 
 def _failed(target: Target) -> str:
@@ -135,7 +144,12 @@ def _prepare_work(work: Path) -> None:
 
 
 async def _steps(
-    target: Target, request: DumpRequest, operation: Operation, log: Log, accelerator: Accelerator | None
+    target: Target,
+    request: DumpRequest,
+    operation: Operation,
+    log: Log,
+    accelerator: Accelerator | None,
+    lose: Callable[[NotBack], None],
 ) -> Dumped:
     assert target.cgroup is not None
     cgroup = target.cgroup
@@ -144,13 +158,13 @@ async def _steps(
         look = await _look(target, request, log)
     async with AsyncExitStack() as back:
         back.push_async_callback(_set_frozen, target, was_frozen)
-        gpus: tuple[Gpu, ...] = ()
+        detached: Detached | None = None
         if accelerator is not None:
-            await accelerator.refuse_if_lost(look.pids, force=request.force)
             if was_frozen:
                 await to_the_end(cgroup.thaw)
-            gpus = await back.enter_async_context(accelerator.detached(look.pids, operation))
+            detached = await back.enter_async_context(accelerator.detached(operation, force=request.force))
             back.push_async_callback(_set_frozen, target, False)
+            require_space(request.image, _memory_bytes(target))  # their memory has grown by what was in VRAM
         begin = time.monotonic()
         with operation.step("freeze"):
             await to_the_end(cgroup.freeze)
@@ -160,14 +174,19 @@ async def _steps(
                 with operation.step("rootfs") as step:
                     step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image))
             if not request.exit:
-                await back.aclose()
+                try:
+                    await back.aclose()
+                except NotBack as error:
+                    lose(error)
                 operation.frozen_ms = _since(begin)
             with operation.step("manifest"):
-                dumped = await to_the_end(partial(_finish, target, request, operation, look, gpus, digester))
+                dumped = await to_the_end(partial(_finish, target, request, operation, look, detached, digester))
         if request.exit:
             operation.frozen_ms = _since(begin)
             if not _criu_kills(request):
                 await to_the_end(cgroup.kill)  # while it is frozen: nothing may happen after the image
+            if detached is not None:
+                detached.gone = True
         return dumped
 
 
@@ -264,7 +283,7 @@ def _finish(
     request: DumpRequest,
     operation: Operation,
     look: _Look,
-    gpus: tuple[Gpu, ...],
+    detached: Detached | None,
     digester: Digester,
 ) -> Dumped:
     """Add the logs that belong to the image, and make it one."""
@@ -279,7 +298,8 @@ def _finish(
         processes=tuple(
             Process(process.pid, process.name, process.rss_bytes) for process in criu_images.processes(request.image)
         ),
-        gpus=gpus,
+        gpus=detached.gpus if detached else (),
+        machine_gpus=detached.machine_gpus if detached else (),
         files=digester.files(request.image, payload_names(request.image)),
         steps=tuple(step for step in operation.steps if step.seconds),
     )

@@ -20,7 +20,7 @@ from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.rootfs_apply import apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
-from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import hierarchy_version
@@ -71,17 +71,25 @@ def piped_streams(image: Image) -> tuple[int, ...]:
     return tuple(number for number, kind in enumerate(image.manifest.stdio) if kind == "pipe")
 
 
-async def prepare(target: Target, image: Image, operation: Operation, log: Log, *, work: Path) -> Prepared:
+async def prepare(
+    target: Target,
+    image: Image,
+    operation: Operation,
+    log: Log,
+    *,
+    work: Path,
+    accelerator: Accelerator | None = None,
+) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
     Raises CheckpointInvalid, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists then.
     """
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if target.config.verify:
+    if target.config.verify and not image.checked:
         with operation.step("verify", total_bytes=image.manifest.bytes):
             await _verify(image, operation)
     with operation.step("compare"):
-        matching = await _compare(target, image, log)
+        matching = await _compare(target, image, log, accelerator)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             diff = await asyncio.to_thread(apply_diff, image.path / ROOTFS_DIFF, target.bundle.rootfs)
@@ -98,7 +106,7 @@ async def _verify(image: Image, operation: Operation) -> None:
         raise CheckpointInvalid(f"{image.path}: {'; '.join(map(str, problems))}. Nothing was restored")
 
 
-async def _compare(target: Target, image: Image, log: Log) -> Matching:
+async def _compare(target: Target, image: Image, log: Log, accelerator: Accelerator | None) -> Matching:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     place = Place(read_host(hierarchy_version()), criu.version, runtime.name)
@@ -110,7 +118,10 @@ async def _compare(target: Target, image: Image, log: Log) -> Matching:
     except MountUnmatched as error:
         unmatched = error
     force = target.config.pod_may_use(FORCE) and target.spec.annotations.get(FORCE) == "true"
-    for risk in require_compatible(compare(image.manifest, place, unmatched), force=force):
+    findings = compare(image.manifest, place, unmatched)
+    if accelerator is not None:
+        findings += await accelerator.compare(image.manifest)
+    for risk in require_compatible(findings, force=force):
         log.warning("restore.risk_taken", fact=risk.fact, wanted=risk.wanted, found=risk.found)
     return matching
 
@@ -178,6 +189,19 @@ def _kept_hostname(spec: Spec) -> Iterator[None]:
         yield
     finally:
         set_hostname(Path(path), name)
+
+
+async def attach(target: Target, image: Image, operation: Operation, accelerator: Accelerator) -> None:
+    """Bring the restored processes onto their GPUs. Raises RestoreFailed; nothing of the container is left then."""
+    try:
+        await accelerator.attach(image.manifest, operation)
+    except BaseException as error:
+        if target.cgroup is not None:
+            await asyncio.to_thread(target.cgroup.kill)
+        await remove_remains(target)
+        if not isinstance(error, NotBack):
+            raise
+        raise RestoreFailed(f"restore of container {target.id} failed, nothing is left of it: {error}") from error
 
 
 async def remove_remains(target: Target) -> None:

@@ -10,7 +10,7 @@ may have been carried out. No process stays locked, whether a step failed, was t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -57,17 +57,29 @@ ATTEMPTS = 2  # of an undo: a helper that was lost under the first is replaced f
 NOT_COMPUTING = (State.LOCKED, State.CHECKPOINTED, State.FAILED, State.UNKNOWN)
 
 
-async def suspend(helper: CudaHelper, list_pids: ListPids, limits: Limits = DEFAULT_LIMITS) -> Suspended:
+async def suspend(
+    helper: CudaHelper,
+    list_pids: ListPids,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    note: Callable[[Sequence[int]], None] = lambda pids: None,
+) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
 
+    `note` is told of all processes that may be locked by now, each time before more are.
     Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
     well, the notes of the error name the processes and what is wrong with them.
     """
     suspended = Suspended()
     touched: list[int] = []
+
+    def remember(pids: Sequence[int]) -> None:
+        touched.extend(pids)
+        note(touched)
+
     try:
         suspended.pids = await _timed(
-            suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=touched.extend)
+            suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
         )
         await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
     except BaseException as error:  # CancelledError included: cancelled must not mean locked for ever

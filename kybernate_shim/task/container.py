@@ -21,9 +21,11 @@ from google.protobuf.message import Message
 
 from kybernate_shim.checkpoint import restore
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
+from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left, NothingToResume
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
+from kybernate_shim.cuda.evidence import holds_driver
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
 from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
@@ -42,7 +44,8 @@ from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
 Publish = Callable[[str, Message], None]
 KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
 LAST_EXIT_SECONDS = 5.0
-DONE = {"checkpoint": "checkpointed", "restore": "restored"}
+DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
+PAUSE = "kybernate.io/pause"  # "suspend": a pause takes the container off its GPUs, too
 
 
 class ExecNotFound(Exception):
@@ -105,6 +108,9 @@ class Container:
         self._running_execs = 0
         self._kills = 0
         self._oom: OomWatch | None = None
+        self._phase = "create"
+        self._locked_pids: tuple[int, ...] = ()
+        self._gpus: CudaAccelerator | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._dump: asyncio.Task[Dumped] | None = None
 
@@ -209,8 +215,24 @@ class Container:
 
     def _note(self, *, phase: str) -> None:
         """Leave word in the bundle of what a `delete` without this daemon would have to undo."""
+        self._phase = phase
+        self._write_remains()
+
+    def _note_locked(self, pids: Sequence[int]) -> None:
+        self._locked_pids = tuple(pids)
+        self._write_remains()
+
+    def _write_remains(self) -> None:
         cli = self.runtime.cli
-        self.bundle.write_remains(Remains(str(cli.binary), str(cli.root), cli.systemd_cgroup, phase=phase))
+        self.bundle.write_remains(
+            Remains(
+                str(cli.binary),
+                str(cli.root),
+                cli.systemd_cgroup,
+                phase=self._phase,
+                locked_pids=self._locked_pids,
+            )
+        )
 
     # -- Start and exec ---------------------------------------------------------------------------------------------
 
@@ -240,17 +262,33 @@ class Container:
         assert self.init.stdio is not None
         work = work_directory(self.config, self.namespace, self.id, "restore")
         with self._operating("restore") as operation, self.children.early_exits() as early:
-            prepared = await restore.prepare(self, image, operation, self._log, work=work)
+            gpus = self._accelerator() if image.manifest.gpus else None
+            prepared = await restore.prepare(self, image, operation, self._log, work=work, accelerator=gpus)
             await restore.run(
                 self, prepared, operation, fds=self.init.stdio.fds, console=self.init.stdio.console_socket
             )
             await self.init.stdio.started()
             self.init.pid = self.bundle.init_pid()
             self.cgroup = _cgroup_of(self.init.pid)
+            if gpus is not None:
+                await self._attach(image, operation, gpus)
             self.init.move("start")
             self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
             self._watch_memory()
             self._watch(self.init, early)
+
+    async def _attach(self, image: Image, operation: Operation, gpus: CudaAccelerator) -> None:
+        """Bring the restored processes onto their GPUs, or be as before the restore."""
+        try:
+            await restore.attach(self, image, operation, gpus)
+        except BaseException:
+            self.init.pid, self.cgroup = 0, None
+            self._note_locked(())
+            raise
+
+    def _accelerator(self) -> CudaAccelerator:
+        self._gpus = self._gpus or CudaAccelerator(self, self._note_locked, self._log)
+        return self._gpus
 
     @contextmanager
     def _operating(self, verb: str) -> Iterator[Operation]:
@@ -276,7 +314,8 @@ class Container:
         async with self.lock:
             after(self.init.state, "checkpoint")
             with self._operating("checkpoint") as operation:
-                self._dump = asyncio.ensure_future(dump(self, request, operation, self._log))
+                gpus = self._accelerator() if self.driver_pids() else None
+                self._dump = asyncio.ensure_future(dump(self, request, operation, self._log, gpus))
                 try:
                     dumped = await asyncio.shield(self._dump)
                 except asyncio.CancelledError:
@@ -289,6 +328,41 @@ class Container:
             if request.exit:
                 await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
             return dumped, operation
+
+    # -- GPUs -------------------------------------------------------------------------------------------------------
+
+    @property
+    def suspended(self) -> bool:
+        """Whether its VRAM is in host memory, by a suspend of ours."""
+        return self._gpus is not None and self._gpus.suspended is not None
+
+    def driver_pids(self) -> list[int]:
+        """Return the processes that have loaded the CUDA driver, as the host sees them."""
+        return [pid for pid in self.cgroup.processes() if holds_driver(pid)] if self.cgroup is not None else []
+
+    async def suspend(self, *, lock_seconds: float = 0) -> tuple[Left, Operation]:
+        """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""
+        async with self.lock:
+            after(self.init.state, "suspend")
+            return await self._suspend(lock_seconds)
+
+    async def _suspend(self, lock_seconds: float = 0) -> tuple[Left, Operation]:
+        with self._operating("suspend") as operation:
+            return await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds), operation
+
+    async def unsuspend(self) -> tuple[Left, Operation]:
+        """Undo `suspend`, and bring back whoever was left without its GPU by other means."""
+        async with self.lock:
+            after(self.init.state, "suspend")
+            return await self._unsuspend()
+
+    async def _unsuspend(self) -> tuple[Left, Operation]:
+        with self._operating("resume") as operation:
+            return await self._accelerator().resume(operation), operation
+
+    @property
+    def _pause_suspends(self) -> bool:
+        return self.config.pod_may_use(PAUSE) and self.spec.annotations.get(PAUSE) == "suspend"
 
     def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
         """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
@@ -407,6 +481,8 @@ class Container:
         async with self.lock:
             self.init.move("pause")
             try:
+                if self._pause_suspends and self.driver_pids():
+                    await self._suspend()
                 await self.runtime.pause(self.id)
             except BaseException:
                 if self.init.state == "pausing":
@@ -422,6 +498,11 @@ class Container:
             await self.runtime.resume(self.id)
             if self.init.state == "paused":
                 self.init.move("resume")
+            if self._pause_suspends and self.driver_pids():
+                try:
+                    await self._unsuspend()
+                except NothingToResume:
+                    pass  # it was paused before it had any GPU state
             self._publish("/tasks/resumed", events.TaskResumed(container_id=self.id))
 
     async def update(self, resources: bytes) -> None:

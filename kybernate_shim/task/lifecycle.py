@@ -13,8 +13,8 @@ MOVES: dict[str, dict[str, str]] = {
     },
     "restorable": {"start": "running", "kill": "restorable", "exit": "stopped", "delete": "deleted"},
     "running": {
-        "pause": "pausing", "exec": "running", "update": "running", "checkpoint": "running", "kill": "running",
-        "exit": "stopped",
+        "pause": "pausing", "exec": "running", "update": "running", "checkpoint": "running", "suspend": "running",
+        "kill": "running", "exit": "stopped",
     },
     "pausing": {"paused": "paused", "not paused": "running", "kill": "pausing", "exit": "stopped"},
     "paused": {

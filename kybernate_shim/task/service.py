@@ -16,9 +16,11 @@ from google.protobuf.message import Message
 
 from kybernate_shim.checkpoint.compat import Incompatible
 from kybernate_shim.checkpoint.criu import CriuUnusable
+from kybernate_shim.checkpoint.gpu import GpuStepFailed, NothingToResume, NothingToSuspend
 from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, TierFull
 from kybernate_shim.checkpoint.rootfs import RootfsUnsupported
 from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.cuda.preflight import PreflightRefused
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
 from kybernate_shim.logs import Log
@@ -73,6 +75,10 @@ CODES: tuple[tuple[type[Exception], Code], ...] = (
     (CheckpointInvalid, Code.DATA_LOSS),
     (Incompatible, Code.FAILED_PRECONDITION),
     (CriuUnusable, Code.FAILED_PRECONDITION),
+    (PreflightRefused, Code.FAILED_PRECONDITION),
+    (GpuStepFailed, Code.FAILED_PRECONDITION),
+    (NothingToSuspend, Code.FAILED_PRECONDITION),
+    (NothingToResume, Code.FAILED_PRECONDITION),
     (RootfsUnsupported, Code.FAILED_PRECONDITION),
     (TierFull, Code.RESOURCE_EXHAUSTED),
     (CheckpointAborted, Code.ABORTED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
+from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.task.checkpointing import from_shim_service, response, work_directory
 from kybernate_shim.task.container import Container
@@ -22,6 +23,8 @@ class ShimService:
     def methods(self) -> dict[str, Method]:
         return {
             "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint)),
+            "Suspend": Method(wire.SuspendRequest, translated(self.suspend)),
+            "Resume": Method(wire.ResumeRequest, translated(self.resume)),
             "Status": Method(wire.StatusRequest, translated(self.status)),
         }
 
@@ -38,14 +41,34 @@ class ShimService:
         dumped, operation = await container.checkpoint(wanted)
         return response(dumped, wanted, operation.seconds, operation.frozen_ms)
 
+    async def suspend(self, request: wire.SuspendRequest) -> Message:
+        """Move the container's VRAM into host memory."""
+        left, operation = await self._tasks.container(request.id).suspend(lock_seconds=request.timeout_ms / 1000)
+        return wire.SuspendResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
+
+    async def resume(self, request: wire.ResumeRequest) -> Message:
+        """Move it back."""
+        left, operation = await self._tasks.container(request.id).unsuspend()
+        return wire.ResumeResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
+
     async def status(self, request: wire.StatusRequest) -> Message:
         """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint."""
         ids = [request.id] if request.id else list(self._tasks.containers)
         return wire.StatusResponse(containers=[_status(self._tasks.container(id)) for id in ids])
 
 
+def _steps(operation: Operation) -> list[wire.Step]:
+    return [wire.Step(name=step.name, seconds=step.seconds, bytes=step.bytes) for step in operation.steps]
+
+
 def _status(container: Container) -> wire.Container:
-    reply = wire.Container(id=container.id, state=container.init.state, pid=container.init.pid)
+    reply = wire.Container(
+        id=container.id,
+        state=container.init.state,
+        pid=container.init.pid,
+        suspended=container.suspended,
+        cuda_pids=container.driver_pids(),
+    )
     operation = container.operation
     if operation is not None:
         reply.phase, reply.step = operation.verb, operation.step_name

@@ -1,0 +1,326 @@
+"""A container's processes leave their GPUs, for a checkpoint or in place, and come back to these or to others.
+
+The order of the driver's steps and their undo is `cuda.sequence`'s; here is what a container adds: who its processes
+are, whether they would survive, what a manifest says of them, the word that its bundle keeps of locked processes, and
+the GPUs that its new place has.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate_shim.checkpoint.compat import Finding
+from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory, Manifest
+from kybernate_shim.checkpoint.operation import Operation, Step
+from kybernate_shim.checkpoint.target import NotBack, Target
+from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
+from kybernate_shim.cuda.claim import claimed
+from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
+from kybernate_shim.cuda.errors import CudaError
+from kybernate_shim.cuda.gpu_map import GpuMismatch
+from kybernate_shim.cuda.headroom import headroom
+from kybernate_shim.cuda.processes import cuda_processes
+from kybernate_shim.logs import Log
+
+FORCE = "kybernate.io/force"
+NVIDIA_MAJOR = 195
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+class GpuStepFailed(Exception):
+    """A step on the GPUs failed, and the container computes on as before."""
+
+
+class NothingToSuspend(Exception):
+    """No process of the container holds CUDA state."""
+
+
+class NothingToResume(Exception):
+    """No process of the container waits for its GPU."""
+
+
+@dataclass
+class Left:
+    """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
+
+    gpus: tuple[Gpu, ...] = ()
+    machine_gpus: tuple[str, ...] = ()
+    pids: Sequence[int] = ()
+    gone: bool = False
+
+    @property
+    def vram_bytes(self) -> int:
+        return sum(process.bytes for gpu in self.gpus for process in gpu.processes)
+
+
+class CudaAccelerator:
+    """The GPUs of one container. `note` is told the pids that may be locked, before they are and when none is."""
+
+    def __init__(self, target: Target, note: Callable[[Sequence[int]], None], log: Log) -> None:
+        self._target = target
+        self._note = note
+        self._log = log
+        self._settings = target.config.gpu
+        self._limits = sequence.Limits(
+            self._settings.lock, self._settings.checkpoint, self._settings.restore, self._settings.unlock
+        )
+        self.suspended: Left | None = None  # what `suspend` has taken out, until `resume`
+
+    # -- Leaving ------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def detached(self, operation: Operation, *, force: bool) -> AsyncIterator[Left]:
+        """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends.
+
+        Raises PreflightRefused and GpuStepFailed with the container as it was, and NotBack when it could not be brought
+        back in the end. A container that was suspended before stays so.
+        """
+        async with self._helper() as helper:
+            left = await self._leave(helper, operation, force=force)
+            try:
+                yield left
+            except BaseException as error:
+                await sequence.undisturbed(self._undo(helper, left, error))
+                raise
+            if left.gone:
+                self._note(())
+            else:
+                # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
+                await sequence.undisturbed(self._return(helper, left, operation))
+
+    async def suspend(self, operation: Operation, *, force: bool, lock_seconds: float = 0) -> Left:
+        """Take all processes off their GPUs until `resume`; nothing to do for those that are off already.
+
+        Raises NothingToSuspend, PreflightRefused and GpuStepFailed, with the container as it was.
+        """
+        async with self._helper() as helper:
+            left = await self._leave(helper, operation, force=force, lock_seconds=lock_seconds)
+        if not left.pids and self.suspended is None:
+            raise NothingToSuspend(f"no process of container {self._target.id} holds CUDA state")
+        if left.pids:
+            self.suspended = _joined(self.suspended, left)
+        return left
+
+    async def resume(self, operation: Operation) -> Left:
+        """Bring every process back that waits for its GPU, whoever took it off.
+
+        Raises NothingToResume, GpuMismatch where the GPUs have not enough room, and NotBack.
+        """
+        async with self._helper() as helper:
+            waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED)
+            if not waiting:
+                raise NothingToResume(f"no process of container {self._target.id} waits for its GPU")
+            left = self.suspended or Left(pids=[process.pid for process in waiting])
+            left.pids = [process.pid for process in waiting]
+            await sequence.undisturbed(self._return(helper, left, operation))
+        self.suspended = None
+        return left
+
+    async def _leave(self, helper: CudaHelper, operation: Operation, *, force: bool, lock_seconds: float = 0) -> Left:
+        target = self._target
+        assert target.cgroup is not None
+        try:
+            with operation.step("preflight"):
+                info = await helper.info()
+                found = await cuda_processes(helper, target.cgroup.processes())
+                self._refuse_if_lost(info, found, force=force)
+                active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
+                gpus = _manifest_gpus(info, active, (self.suspended or Left()).gpus)
+            limits = self._limits
+            if lock_seconds:
+                limits = sequence.Limits(lock_seconds, limits.checkpoint, limits.restore, limits.unlock)
+            with _telling(operation, "cuda-suspend"):
+                done = await sequence.suspend(helper, target.cgroup.processes, limits, note=self._note)
+        except CudaError as error:
+            raise self._failed(error) from error
+        left = Left(gpus, tuple(gpu.uuid for gpu in info.gpus), done.pids)
+        _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
+        return left
+
+    def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> None:
+        cgroup = self._target.cgroup
+        assert cgroup is not None
+        cuda = [process.pid for process in found]
+        pids = cgroup.processes()
+        active = {process.pid for process in found if process.state is not State.CHECKPOINTED}
+        seen = {one.pid: one for one in evidence.look(pids)}
+        used = [gpu for gpu in info.gpus if active & gpu.holdings.keys()]
+        subject = preflight.Subject(
+            node=info,
+            cuda=[seen[pid] for pid in cuda if pid in seen],
+            others=[one for pid, one in seen.items() if pid not in cuda],
+            gpus=[gpu.uuid for gpu in used],
+            vram_bytes=sum(gpu.holdings.get(pid, 0) for gpu in used for pid in active),
+            room=headroom(cgroup),
+            denied_drivers=self._settings.denied_drivers,
+        )
+        annotated = self._target.config.pod_may_use(FORCE) and self._target.spec.annotations.get(FORCE) == "true"
+        for taken in preflight.require_survivable(preflight.judge(subject), force=force or annotated):
+            self._log.warning("preflight.overridden", fact=taken.fact, evidence=taken.evidence)
+
+    def _failed(self, error: CudaError) -> Exception:
+        """Translate a failure whose undo has run already."""
+        notes = getattr(error, "__notes__", [])
+        if stuck := [note for note in notes if note.startswith("not undone")]:
+            return NotBack(f"{error}; {'; '.join(stuck)}. `kybernate resume` tries again")
+        self._note(())
+        return GpuStepFailed("; ".join([str(error), *notes, f"container {self._target.id} computes on"]))
+
+    # -- Coming back --------------------------------------------------------------------------------------------------
+
+    async def _undo(self, helper: CudaHelper, left: Left, cause: BaseException) -> None:
+        stuck = await sequence.bring_back(helper, left.pids, self._limits)
+        if not stuck:
+            self._note(())
+            return
+        raise NotBack(f"{cause}; and the container is not back on its GPU: {'; '.join(stuck)}") from cause
+
+    async def _return(self, helper: CudaHelper, left: Left, operation: Operation) -> None:
+        """Bring back what is checkpointed, and unlock what is only locked."""
+        try:
+            async with claimed([gpu.uuid for gpu in left.gpus if gpu.processes]):
+                node = (await helper.info()).gpus
+                gpu_map.require_room(gpu_map.Plan((), {gpu.uuid: _bytes(gpu) for gpu in left.gpus}), node)
+                waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED, among=left.pids)
+                locked = [process.pid for process in waiting if process.state is State.LOCKED]
+                await helper.unlock(locked, self._limits.unlock)
+                pids = [process.pid for process in waiting if process.state is State.CHECKPOINTED]
+                with _telling(operation, "cuda-resume"):
+                    steps = await sequence.resume(helper, pids, limits=self._limits)
+        except GpuMismatch as error:
+            self.suspended = left
+            raise NotBack(
+                f"{error}; until then the container stays suspended, `kybernate resume` tries again"
+            ) from error
+        except CudaError as error:
+            self.suspended = left
+            words = [str(error), *getattr(error, "__notes__", [])]
+            raise NotBack(f"{'; '.join(words)}; `kybernate resume` tries again") from error
+        self._note(())
+        _add_steps(operation, steps, "cuda-restore", left.vram_bytes)
+
+    async def _in_state(
+        self, helper: CudaHelper, *states: State, among: Iterable[int] | None = None
+    ) -> list[CudaProcess]:
+        assert self._target.cgroup is not None
+        pids = self._target.cgroup.processes()
+        wanted = pids if among is None else [pid for pid in among if pid in pids]
+        return [process for process in await cuda_processes(helper, wanted) if process.state in states]
+
+    # -- After a restore ----------------------------------------------------------------------------------------------
+
+    async def compare(self, manifest: Manifest) -> list[Finding]:
+        """Return what speaks against bringing the image's processes to the GPUs that are here."""
+        try:
+            async with self._helper() as helper:
+                info = await helper.info()
+            gpu_map.require_room(self._plan(manifest, info), info.gpus)
+        except (CudaError, GpuMismatch) as error:
+            return [Finding("GPU", "", str(error), "refusal")]
+        return list(_driver_findings(manifest, info))
+
+    async def attach(self, manifest: Manifest, operation: Operation) -> None:
+        """Bring restored processes onto the GPUs of their new container. Raises NotBack with them still off."""
+        assert self._target.cgroup is not None
+        wanted = {process.pid for gpu in manifest.gpus for process in gpu.processes}
+        try:
+            async with self._helper() as helper:
+                info = await helper.info()
+                plan = self._plan(manifest, info)
+                waiting = await self._in_state(helper, State.CHECKPOINTED)
+                if len(waiting) < len(wanted):
+                    raise NotBack(
+                        f"{len(wanted)} processes of the image were on GPUs, the driver knows {len(waiting)} of them"
+                    )
+                pids = [process.pid for process in waiting]
+                self._note(pids)
+                self._make_device_nodes()
+                async with claimed(plan.bytes):
+                    gpu_map.require_room(plan, (await helper.info()).gpus)
+                    with _telling(operation, "cuda-resume"):
+                        steps = await sequence.resume(helper, pids, plan.pairs, self._limits)
+        except (CudaError, GpuMismatch) as error:
+            raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
+        self._note(())
+        _add_steps(operation, steps, "cuda-restore", sum(plan.bytes.values()))
+
+    def _plan(self, manifest: Manifest, info: CudaInfo) -> gpu_map.Plan:
+        spec, config = self._target.spec, self._target.config
+        text = spec.annotations.get(gpu_map.ANNOTATION, "") if config.pod_may_use(gpu_map.ANNOTATION) else ""
+        return gpu_map.make_plan(
+            [gpu_map.Used(gpu.uuid, gpu.model, _bytes(gpu)) for gpu in manifest.gpus],
+            manifest.machine_gpus,
+            info.gpus,
+            gpu_map.usable_gpus(gpu_map.device_numbers(spec.devices), spec.env(VISIBLE), info.gpus),
+            gpu_map.parse_map(text),
+        )
+
+    def _make_device_nodes(self) -> None:
+        """Add the GPUs of the new container to its /dev: CRIU restores the old one's, and the driver opens by name."""
+        for device in self._target.spec.linux.get("devices") or ():
+            if not gpu_map.device_numbers([str(device.get("path"))]) or device.get("type") != "c":
+                continue
+            node = Path(f"/proc/{self._target.init_pid}/root{device['path']}")
+            if not node.exists():
+                os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(device["major"], device["minor"]))
+                node.chmod(0o666)  # whatever our umask is
+
+    @asynccontextmanager
+    async def _helper(self) -> AsyncIterator[CudaHelper]:
+        async with cuda_helper(client.SOCKET, idle_seconds=self._settings.helper_idle) as helper:
+            yield helper
+
+
+def _manifest_gpus(info: CudaInfo, pids: Sequence[int], before: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs in use by `pids`, and by those that have left them `before`."""
+    gpus = {gpu.uuid: gpu for gpu in before}
+    for gpu in info.gpus:
+        held = tuple(GpuMemory(_inner_pid(pid), gpu.holdings[pid]) for pid in pids if gpu.holdings.get(pid))
+        if held:
+            old = gpus[gpu.uuid].processes if gpu.uuid in gpus else ()
+            gpus[gpu.uuid] = Gpu(gpu.uuid, gpu.name, info.driver_version, (*old, *held))
+    return tuple(gpus.values())
+
+
+def _inner_pid(pid: int) -> int:
+    """Return the pid by which the process knows itself; its own host pid where it has just ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return pid
+    return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
+
+
+def _bytes(gpu: Gpu) -> int:
+    return sum(process.bytes for process in gpu.processes)
+
+
+def _joined(first: Left | None, second: Left) -> Left:
+    if first is None:
+        return second
+    return Left(second.gpus, second.machine_gpus, [*first.pids, *second.pids])
+
+
+def _driver_findings(manifest: Manifest, info: CudaInfo) -> Iterable[Finding]:
+    for wanted in sorted({gpu.driver for gpu in manifest.gpus} - {"", info.driver_version}):
+        same_branch = wanted.partition(".")[0] == info.driver_version.partition(".")[0]
+        yield Finding("GPU driver", wanted, info.driver_version or "unknown", "risk" if same_branch else "refusal")
+
+
+def _add_steps(operation: Operation, steps: Iterable[sequence.Step], moving: str, moved: int) -> None:
+    operation.steps += [Step(step.name, step.seconds, moved if step.name == moving else 0) for step in steps]
+
+
+@contextmanager
+def _telling(operation: Operation, name: str):  # type: ignore[no-untyped-def]  # a generator of nothing
+    """Let whoever asks for the operation's progress see this step; its times are added when they are known."""
+    operation.step_name = name
+    try:
+        yield
+    finally:
+        operation.step_name = ""

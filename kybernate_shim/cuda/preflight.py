@@ -1,0 +1,216 @@
+"""Whether a container's GPU state would survive: what the driver accepts and cannot restore, or hangs on, is refused.
+
+An objection is certain where the evidence leaves no other reading, else it is a suspicion, which a person may override.
+Each says what was seen, what would follow and what to do.
+Source: measured with driver 580.159 (NCCL, managed memory); CRIU's plugins/cuda/README.md (MPS, MIG).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from kybernate_shim.cuda.client import CudaInfo
+from kybernate_shim.cuda.evidence import Evidence
+from kybernate_shim.cuda.headroom import Headroom
+
+# What was measured to survive: two ranks, shared-memory transport without the driver's own handles.
+NCCL_SAFE: Mapping[str, str] = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
+NCCL_SAFE_ANNOTATION = "kybernate.io/nccl-safe"
+SPARE_BYTES = 256 << 20  # page tables and the driver's own bookkeeping beside the copy
+UNDUMPABLE = {
+    "anon_inode:[io_uring]": ("io_uring", "CRIU cannot dump it; forbid it, as by kernel.io_uring_disabled=2"),
+    "/dev/infiniband/": ("RDMA", "CRIU cannot dump its queue pairs; run without it, as by NCCL_IB_DISABLE=1"),
+    "/dev/gdrdrv": ("GDRCopy", "CRIU cannot dump it; run without it"),
+}
+
+
+class PreflightRefused(Exception):
+    """The checkpoint would lose the container's GPU state; nothing has been asked of its processes."""
+
+    def __init__(self, objections: Sequence[Objection]) -> None:
+        text = "; ".join(map(str, objections))
+        advice = ""
+        if not any(objection.certain for objection in objections):
+            advice = '; this is a suspicion, which the annotation kybernate.io/force: "true" or --force overrides'
+        super().__init__(f"GPU state would be lost: {text}{advice}. The container goes on as before")
+        self.objections = tuple(objections)
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why GPU state would be lost: `fact` in a few words, the `evidence` for it, `advice` for the user."""
+
+    fact: str
+    evidence: str
+    advice: str
+    certain: bool
+
+    def __str__(self) -> str:
+        return f"{self.fact} ({self.evidence}): {self.advice}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged. `gpus` are the UUIDs in use, `vram_bytes` what will move into host memory.
+
+    `cuda` are the processes with CUDA state, `others` the rest of the container.
+    """
+
+    node: CudaInfo
+    cuda: Sequence[Evidence]
+    others: Sequence[Evidence]
+    gpus: Sequence[str]
+    vram_bytes: int
+    room: Headroom
+    denied_drivers: Sequence[str] = ()
+
+
+def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[Objection]:
+    """Return the suspicions that are overridden. Raises PreflightRefused."""
+    certain = [objection for objection in objections if objection.certain]
+    if certain or (objections and not force):
+        raise PreflightRefused(certain or objections)
+    return list(objections)
+
+
+def judge(subject: Subject) -> list[Objection]:
+    """Return everything that speaks against a checkpoint, certainties first."""
+    objections = [
+        *_driver(subject),
+        *_partitions(subject),
+        *_descriptors([*subject.cuda, *subject.others]),
+        *_nccl(subject.cuda),
+        *_peer_memory(subject.cuda),
+        *_memory(subject),
+    ]
+    return sorted(objections, key=lambda objection: not objection.certain)
+
+
+def _driver(subject: Subject) -> Iterator[Objection]:
+    node = subject.node
+    if node.missing_calls:
+        yield Objection(
+            "the driver is too old",
+            f"{node.driver_version or 'it'} has no {', '.join(node.missing_calls)}",
+            "install driver 570 or newer",
+            certain=True,
+        )
+    if pattern := denied(node.driver_version, subject.denied_drivers):
+        yield Objection(
+            "the driver is known to lose or hang processes",
+            f"{node.driver_version} is {pattern!r} of gpu.denied_drivers",
+            "install another one, or change that setting",
+            certain=True,
+        )
+
+
+def denied(version: str, patterns: Iterable[str]) -> str:
+    """Return the pattern that forbids a driver's version, "" for none."""
+    return next((pattern for pattern in patterns if version and fnmatchcase(version, pattern)), "")
+
+
+def _partitions(subject: Subject) -> Iterator[Objection]:
+    split = [gpu.uuid for gpu in subject.node.gpus if gpu.mig and gpu.uuid in subject.gpus]
+    named = [
+        f"{name}={value} of process {process.pid}"
+        for process in subject.cuda
+        for name, value in process.environment.items()
+        if name.endswith("VISIBLE_DEVICES") and "MIG-" in value
+    ]
+    if split or named:
+        yield Objection(
+            "MIG",
+            ", ".join(split or named),
+            "the driver does not checkpoint instances; use a whole GPU",
+            certain=True,
+        )
+    for process in subject.cuda:
+        if path := next((path for path in process.descriptors | process.sockets if "nvidia-mps" in path), ""):
+            yield Objection("MPS", f"process {process.pid} has {path} open", "run without the MPS daemon", certain=True)
+        elif directory := process.environment.get("CUDA_MPS_PIPE_DIRECTORY"):
+            yield Objection(
+                "MPS",
+                f"process {process.pid} was started with CUDA_MPS_PIPE_DIRECTORY={directory}",
+                "run without the MPS daemon",
+                certain=False,
+            )
+
+
+def _descriptors(processes: Iterable[Evidence]) -> Iterator[Objection]:
+    for process in processes:
+        for beginning, (fact, advice) in UNDUMPABLE.items():
+            if any(path.startswith(beginning) for path in process.descriptors):
+                yield Objection(fact, f"process {process.pid} ({process.name}) has it open", advice, certain=True)
+        if any("nvidia-caps-imex-channels" in path for path in process.descriptors):
+            yield Objection(
+                "multicast or fabric memory",
+                f"process {process.pid} has an IMEX channel open",
+                "the driver hangs on multicast objects; set NCCL_NVLS_ENABLE=0",
+                certain=False,
+            )
+
+
+def _nccl(processes: Sequence[Evidence]) -> Iterator[Objection]:
+    """Object to communicators between GPUs whose processes were not told to avoid what is lost.
+
+    The library alone proves nothing: every PyTorch program maps it.
+    """
+    users = [process for process in processes if process.maps("libnccl")]
+    unsafe = [process for process in users if not nccl_is_safe(process.environment)]
+    signs = sorted({sign for process in users for sign in _communicator_signs(process)})
+    if unsafe and signs:
+        wanted = " ".join(f"{name}={value}" for name, value in NCCL_SAFE.items())
+        yield Objection(
+            "an NCCL communicator over peer or shared memory",
+            f"process {unsafe[0].pid} maps {unsafe[0].maps('libnccl')}; {', '.join(signs)}; its environment at start"
+            f" has not {wanted}",
+            f'start the container with {wanted}, which the annotation {NCCL_SAFE_ANNOTATION}: "true" adds',
+            certain=False,
+        )
+
+
+def nccl_is_safe(environment: Mapping[str, str]) -> bool:
+    """Tell whether NCCL was told to use only transports that were measured to survive."""
+    private = environment.get("NCCL_CUMEM_HOST_ENABLE") == "0" or environment.get("NCCL_SHM_DISABLE") == "1"
+    return environment.get("NCCL_P2P_DISABLE") == "1" and private
+
+
+def _communicator_signs(process: Evidence) -> Iterator[str]:
+    if segment := next((path for path in sorted(process.segments) if path.startswith("/dev/shm/nccl-")), ""):
+        yield f"process {process.pid} shares {segment}"
+    if socket := next((name for name in sorted(process.sockets) if "nccl-socket" in name), ""):
+        yield f"its pod listens on the UNIX socket {socket}"
+    for peer in sorted(process.peers):
+        yield f"process {process.pid} has a TCP connection to process {peer}"
+    if process.environment.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+        yield f"process {process.pid} was started with WORLD_SIZE={process.environment['WORLD_SIZE']}"
+
+
+def _peer_memory(processes: Sequence[Evidence]) -> Iterator[Objection]:
+    for process in processes:
+        if library := process.maps("libnvshmem"):
+            yield Objection(
+                "NVSHMEM", f"process {process.pid} maps {library}", "peer memory is not restored", certain=False
+            )
+    shared = [process for process in processes if any("/cuda.shm." in path for path in process.segments)]
+    if len(shared) > 1:
+        yield Objection(
+            "CUDA IPC",
+            f"processes {', '.join(str(process.pid) for process in shared)} map /dev/shm/cuda.shm.*",
+            "memory that processes share through the driver is not restored; let each have its own",
+            certain=False,
+        )
+
+
+def _memory(subject: Subject) -> Iterator[Objection]:
+    needed = subject.vram_bytes + SPARE_BYTES
+    if subject.vram_bytes and subject.room.bytes < needed:
+        yield Objection(
+            "not enough host memory",
+            f"{subject.vram_bytes >> 20} MiB of VRAM move into the container's own memory, {subject.room.limit} leaves"
+            f" {subject.room.bytes >> 20} MiB",
+            f"free or allow {(needed - subject.room.bytes) >> 20} MiB more",
+            certain=True,
+        )
