@@ -35,10 +35,14 @@ class TierFull(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """A checkpoint image whose manifest is valid and whose files are all there with the right sizes."""
+    """A checkpoint image whose manifest is valid and whose files are all there with the right sizes.
+
+    `checked`: who handed it over has compared every byte with a digest already.
+    """
 
     path: Path
     manifest: Manifest
+    checked: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from kybernate_shim.checkpoint.criu import FILE_NAME, claim_config
-from kybernate_shim.checkpoint.image import read_image
+from kybernate_shim.checkpoint.image import Image, read_image
 from kybernate_shim.checkpoint.restore import requested_image
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Children
@@ -41,7 +42,6 @@ def prepare(
     spec = edit_spec(bundle.path, partial(claim_config, path=bundle.path / FILE_NAME))
     options = decode_options(request.options if request.HasField("options") else None)
     config = effective_config(config, options)
-    image = request.checkpoint or options.criu_image_path or requested_image(spec, config)
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
     return Container(
@@ -56,8 +56,21 @@ def prepare(
         publish=publish,
         log=log,
         stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
-        image=read_image(Path(image)) if image else None,
+        image=_image(request, options, spec, config),
     )
+
+
+def _image(request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config) -> Image | None:
+    """Return the checkpoint image to start from, None for a plain start. Raises CheckpointNotFound, CheckpointInvalid.
+
+    `request.checkpoint` is a directory that containerd has just unpacked from its content store, which takes nothing in
+    whose SHA-256 is not its name; to digest it once more would only make people wait. With `criu_image_path` it repeats
+    that path, where anybody may have written.
+    """
+    path = request.checkpoint or options.criu_image_path or requested_image(spec, config)
+    if not path:
+        return None
+    return replace(read_image(Path(path)), checked=bool(request.checkpoint) and not options.criu_image_path)
 
 
 def _runtime(
