@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from kybernate_shim.address import clear_away
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.oci.bundle import Bundle
 
@@ -20,8 +21,9 @@ DEFAULT_ROOT = "/run/containerd/runc"
 
 
 def delete(invocation: Invocation) -> int:
-    """Remove the container from its runtime, unmount its rootfs and print a DeleteResponse.
+    """Remove the container from its runtime, unmount its rootfs, and print a DeleteResponse.
 
+    The socket of its daemon goes, too, if the daemon is dead.
     Exits with 1, and with the reason on stderr, when something is left: containerd then keeps the bundle.
     """
     from kybernate_shim.linux.mounts import unmount_tree
@@ -31,6 +33,7 @@ def delete(invocation: Invocation) -> int:
     problems = _forget_in_runtime(invocation, bundle)
     try:
         unmount_tree(bundle.rootfs)
+        _clear_socket_away(bundle)
     except OSError as error:
         problems.append(str(error))
     sys.stdout.buffer.write(answer(pid, time.time_ns()))
@@ -61,6 +64,15 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
     if done.returncode and "does not exist" not in done.stderr:
         return [f"the OCI runtime did not delete it: {done.stderr.strip()}"]
     return []
+
+
+def _clear_socket_away(bundle: Bundle) -> None:
+    """A killed daemon cannot remove its socket; `start` has written the socket's address into the bundle."""
+    try:
+        address = (bundle.path / "address").read_text()
+    except FileNotFoundError:
+        return
+    clear_away(Path(address.removeprefix("unix://")))
 
 
 def _thaw(state: Path, bundle: Bundle) -> None:

@@ -7,20 +7,14 @@ nothing that lives on may hold it open.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import hashlib
-import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from kybernate_shim.address import exclusive, group_of, listen, socket_path
 from kybernate_shim.invocation import Invocation
 
-SOCKETS = Path("/run/containerd/s")  # compiled into containerd's own shim: not containerd's --state
-GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
 OWN_FD_LIMIT = 3  # 0, 1 and 2 stay open in the daemon, on /dev/null
 
 
@@ -32,7 +26,7 @@ def start(invocation: Invocation) -> int:
     """Answer with the address of the pod's daemon, started now unless another container of the pod did before."""
     path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
     try:
-        with _exclusive(path.parent):
+        with exclusive(path.parent):
             listener = listen(path)
             if listener is not None:
                 try:
@@ -46,64 +40,6 @@ def start(invocation: Invocation) -> int:
         return 1
     sys.stdout.write(f"unix://{path}")
     return 0
-
-
-def socket_path(address: str, namespace: str, group: str) -> Path:
-    """Return the socket of a group, by the same formula as containerd's own shim (which CRI's restore relies on)."""
-    name = os.path.normpath(f"{address}/{namespace}/{group}")
-    return SOCKETS / hashlib.sha256(name.encode()).hexdigest()
-
-
-def group_of(config: Path, container: str) -> str:
-    """Return the id under which containers share a daemon: the pod's, or the container's own."""
-    annotations = json.loads(config.read_bytes()).get("annotations") or {}
-    return next((annotations[name] for name in GROUP_ANNOTATIONS if annotations.get(name)), container)
-
-
-def listen(path: Path) -> socket.socket | None:
-    """Return a listening socket at `path`, or None when a daemon already answers there.
-
-    A socket file that nobody listens on, as a killed daemon leaves it, is replaced.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        try:
-            listener.bind(str(path))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            if _answers(path):
-                listener.close()
-                return None
-            path.unlink(missing_ok=True)
-            listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(128)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
-
-
-@contextlib.contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    """Let one `start` at a time look, bind and listen: containers of a pod are started side by side."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _leave_daemon(invocation: Invocation, listener: socket.socket, path: Path) -> None:

@@ -24,8 +24,8 @@ from kybernate.messages import (
 )
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import Container, resolve
+from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.messages import process_pb2
-from kybernate_shim.start import GROUP_ANNOTATIONS
 
 DEFAULT_ADDRESS = "/run/containerd/containerd.sock"
 CALL_SECONDS = 20.0

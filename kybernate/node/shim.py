@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import Container
+from kybernate_shim.address import socket_path
 from kybernate_shim.messages import shim_pb2 as wire
-from kybernate_shim.start import socket_path
 from kybernate_shim.ttrpc import Client, Code, RpcError
 
 SERVICE = "kybernate.shim.v1.Shim"

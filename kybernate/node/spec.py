@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.node.failure import Failure
-from kybernate_shim.start import GROUP_ANNOTATIONS
+from kybernate_shim.address import GROUP_ANNOTATIONS
 
 RESTORE_FROM = "kybernate.io/restore-from"
 OF_THE_POD = ("io.kubernetes.cri.", "io.kubernetes.cri-o.", "io.container.manager")

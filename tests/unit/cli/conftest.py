@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kybernate.cli import application
-from kybernate_shim import config, start
+from kybernate_shim import address, config
 from tests.unit.cli.fake_containerd import FakeContainerd
 from tests.unit.cli.fake_shim import FakeShim
 
@@ -46,7 +46,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     sockets = Path(tempfile.mkdtemp(prefix="s"))  # pytest's own directories are too deep for a socket's address
-    monkeypatch.setattr(start, "SOCKETS", sockets)
+    monkeypatch.setattr(address, "SOCKETS", sockets)
     settings = tmp_path / "shim.toml"
     settings.write_text(f'checkpoint_root = "{tmp_path}/checkpoints"\n')
     load: Callable[..., config.Config] = config.Config.load

@@ -11,8 +11,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kybernate.node.shim import SERVICE
+from kybernate_shim.address import listen, socket_path
 from kybernate_shim.messages import shim_pb2 as wire
-from kybernate_shim.start import listen, socket_path
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server
 
 REQUESTS: dict[str, type[Message]] = {

@@ -1,4 +1,4 @@
-"""`start`: the address of a pod's socket, and who gets to listen on it."""
+"""The address of a pod's socket, and who gets to listen on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.start import group_of, listen, socket_path
+from kybernate_shim.address import clear_away, group_of, listen, socket_path
 
 
 def test_socket_path_hashes_address_namespace_and_group() -> None:
@@ -74,3 +74,27 @@ def test_listener_is_not_inherited_by_programs(tmp_path: Path) -> None:
     assert listener is not None
     with listener:
         assert not os.get_inheritable(listener.fileno())
+
+
+def test_socket_of_a_killed_daemon_is_cleared_away(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+    clear_away(tmp_path / "s")
+    clear_away(tmp_path / "s")
+    clear_away(tmp_path / "no directory" / "s")
+    assert not any(tmp_path.iterdir())
+
+
+def test_socket_of_a_living_daemon_stays_even_when_its_queue_is_full(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(tmp_path / "s"))
+        busy.listen(0)
+        callers = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(str(tmp_path / "s"))
+        clear_away(tmp_path / "s")
+        assert listen(tmp_path / "s") is None
+        for caller in callers:
+            caller.close()
+    assert (tmp_path / "s").exists()
