@@ -31,6 +31,20 @@ def ctr(request: pytest.FixtureRequest) -> Ctr:
 
 
 @pytest.fixture
+def ours() -> Ctr:
+    return Ctr()
+
+
+@pytest.fixture
+def shim_config() -> Iterator[Path]:
+    """The node's configuration file, which is absent before and afterwards."""
+    path = Path("/etc/kybernate/shim.toml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
 def events() -> Iterator[Events]:
     with Events() as stream:
         yield stream

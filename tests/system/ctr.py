@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
+BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task")
 BUSYBOX = "localhost:5000/busybox:latest"
 STOCK = "io.containerd.runc.v2"
 KYBERNATE = "io.containerd.kybernate.v1"
@@ -28,10 +30,12 @@ class CommandFailed(AssertionError):
 
 def run(argv: Sequence[str], *, stdin: bytes | None = None, status: int | None = 0, timeout: float = 60) -> str:
     """Run `argv` and return its stdout; any status is fine where `status` is None."""
-    done = subprocess.run(argv, input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+    source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    done = subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **source)
     out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     if status is not None and done.returncode != status:
-        raise CommandFailed(f"{' '.join(argv)}\nended with {done.returncode}, not {status}\n{out[-4000:]}\n{err[-4000:]}")
+        said = f"{out[-4000:]}\n{err[-4000:]}"
+        raise CommandFailed(f"{' '.join(argv)}\nended with {done.returncode}, not {status}\n{said}")
     return out
 
 
@@ -68,18 +72,24 @@ class Ctr:
 
     def run_argv(self, id: str, *command: str, flags: Sequence[str] = ()) -> list[str]:
         return [
-            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *self.run_flags, *flags, self.image, id, *command,
+            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *self.run_flags, *flags,
+            self.image, id, *command,
         ]  # fmt: skip
 
     def run(self, *command: str, flags: Sequence[str] = (), **options: Any) -> str:
         """Run a container to its end and return what it printed."""
         return run(self.run_argv(self.new_id(), *command, flags=["--rm", *flags]), **options)
 
+    def launch(self, *command: str, flags: Sequence[str] = (), id: str = "") -> str:
+        """Start a container in the background, for good, and return its id."""
+        id = id or self.new_id()
+        run(self.run_argv(id, *command, flags=["-d", *flags]))
+        return id
+
     @contextmanager
     def running(self, *command: str, flags: Sequence[str] = (), id: str = "") -> Iterator[str]:
         """Start a container in the background and remove it afterwards, whatever state it is in."""
-        id = id or self.new_id()
-        run(self.run_argv(id, *command, flags=["-d", *flags]))
+        id = self.launch(*command, flags=flags, id=id)
         try:
             yield id
         finally:
@@ -109,8 +119,13 @@ class Ctr:
     def pid(self, id: str) -> int:
         return self.tasks()[id][0]
 
+    def exec_argv(self, id: str, *command: str, exec_id: str = "", flags: Sequence[str] = ()) -> list[str]:
+        exec_id = exec_id or self.new_id("e")
+        return ["ctr", "-n", self.namespace, "task", "exec", "--exec-id", exec_id, *flags, id, *command]
+
     def exec(self, id: str, *command: str, flags: Sequence[str] = (), **options: Any) -> str:
-        return self("task", "exec", "--exec-id", self.new_id("e"), *flags, id, *command, **options)
+        """Run a command in a container to its end and return what it printed."""
+        return run(self.exec_argv(id, *command, flags=flags), **options)
 
     def metrics(self, id: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self("task", "metrics", "--format", "json", id))
@@ -131,6 +146,7 @@ class Events:
 
     def _await_subscription(self, namespace: str) -> None:
         """An event of our own that comes back proves that the subscription stands."""
+
         def heard() -> bool:
             run(["ctr", "-n", namespace, "namespace", "label", namespace, f"probe={time.monotonic_ns()}"])
             return any(topic == "/namespaces/update" for topic, _ in self.seen)

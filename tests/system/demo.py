@@ -37,7 +37,8 @@ def main() -> int:
         cri.await_log(pod, "counter", "5")
         with told("containerd sees it as any other task"):
             show(pods("task", "ls"))
-            show(run(["ps", "-o", "pid,ppid,rss,args", "--ppid", str(pods.pid(container)), "-p", str(pods.pid(container))]))
+            pid = str(pods.pid(container))
+            show(run(["ps", "-o", "pid,ppid,rss,args", "--ppid", pid, "-p", pid]))
         with told("Its log, as kubectl logs would show it"):
             show("\n".join(cri.log(pod, "counter")[:5]))
         with told("A command in it, as kubectl exec would run it"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from tests.system.ctr import eventually
 
 STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
+SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
+LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
 
 
@@ -26,6 +28,7 @@ class Snapshot:
     bundles: frozenset[str]
     runtime_state: frozenset[str]
     scratch: frozenset[str]
+    addresses: frozenset[str]
 
     @classmethod
     def take(cls) -> Snapshot:
@@ -42,7 +45,8 @@ class Snapshot:
                 for path in (root / "io.containerd.runtime.v2.task").glob("*/*")
             ),
             runtime_state=frozenset(str(path) for root in RUNTIME_STATE for path in Path(root).glob("*/*")),
-            scratch=frozenset(str(path) for path in Path("/tmp").glob("*") if path.name.startswith(("pty", "kybernate"))),
+            scratch=frozenset(str(path) for root in SCRATCH for path in Path(root).glob("**/*")),
+            addresses=frozenset(_leases()),
         )
 
     def added(self, later: Snapshot) -> dict[str, list[str]]:
@@ -53,6 +57,7 @@ class Snapshot:
 
 def assert_nothing_left(before: Snapshot, *, seconds: float = 15) -> None:
     """Wait until the node is as it was: shims need a moment to end after their container."""
+
     def left() -> bool:
         added = before.added(Snapshot.take())
         assert not added, f"left over: {added}"
@@ -65,7 +70,8 @@ def _names(directory: Path) -> list[str]:
     return [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
 
 
-def _processes(wanted) -> list[str]:  # type: ignore[no-untyped-def]  # a predicate of name and pid
+def _processes(wanted: Callable[[str, str], bool]) -> list[str]:
+    """Return the processes of which `wanted(name, pid)` holds, but for those that wait to be reaped."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -80,7 +86,12 @@ def _processes(wanted) -> list[str]:  # type: ignore[no-untyped-def]  # a predic
 
 
 def _in_other_mount_namespace(pid: str) -> bool:
-    return os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+    return Path(f"/proc/{pid}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
+
+
+def _leases() -> list[str]:
+    """Return the addresses that CNI has given to pods; each is a file, beside the allocator's own notes."""
+    return [path.name for path in LEASES.glob("*/*") if path.name[0].isdigit()]
 
 
 def _cgroups() -> list[str]:

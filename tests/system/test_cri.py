@@ -84,7 +84,7 @@ def test_exec_sync_gives_output_and_code_and_keeps_its_deadline(cri: Cri) -> Non
     with cri.pod() as pod:
         id = cri.run(pod, "c", ["sleep", "1000"])
         assert cri.exec(id, "sh", "-c", "echo out; exit 7") == (7, "out\n")
-        with pytest.raises(grpc.RpcError, match="(?i)deadline|timeout"):
+        with pytest.raises(grpc.RpcError, match=r"(?i)deadline|timeout"):
             cri.exec(id, "sleep", "1000", seconds=1)
         assert cri.exec(id, "echo", "alive") == (0, "alive\n")
 
@@ -148,7 +148,7 @@ def test_limits_can_be_changed(cri: Cri) -> None:
 
 def test_attach_reaches_stdin_and_stdout(cri: Cri) -> None:
     with cri.pod() as pod:
-        id = cri.run(pod, "c", ["sh", "-c", "while read line; do echo \"got $line\"; done"], stdin=True)
+        id = cri.run(pod, "c", ["sh", "-c", 'while read line; do echo "got $line"; done'], stdin=True)
         stream = cri.attach(id, stdin=True)
         stream.send_binary(b"\x00one\n")
         frames = b""
@@ -164,7 +164,7 @@ def test_failed_container_does_not_disturb_its_pod(cri: Cri) -> None:
     with cri.pod() as pod:
         keeper = cri.run(pod, "keeper", COUNT)
         id = cri.create(pod, "bad", ["/no/such/command"])
-        with pytest.raises(grpc.RpcError, match="no such file|not found"):
+        with pytest.raises(grpc.RpcError, match=r"no such file|not found"):
             cri.start(id)
         assert cri.state(id) == "EXITED"
         count = len(cri.log(pod, "keeper"))

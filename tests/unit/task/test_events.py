@@ -31,9 +31,7 @@ class Containerd:
 
     @property
     def ids(self) -> list[str]:
-        return [
-            events.TaskStart.FromString(request.envelope.event.value).container_id for request in self.taken
-        ]
+        return [events.TaskStart.FromString(request.envelope.event.value).container_id for request in self.taken]
 
 
 class Away(Containerd):
@@ -87,7 +85,7 @@ def test_refused_event_does_not_block_those_behind_it() -> None:
     with structlog.testing.capture_logs() as logs:
         run(publish(Publisher("ns", containerd, structlog.get_logger()), "a", "b"))
     assert containerd.ids == ["b"]
-    assert [line for line in logs if line["event"] == "event.dropped"][0]["error"] == "bad namespace"
+    assert next(line for line in logs if line["event"] == "event.dropped")["error"] == "bad namespace"
 
 
 def test_full_queue_drops_the_oldest_and_says_so() -> None:

@@ -1,0 +1,168 @@
+"""The daemon as a process of the node: who may talk to it, what it costs, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from kybernate_shim.address import socket_path
+from tests.lab.node import LOGS, Containerd
+from tests.system.cri import Cri
+from tests.system.ctr import BUNDLES, Ctr, Events, eventually
+from tests.system.leftovers import Snapshot
+
+NO_FIFOS = ["--null-io"]  # ctr removes its FIFOs with the task; containerd, which removes it here, knows none of them
+MEBIBYTE = 1 << 20
+
+
+def shim_of(ctr: Ctr, id: str) -> psutil.Process:
+    """Return the daemon of a container: the parent of its init."""
+    parent = psutil.Process(ctr.pid(id)).parent()
+    assert parent is not None
+    return parent
+
+
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+# -- what others see of it ------------------------------------------------------------------------------------------
+
+
+def test_socket_is_for_root_alone_and_at_containerds_address(ours: Ctr) -> None:
+    with ours.running("sleep", "1000") as id:
+        path = socket_path(str(Containerd().socket), ours.namespace, id)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+        assert path.stat().st_uid == 0
+
+
+def test_every_container_and_every_pod_has_a_daemon_and_a_socket_of_its_own(ours: Ctr) -> None:
+    before = Snapshot.take()
+    cri = Cri()
+    with ours.running("sleep", "1000") as one, ours.running("sleep", "1000") as two, cri.pod() as pod:
+        cri.run(pod, "c", ["sleep", "1000"])
+        later = Snapshot.take()
+        assert len(later.sockets - before.sockets) == 3
+        assert len(later.shims - before.shims) == 3
+        assert shim_of(ours, one) != shim_of(ours, two)
+        for id in (one, two):
+            mounted = Path(f"/proc/{ours.pid(id)}/root/run")
+            assert not any(path.is_socket() for path in mounted.rglob("*")), "the container sees a shim's socket"
+    cri.close()
+
+
+def test_socket_answers_nobody_but_root(ours: Ctr) -> None:
+    """The mode keeps others out; a peer that got hold of the address anyway is turned away by its credentials."""
+    with ours.running("sleep", "1000") as id:
+        path = socket_path(str(Containerd().socket), ours.namespace, id)
+        code = f"import os, socket; os.setuid(65534); socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+        tried = subprocess.run(["python3", "-c", code], capture_output=True, text=True, check=False)
+        assert "PermissionError" in tried.stderr
+
+
+def test_daemon_holds_nothing_of_its_caller(ours: Ctr) -> None:
+    with ours.running("sleep", "1000") as id:
+        shim = shim_of(ours, id)
+        assert shim.cwd() == "/"
+        assert os.getsid(shim.pid) == shim.pid
+        assert {str(Path(f"/proc/{shim.pid}/fd/{fd}").readlink()) for fd in (0, 1, 2)} == {"/dev/null"}
+
+
+def test_daemon_is_killed_for_memory_a_little_sooner_than_containerd(ours: Ctr) -> None:
+    with ours.running("sleep", "1000") as id:
+        containerd = int(Path(f"/proc/{Containerd().pid}/oom_score_adj").read_text())
+        score = int(Path(f"/proc/{shim_of(ours, id).pid}/oom_score_adj").read_text())
+        assert score == min(containerd + 1, 1000)
+
+
+def test_sigusr1_makes_the_daemon_tell_what_it_does(ours: Ctr) -> None:
+    with ours.running("sleep", "1000") as id:
+        shim = shim_of(ours, id)
+        shim.send_signal(signal.SIGUSR1)
+
+        def told() -> bool:
+            lines = (LOGS / "containerd.log").read_text(errors="replace").splitlines()
+            shown = [json.loads(line) for line in lines if "shim.stack" in line and line.startswith("{")]
+            return any(line["shim_pid"] == shim.pid and "Daemon" in line["stack"] for line in shown)
+
+        eventually(told)
+        assert ours.exec(id, "echo", "alive") == "alive\n"
+
+
+# -- how it ends ----------------------------------------------------------------------------------------------------
+
+
+def test_killed_daemon_takes_its_container_along_and_containerd_reports_it(ours: Ctr, events: Events) -> None:
+    id = ours.launch("sleep", "1000", flags=NO_FIFOS)
+    pid = ours.pid(id)
+    shim_of(ours, id).kill()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    eventually(lambda: {"exit", "delete"} <= set(events.topics(id)))
+    assert next(event for topic, event in events.of(id) if topic == "/tasks/exit")["exit_status"] == 137
+    eventually(lambda: ours.status(id) == "")
+    ours("container", "rm", id)
+
+
+def test_killed_daemon_of_a_paused_container_leaves_nothing_frozen(ours: Ctr) -> None:
+    id = ours.launch("sleep", "1000", flags=NO_FIFOS)
+    pid = ours.pid(id)
+    ours("task", "pause", id)
+    shim_of(ours, id).kill()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    eventually(lambda: ours.status(id) == "")
+    ours("container", "rm", id)
+
+
+def test_id_can_be_used_again_after_its_daemon_was_killed(ours: Ctr) -> None:
+    id = ours.launch("sleep", "1000", flags=NO_FIFOS)
+    shim_of(ours, id).kill()
+    eventually(lambda: not (BUNDLES / ours.namespace / id).exists())
+    ours("container", "rm", id)
+    with ours.running("sleep", "1000", id=id):
+        assert ours.exec(id, "echo", "again") == "again\n"
+
+
+def test_killed_daemon_of_a_pod_ends_all_its_containers() -> None:
+    cri = Cri()
+    before = Snapshot.take()
+    with cri.pod() as pod:
+        ids = [cri.run(pod, name, ["sleep", "1000"]) for name in ("one", "two")]
+        for name in Snapshot.take().shims - before.shims:
+            os.kill(int(name.partition("[")[2].rstrip("]")), signal.SIGKILL)
+        eventually(lambda: all(cri.state(id) == "EXITED" for id in ids), seconds=30)
+    cri.close()
+
+
+def test_terminated_daemon_ends_in_order(ours: Ctr) -> None:
+    id = ours.launch("sleep", "1000", flags=NO_FIFOS)
+    shim = shim_of(ours, id)
+    shim.terminate()
+    eventually(lambda: ended(shim))
+    eventually(lambda: ours.status(id) == "")
+    ours("container", "rm", id)
+
+
+# -- what many cost -------------------------------------------------------------------------------------------------
+
+
+def test_three_hundred_containers_leave_their_daemon_as_it_was(ours: Ctr) -> None:
+    """All of them share the daemon of one group, as the containers of a pod do."""
+    group = ["--annotation", f"io.containerd.runc.v2.group={ours.new_id('group')}"]
+    before = Snapshot.take()
+    with ours.running("sleep", "1000", flags=group) as id:
+        shim = shim_of(ours, id)
+        for _ in range(20):
+            ours.run("true", flags=group)
+        fds, memory = shim.num_fds(), shim.memory_full_info().uss
+        for number in range(280):
+            assert ours.run("echo", str(number), flags=group) == f"{number}\n"
+        assert len(Snapshot.take().shims - before.shims) == 1
+        eventually(lambda: shim.num_fds() == fds)
+        assert shim.memory_full_info().uss < memory + MEBIBYTE
