@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 
 T = TypeVar("T")
 Family = Literal["tcp", "unix"]
 State = Literal["established", "listening", "opening", "closing", "unconnected"]
 
-CLONE_NEWNET: Final = 0x40000000
 # The kernel's numbers of TCP states (include/net/tcp_states.h), which UNIX sockets share as far as they have them.
 STATES: Final[dict[int, State]] = {
     1: "established",

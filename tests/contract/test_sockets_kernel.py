@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.sockets import Socket, container_sockets, external_unix, in_namespace, list_sockets
+from kybernate_shim.checkpoint.sockets import Socket, container_sockets, external_unix, list_sockets
+from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 
 pytestmark = pytest.mark.root
 
@@ -79,7 +80,7 @@ def test_sockets_of_others_in_the_namespace_are_left_out(program: tuple[int, int
     try:
         assert other.stdout
         assert other.stdout.readline() == b"ready\n"
-        assert in_namespace(Path(f"/proc/{other.pid}/ns/net"), list_sockets) != []
+        assert in_namespace(Path(f"/proc/{other.pid}/ns/net"), CLONE_NEWNET, list_sockets) != []
         assert container_sockets([other.pid]) == []
     finally:
         other.kill()
@@ -88,7 +89,9 @@ def test_sockets_of_others_in_the_namespace_are_left_out(program: tuple[int, int
 
 def test_a_thread_that_joined_a_namespace_leaves_the_others_alone(program: tuple[int, int]) -> None:
     before = Path("/proc/self/ns/net").stat().st_ino
-    inside = in_namespace(Path(f"/proc/{program[0]}/ns/net"), lambda: Path("/proc/thread-self/ns/net").stat().st_ino)
+    inside = in_namespace(
+        Path(f"/proc/{program[0]}/ns/net"), CLONE_NEWNET, lambda: Path("/proc/thread-self/ns/net").stat().st_ino
+    )
     assert inside != before
     assert Path("/proc/thread-self/ns/net").stat().st_ino == before
 
@@ -97,4 +100,4 @@ def test_a_container_that_is_gone_has_no_sockets_and_no_namespace() -> None:
     never = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1  # a pid that did exist may come again
     assert container_sockets([never]) == []
     with pytest.raises(FileNotFoundError, match=str(never)):
-        in_namespace(Path(f"/proc/{never}/ns/net"), list_sockets)
+        in_namespace(Path(f"/proc/{never}/ns/net"), CLONE_NEWNET, list_sockets)
