@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 from kybernate_shim.checkpoint.manifest import TcpPolicy
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 
-T = TypeVar("T")
 Family = Literal["tcp", "unix"]
 State = Literal["established", "listening", "opening", "closing", "unconnected"]
 
