@@ -31,11 +31,6 @@ class Hierarchy:
     def v2(self) -> bool:
         return not self.controllers
 
-    @property
-    def delegates(self) -> list[str]:
-        """The v2 controllers that a subtree can be given; none where v1 has them all."""
-        return (self.top / "cgroup.controllers").read_text().split() if self.v2 else []
-
 
 def hierarchies() -> list[Hierarchy]:
     """Return the hierarchies that this machine has mounted, v1's first."""
@@ -57,49 +52,65 @@ def _mount_points(controllers: str) -> list[Path]:
 
 
 def create(name: str) -> list[Path]:
-    """Make the cgroup of node `name` in every hierarchy; return the groups that its first process must enter."""
-    entries = []
+    """Make the cgroup of node `name` in every hierarchy and return all of them."""
+    groups = []
     for hierarchy in hierarchies():
         group = hierarchy.top / f"{PREFIX}{name}"
-        if controllers := hierarchy.delegates:
-            _delegate(hierarchy.top, controllers)
+        if hierarchy.v2:
+            _delegate(hierarchy.top)
         group.mkdir()
         if "cpuset" in hierarchy.controllers.split(","):
             _inherit_cpuset(group)
-        if controllers:
-            # A v2 group that gives controllers to its children holds no processes, so they get a leaf beside these.
-            (group / LEAF).mkdir()
-            _delegate(group, controllers)
-        entries.append(group / LEAF if controllers else group)
-    return entries
+        groups.append(group)
+    return groups
 
 
 def enter(groups: list[Path]) -> None:
-    """Move this process into `groups`."""
+    """Move this process into `groups`. Where it leaves its cgroup namespace next, they are the new one's roots."""
     for group in groups:
         (group / "cgroup.procs").write_text("0")
 
 
-def _delegate(group: Path, controllers: list[str]) -> None:
-    """Give `controllers` to the children of `group`."""
+def settle(groups: list[Path]) -> None:
+    """Let the children of `groups` have the controllers of v2, as the children of a machine's root have them.
+
+    A v2 group that gives controllers to its children holds no processes: this one, the only one, moves into a leaf.
+    """
+    for group in groups:
+        if _controllers(group):
+            (group / LEAF).mkdir()
+            enter([group / LEAF])
+            _delegate(group)
+
+
+def _controllers(group: Path) -> list[str]:
+    """Return the v2 controllers that can be given to the children of `group`; none in v1, or where v1 has them all."""
+    path = group / "cgroup.controllers"
+    return path.read_text().split() if path.exists() else []
+
+
+def _delegate(group: Path) -> None:
+    """Give all controllers of `group` to its children."""
     control = group / "cgroup.subtree_control"
-    missing = set(controllers) - set(control.read_text().split())
+    missing = set(_controllers(group)) - set(control.read_text().split())
+    if missing and (group / "cgroup.type").exists():
+        _vacate(group)
     for controller in sorted(missing):
         try:
             control.write_text(f"+{controller}")
         except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise LabFailed(f"{control} does not accept +{controller}: {error}") from error
-            # Only the machine's true root may hold processes beside such children. Where this is a container's
-            # root, what runs in it moves into a leaf, as every container that starts containers must do.
-            _vacate(group)
-            control.write_text(f"+{controller}")
+            raise LabFailed(f"{control} does not accept +{controller}: {error}") from error
 
 
 def _vacate(group: Path) -> None:
+    """Move the processes of `group` into a leaf of it, as every container that starts containers must do.
+
+    Only the machine's true root, which has no type, may hold processes beside children with controllers. Asking first
+    and mending afterwards does not work: the first controller can turn the group into one that refuses the others.
+    """
     leaf = group / f"{PREFIX}machine"
-    leaf.mkdir(exist_ok=True)
     for pid in (group / "cgroup.procs").read_text().split():
+        leaf.mkdir(exist_ok=True)
         try:
             (leaf / "cgroup.procs").write_text(pid)
         except ProcessLookupError:

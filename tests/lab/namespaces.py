@@ -30,17 +30,18 @@ class Node:
     layers: tuple[Path, ...]
     scratch: Path
     checkout: Path
-    entries: list[Path]
+    cgroups: list[Path]
 
 
 def enter(node: Node) -> None:
     """Move this process, pid 1 of a new pid namespace, into `node`; afterwards nothing of the machine is in sight."""
     machine = cgroups.hierarchies()
-    cgroups.enter(node.entries)
+    cgroups.enter(node.cgroups)
     syscalls.unshare(
         syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS
         | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWCGROUP
     )  # fmt: skip
+    cgroups.settle(node.cgroups)
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     root = overlay(node.layers, node.scratch)
     _mount_writable(node.scratch / "disk", root)
