@@ -11,6 +11,7 @@ from tests.system.ctr import eventually
 STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
 SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
+VERSIONS = Path("/run/kybernate/versions")
 LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
 
@@ -45,7 +46,7 @@ class Snapshot:
                 for path in (root / "io.containerd.runtime.v2.task").glob("*/*")
             ),
             runtime_state=frozenset(str(path) for root in RUNTIME_STATE for path in Path(root).glob("*/*")),
-            scratch=frozenset(str(path) for root in SCRATCH for path in Path(root).glob("**/*")),
+            scratch=frozenset(_scratch()),
             addresses=frozenset(_leases()),
         )
 
@@ -92,6 +93,12 @@ def _in_other_mount_namespace(pid: str) -> bool:
 def _leases() -> list[str]:
     """Return the addresses that CNI has given to pods; each is a file, beside the allocator's own notes."""
     return [path.name for path in LEASES.glob("*/*") if path.name[0].isdigit()]
+
+
+def _scratch() -> list[str]:
+    """Return the shims' own files, but for what they remember of programs' versions for the whole node."""
+    found = [path for root in SCRATCH for path in Path(root).glob("**/*")]
+    return [str(path) for path in found if VERSIONS not in (path, path.parent)]
 
 
 def _cgroups() -> list[str]:
