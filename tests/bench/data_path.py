@@ -107,6 +107,10 @@ class Bench:
         (self._area / "scaled").unlink()
         self._kill()
 
+    def forget_full(self) -> None:
+        """Free the memory that CRIU's full images take."""
+        shutil.rmtree(self._full)
+
     def _dump_stock(self) -> None:
         _emptied(self._full)
         self._timed("stock dump", lambda: self._criu("dump", self._full, "--leave-running"))
@@ -165,6 +169,7 @@ def main() -> int:
         bench = Bench(area, size, how)
         for _ in range(arguments.rounds):
             bench.round()
+        bench.forget_full()
         for _ in range(arguments.scaling_rounds):
             for threads in THREADS:
                 bench.scale(threads)
