@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import partial
 
 from tests.bench import checkpoint, starts
 from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
@@ -36,12 +37,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _pairs(patterns: list[str]) -> Iterator[Pair]:
-    """Yield the comparisons whose names match; a group without any is not even prepared."""
-    for size in checkpoint.SIZES:
-        for kind, group in (("checkpoint", checkpoint.checkpoints), ("restore", checkpoint.restores)):
-            if any(fnmatch(f"{kind}.{door}.{size}", pattern) for pattern in patterns for door in ("task", "container")):
-                yield from (pair for pair in group(size) if _wanted(pair.name, patterns))
-    yield from (pair for pair in starts.pairs() if _wanted(pair.name, patterns))
+    """Yield the comparisons whose names match; a size of which none is wanted is not even prepared."""
+    groups = [(checkpoint.names(size), partial(checkpoint.pairs, size)) for size in checkpoint.SIZES]
+    for names, pairs in [*groups, (starts.NAMES, starts.pairs)]:
+        if any(_wanted(name, patterns) for name in names):
+            yield from (pair for pair in pairs() if _wanted(pair.name, patterns))
 
 
 def _wanted(name: str, patterns: list[str]) -> bool:

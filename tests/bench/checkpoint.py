@@ -18,6 +18,7 @@ from tests.system.ctr import KYBERNATE, STOCK, Ctr, eventually
 
 PYTHON = "localhost:5000/python:latest"
 SIZES = {"16MiB": 16, "256MiB": 256, "2GiB": 2048}
+DOORS = ("checkpoint.task", "checkpoint.container", "restore.container")
 
 
 class MemoryChanged(AssertionError):
@@ -91,30 +92,32 @@ def read_proof(pid: int) -> str:
     return eventually(proof_file(pid).read_text, seconds=120)
 
 
-def checkpoints(size: str) -> Iterator[Pair]:
-    """Yield the comparisons of checkpoints that leave the process running."""
-    with ExitStack() as running:
-        ours, stock = (running.enter_context(holder(runtime, SIZES[size])) for runtime in (KYBERNATE, STOCK))
-        yield Pair(f"checkpoint.task.{size}", ours.checkpoint_task, stock.checkpoint_task)
-        yield Pair(f"checkpoint.container.{size}", ours.checkpoint_container, stock.checkpoint_container)
+def names(size: str) -> list[str]:
+    """Return the names of the comparisons of one size."""
+    return [f"{door}.{size}" for door in DOORS]
 
 
-def restores(size: str) -> Iterator[Pair]:
-    """Yield the comparison of restores, each from an image that the same shim has made."""
+def pairs(size: str) -> Iterator[Pair]:
+    """Yield the comparisons of one size: checkpoints that leave the process running, then restores of a last one.
+
+    Containers and images live for as long as the comparisons that need them are measured.
+    """
+    task, container, restore = names(size)
     with ExitStack() as images:
-        ours, stock = (images.enter_context(frozen(runtime, SIZES[size])) for runtime in (KYBERNATE, STOCK))
-        yield Pair(f"restore.container.{size}", ours.restore, stock.restore)
+        with ExitStack() as running:
+            ours, stock = (running.enter_context(holder(runtime, SIZES[size])) for runtime in (KYBERNATE, STOCK))
+            yield Pair(task, ours.checkpoint_task, stock.checkpoint_task)
+            yield Pair(container, ours.checkpoint_container, stock.checkpoint_container)
+            ours_frozen, stock_frozen = (images.enter_context(frozen(source)) for source in (ours, stock))
+        yield Pair(restore, ours_frozen.restore, stock_frozen.restore)
 
 
 @contextmanager
-def frozen(runtime: str, mib: int) -> Iterator[Frozen]:
-    """Checkpoint a container that holds `mib` MiB, remove it, and keep the image until the body ends."""
-    ctr = Ctr(runtime, image=PYTHON)
-    image = ctr.new_id("frozen")
-    with holder(runtime, mib) as source:
-        source.checkpoint_into(image)
-        made = Frozen(ctr, image, source.proof)
+def frozen(source: Holder) -> Iterator[Frozen]:
+    """Keep a checkpoint of `source`, which need not live any longer, until the body ends."""
+    image = source.ctr.new_id("frozen")
+    source.checkpoint_into(image)
     try:
-        yield made
+        yield Frozen(source.ctr, image, source.proof)
     finally:
-        ctr("images", "rm", "--sync", image, timeout=120)
+        source.ctr("images", "rm", "--sync", image, timeout=120)

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from tests.bench.figures import Pair, seconds
 from tests.system.ctr import KYBERNATE, STOCK, Ctr, run
 
+NAMES = ("preview.run-detached", "preview.run-to-end", "preview.exec")
+
 
 def start(ctr: Ctr) -> float:
     """Return the seconds of `ctr run -d`."""
@@ -26,12 +28,12 @@ def live(ctr: Ctr) -> float:
 def pairs() -> Iterator[Pair]:
     """Yield the comparisons; the containers that are entered live while theirs is measured."""
     ours, stock = Ctr(KYBERNATE), Ctr(STOCK)
-    yield Pair("preview.run-detached", lambda: start(ours), lambda: start(stock), bar=None)
-    yield Pair("preview.run-to-end", lambda: live(ours), lambda: live(stock), bar=None)
+    yield Pair(NAMES[0], lambda: start(ours), lambda: start(stock), bar=None)
+    yield Pair(NAMES[1], lambda: live(ours), lambda: live(stock), bar=None)
     with ExitStack() as running:
         id_ours, id_stock = (running.enter_context(ctr.running("sleep", "1000")) for ctr in (ours, stock))
         yield Pair(
-            "preview.exec",
+            NAMES[2],
             lambda: seconds(lambda: ours.exec(id_ours, "true")),
             lambda: seconds(lambda: stock.exec(id_stock, "true")),
             bar=None,
