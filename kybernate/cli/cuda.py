@@ -1,0 +1,62 @@
+"""`kybernate cuda`: the driver's steps by hand, for tests and for a process that somebody has left locked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.options import Json
+from kybernate.cli.output import seconds, show_columns, show_json
+from kybernate.node import cuda
+
+HELP = {
+    "state": "Say in which state processes are: running, locked, checkpointed, failed, or none without CUDA.",
+    "lock": "Let queued work drain and keep further calls to the driver waiting.",
+    "checkpoint": "Move the VRAM of locked processes into their host memory.",
+    "restore": "Move it back; the processes are locked then.",
+    "unlock": "Let locked processes compute.",
+    "suspend": "Lock and checkpoint.",
+    "resume": "Restore and unlock.",
+}
+Pids = Annotated[
+    list[int], typer.Option("--pid", metavar="PID", min=1, help="Process, as the host sees it; may be repeated.")
+]
+Timeout = Annotated[
+    int, typer.Option("--timeout", min=0, metavar="MS", help="For each step.", show_default="the shim's own limits")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group with a command for each verb."""
+    group = typer.Typer(help="Do the CUDA driver's steps on processes of this node.", no_args_is_help=True)
+    for verb in cuda.VERBS:
+        group.command(name=verb, help=HELP[verb])(_command(verb))
+    app.add_typer(group, name="cuda")
+
+
+def _command(verb: str):  # type: ignore[no-untyped-def]  # typer reads the inner function's signature
+    def command(pids: Pids, timeout: Timeout = 0, as_json: Json = False) -> None:
+        done = cuda.run(verb, pids, timeout)
+        if as_json:
+            show_json(_document(done))
+        else:
+            _show(done)
+
+    return command
+
+
+def _show(done: cuda.Done) -> None:
+    rows = [(pid, before, after) for (pid, before), after in zip(done.before.items(), done.after.values(), strict=True)]
+    if done.steps:
+        show_columns(("PID", "BEFORE", "NOW"), rows)
+        show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in done.steps])
+    else:
+        show_columns(("PID", "STATE"), [(pid, now) for pid, _, now in rows])
+
+
+def _document(done: cuda.Done) -> dict[str, object]:
+    return {
+        "processes": [{"pid": pid, "before": done.before[pid], "state": done.after[pid]} for pid in done.after],
+        "steps": [{"name": step.name, "seconds": step.seconds} for step in done.steps],
+    }
