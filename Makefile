@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto demo test test-unit test-contract test-system lint shell clean
+.PHONY: help venv proto demo test test-unit test-contract test-system bench lint shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
 	@echo "make test         run all tests: unit here, contract and system tests in both lanes of the lab"
 	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
+	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make shell LANE=sid    open a shell in a throw-away node"
 	@echo "make proto        generate messages from proto/"
 	@echo "make clean        remove what was built in this checkout (the lab's cache stays)"
@@ -37,6 +38,12 @@ test-unit: venv
 
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
+
+# All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* preview.*' picks.
+bench:
+	set -f; status=0; for lane in $(or $(LANE),trixie sid); do \
+	    tests/lab/run $$lane -- /opt/kybernate/bin/python -m tests.bench --lane $$lane $(FIGURES) || status=$$?; \
+	done; exit $$status
 
 shell:
 	tests/lab/run $(or $(LANE),trixie)

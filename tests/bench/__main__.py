@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from functools import partial
 
@@ -38,8 +38,11 @@ def _arguments() -> argparse.Namespace:
 
 def _pairs(patterns: list[str]) -> Iterator[Pair]:
     """Yield the comparisons whose names match; a size of which none is wanted is not even prepared."""
-    groups = [(checkpoint.names(size), partial(checkpoint.pairs, size)) for size in checkpoint.SIZES]
-    for names, pairs in [*groups, (starts.NAMES, starts.pairs)]:
+    groups: list[tuple[Sequence[str], Callable[[], Iterator[Pair]]]] = [
+        (checkpoint.names(size), partial(checkpoint.pairs, size)) for size in checkpoint.SIZES
+    ]
+    groups.append((starts.NAMES, starts.pairs))
+    for names, pairs in groups:
         if any(_wanted(name, patterns) for name in names):
             yield from (pair for pair in pairs() if _wanted(pair.name, patterns))
 
