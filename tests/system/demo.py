@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from tests.system.cri import Cri
-from tests.system.ctr import Ctr, run
+from tests.system.cri import Cri, Pod
+from tests.system.ctr import Ctr, eventually, run
 
 COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"]
+PYTHON = "localhost:5000/python:latest"
+# Memory that no compression could fake, its checksum told again and again.
+GIBIBYTE = """
+import hashlib, os, time
+memory = b"".join(os.urandom(1 << 24) for _ in range(64))
+number = 0
+while True:
+    number += 1
+    print(number, len(memory), hashlib.blake2b(memory).hexdigest()[:16], flush=True)
+    time.sleep(0.2)
+"""
 
 
 @contextmanager
@@ -27,28 +40,58 @@ def show(text: str) -> None:
         print(f"   {line}", flush=True)
 
 
+class Story:
+    """A pod that is checkpointed, removed, and comes back as another pod."""
+
+    def __init__(self, cri: Cri, name: str, command: list[str], image: str) -> None:
+        self.cri = cri
+        self.name = name
+        self.command = command
+        self.container_image = image
+        self.checkpoint = Path(f"/var/lib/kybernate/checkpoints/{name}")
+
+    def tell(self) -> None:
+        with told(f"A pod is started with the runtime class kybernate, and the container `{self.name}` in it"):
+            first = self.cri.run_pod()
+            container = self.cri.run(first, self.name, self.command, image=self.container_image)
+        self._show_log(first, 5)
+        show(Ctr(namespace="k8s.io")("task", "ps", container))
+        with told("It is checkpointed: memory, open files, changed files, log stream"):
+            show(run(["kybernate", "checkpoint", container, str(self.checkpoint), "--exit"]))
+        last = self.cri.log(first, self.name)[-1]
+        with told("The pod is deleted; only the checkpoint image is left"):
+            self.cri.remove_pod(first)
+            show(run(["du", "-sh", str(self.checkpoint)]))
+        with told("A new pod is started with the annotation kybernate.io/restore-from"):
+            second = self.cri.run_pod(annotations={"kybernate.io/restore-from": str(self.checkpoint)})
+            container = self.cri.run(second, self.name, ["/its/own/command/never/runs"], image=self.container_image)
+        with told(f"It goes on after {last!r}, under a new address and hostname"):
+            self._show_log(second, 3)
+            show(self.cri.exec(container, "cat", "/proc/sys/kernel/hostname")[1])
+        self._prove(last, self.cri.log(second, self.name)[0])
+        self.cri.remove_pod(second)
+        shutil.rmtree(self.checkpoint)
+
+    def _show_log(self, pod: Pod, lines: int) -> None:
+        eventually(lambda: len(self.cri.log(pod, self.name)) >= lines, seconds=120)
+        show("\n".join(self.cri.log(pod, self.name)[:lines]))
+
+    def _prove(self, last: str, first: str) -> None:
+        """Fail unless the first line of the new log follows the last one of the old log, with the same content."""
+        (number, *content), (following, *same) = last.split(), first.split()
+        assert int(following) == int(number) + 1, f"{first!r} does not follow {last!r}"
+        assert same == content, f"{first!r} has another content than {last!r}"
+
+
 def main() -> int:
-    cri, pods = Cri(), Ctr(namespace="k8s.io")
-    show(run(["containerd", "--version"]) + run(["containerd-shim-kybernate-v1", "-v"]))
-    with told("A pod is started with the runtime class kybernate, and a counter in it"):
-        pod = cri.run_pod()
-        container = cri.run(pod, "counter", COUNTER)
-    try:
-        cri.await_log(pod, "counter", "5")
-        with told("containerd sees it as any other task"):
-            show(pods("task", "ls"))
-            pid = str(pods.pid(container))
-            show(run(["ps", "-o", "pid,ppid,rss,args", "--ppid", pid, "-p", pid]))
-        with told("Its log, as kubectl logs would show it"):
-            show("\n".join(cri.log(pod, "counter")[:5]))
-        with told("A command in it, as kubectl exec would run it"):
-            show(cri.exec(container, "hostname")[1])
-    finally:
-        with told("The pod is removed"):
-            cri.remove_pod(pod)
+    cri = Cri()
+    show(run(["containerd", "--version"]) + run(["containerd-shim-kybernate-v1", "-v"]) + run(["criu", "--version"]))
+    Story(cri, "counter", COUNTER, "localhost:5000/busybox:latest").tell()
+    print("\n═══ The same with a Python process that holds 1 GiB of random memory and tells its checksum", flush=True)
+    Story(cri, "gibibyte", ["python3", "-c", GIBIBYTE], PYTHON).tell()
     with told("A container without a pod: ctr run --runtime io.containerd.kybernate.v1"):
         show(Ctr().run("echo", "hello from a container"))
-    print("\nDone: nothing is left of it.")
+    print("\nDone: both came back where they were, and nothing is left of it.")
     return 0
 
 
