@@ -1,0 +1,77 @@
+"""Which checkpoint image a new container starts from, and whose word its content is taken on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import structlog
+
+from kybernate_shim.checkpoint.image import Image, write_manifest
+from kybernate_shim.checkpoint.manifest import Host, Manifest, Program, Source
+from kybernate_shim.config import Config
+from kybernate_shim.linux.children import Children
+from kybernate_shim.messages import runc_options_pb2 as runc
+from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.messages.any import pack
+from kybernate_shim.task.prepare import prepare
+
+MANIFEST = Manifest(
+    id="i",
+    time="2026-01-02T03:04:05Z",
+    source=Source("c"),
+    runtime=Program("runc", "1"),
+    criu=Program("criu", "4.2"),
+    host=Host("6", "x86_64", (), 2, 4096),
+)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    directory = tmp_path / "image"
+    directory.mkdir()
+    write_manifest(directory, MANIFEST, durable=False)
+    return directory
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle, and a runtime to be found in PATH."""
+    runtime = tmp_path / "bin/runc"
+    runtime.parent.mkdir()
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    monkeypatch.setenv("PATH", str(runtime.parent))
+    directory = tmp_path / "bundle"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"ociVersion": "1.1.0", "annotations": {}}))
+    return directory
+
+
+def prepared(bundle: Path, *, checkpoint: str = "", criu_image_path: str = "") -> Image | None:
+    request = wire.CreateTaskRequest(id="c", bundle=str(bundle), checkpoint=checkpoint)
+    if criu_image_path:
+        request.options.CopyFrom(pack(runc.Options(criu_image_path=criu_image_path)))
+    log = structlog.get_logger()
+    return prepare(request, namespace="n", config=Config(), children=Children(), publish=lambda *_: None, log=log).image
+
+
+def test_a_plain_container_has_no_image(bundle: Path) -> None:
+    assert prepared(bundle) is None
+
+
+def test_an_image_that_containerd_has_unpacked_counts_as_checked(bundle: Path, image: Path) -> None:
+    assert prepared(bundle, checkpoint=str(image)) == Image(image, MANIFEST, checked=True)
+
+
+def test_a_directory_is_to_be_checked_also_where_containerd_repeats_its_path(bundle: Path, image: Path) -> None:
+    wanted = Image(image, MANIFEST, checked=False)
+    assert prepared(bundle, criu_image_path=str(image)) == wanted
+    assert prepared(bundle, checkpoint=str(image), criu_image_path=str(image)) == wanted
+
+
+def test_a_directory_that_an_annotation_names_is_to_be_checked(bundle: Path, image: Path) -> None:
+    document = {"ociVersion": "1.1.0", "annotations": {"kybernate.io/restore-from": str(image)}}
+    (bundle / "config.json").write_text(json.dumps(document))
+    assert prepared(bundle) == Image(image, MANIFEST, checked=False)
