@@ -19,13 +19,13 @@ class LabFailed(Exception):
 def check(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> None:
     """Run `argv` with its output on stderr; raise LabFailed with argv and status when it fails.
 
-    It is asked to end if this process is killed, so that a build never goes on without the lock that guards it.
+    It is killed if this process is, so that a build never goes on without the lock that guards it.
     """
     words = [str(word) for word in argv]
     try:
         status = subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=2, env=env, check=False,
-            preexec_fn=functools.partial(die_with_parent, signal.SIGTERM),  # this process has no threads
+            preexec_fn=functools.partial(die_with_parent, signal.SIGKILL),  # this process has no threads
         ).returncode  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise LabFailed(f"{words[0]} does not start: {error}") from error

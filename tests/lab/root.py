@@ -83,8 +83,9 @@ def _install_packages(lane: Lane, root: Path) -> None:
     options += [f"--dpkgopt=path-exclude=/{path}/*" for path in UNUSED]
     if lane.rolling:
         options.append('--aptopt=Acquire::Check-Valid-Until "false"')
-    # In a mount namespace of its own, so that nothing that it mounts can be met by whoever removes an unfinished root.
-    check(["unshare", "--mount", "mmdebstrap", *options, lane.name, root, mirror()])
+    # In namespaces of its own, so that all its processes and mounts end with it, and an unfinished root can be removed.
+    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    check([*alone, "mmdebstrap", *options, lane.name, root, mirror()])
 
 
 def _install_wheels(wanted: list[str], root: Path) -> None:
