@@ -323,6 +323,8 @@ class Container:
                         raise CheckpointAborted(f"checkpoint of container {self.id} ended: it was killed") from None
                     raise
                 finally:
+                    if self._dump.cancelling() and self.cgroup is not None:
+                        self.cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
                     self._dump = None
             share_with_cri(self.bundle.path, self.namespace, self.id, request.work)
             if request.exit:
