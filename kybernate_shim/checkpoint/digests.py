@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from kybernate_shim.checkpoint.manifest import File
 
 PIECE: Final = 64 << 20
-BUFFER: Final = 1 << 20
+BUFFER: Final = 256 << 10  # stays in a core's own cache between reading and hashing; half as fast with 4 MiB
 DEFAULT: Final = "xxh128"
 GROWING: Final = "pages-*.img"  # CRIU only ever appends to them
 PAUSE: Final = 0.05  # seconds between two looks at growing files
