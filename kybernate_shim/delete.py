@@ -6,6 +6,7 @@ is. It must be idempotent and quick, and stdout carries the answer alone.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from kybernate_shim.oci.bundle import Bundle
 
 KILLED = 137
 RUNTIME_SECONDS = 4.0  # containerd gives the whole of `delete` five
+OPERATION_SECONDS = 2.0
 DEFAULT_ROOT = "/run/containerd/runc"
 
 
@@ -30,7 +32,7 @@ def delete(invocation: Invocation) -> int:
 
     bundle = Bundle(Path(invocation.bundle or Path.cwd().parent / invocation.id))
     pid = bundle.init_pid_or_zero()
-    problems = _forget_in_runtime(invocation, bundle)
+    problems = _end_operation(invocation, bundle) + _forget_in_runtime(invocation, bundle)
     try:
         unmount_tree(bundle.rootfs)
         _clear_socket_away(bundle)
@@ -40,6 +42,31 @@ def delete(invocation: Invocation) -> int:
     for problem in problems:
         sys.stderr.write(f"containerd-shim-kybernate-v1: delete {invocation.id}: {problem}\n")
     return 1 if problems else 0
+
+
+def _end_operation(invocation: Invocation, bundle: Bundle) -> list[str]:
+    """End a checkpoint or a restore that the daemon did not live to see finished; return what went wrong, in words."""
+    remains = bundle.remains()
+    if remains is None or remains.phase not in ("checkpoint", "restore"):
+        return []
+    # Here, because nearly every `delete` is done by now.
+    from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME
+    from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
+
+    traces = Traces(
+        configuration=bundle.path / EARLY_FILE_NAME,
+        cgroups_path=str(json.loads((bundle.path / "config.json").read_bytes())["linux"]["cgroupsPath"]),
+        state=Path(remains.root) / invocation.id,
+        work=work_name(invocation.namespace, invocation.id),
+    )
+    try:
+        if remains.phase == "restore":
+            traces.clear_restore(seconds=OPERATION_SECONDS)
+        else:
+            traces.end_programs(seconds=OPERATION_SECONDS)
+    except (RemainsStay, OSError) as error:
+        return [str(error)]
+    return []
 
 
 def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:

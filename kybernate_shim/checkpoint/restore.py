@@ -14,10 +14,11 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint import criu_images, mounts
 from kybernate_shim.checkpoint.compat import Place, compare, read_host, require_compatible
-from kybernate_shim.checkpoint.criu import CriuOptions, explain, users_file, write_config
+from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME, CriuOptions, explain, users_file, write_config
 from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, verify
 from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
 from kybernate_shim.checkpoint.rootfs_apply import apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
@@ -30,6 +31,7 @@ from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
 
+LOG = "restore.log"  # CRIU's, in the work directory
 RESTORE_FROM = "kybernate.io/restore-from"
 VARIABLE = "RESTORE_FROM"
 FORCE = "kybernate.io/force"
@@ -85,6 +87,7 @@ async def prepare(
     Raises CheckpointInvalid, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists then.
     """
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
     if target.config.verify and not image.checked:
         with operation.step("verify", total_bytes=image.manifest.bytes):
             await _verify(image, operation)
@@ -168,13 +171,13 @@ async def run(
                 target.id, target.bundle, prepared.criu, fds=fds, console_socket=console, options=target.options
             )
         except RuntimeFailed as error:
-            await remove_remains(target)
-            raise RestoreFailed(
-                explain(
-                    f"restore of container {target.id} failed, nothing is left of it: {error.message}",
-                    prepared.criu.work_path / "restore.log",
-                )
-            ) from error
+            left = await remove_remains(target)
+            log = prepared.criu.work_path / LOG
+            raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+
+
+def _failed(target: Target, left: str) -> str:
+    return f"restore of container {target.id} failed, {left or 'nothing is left of it'}"
 
 
 @contextmanager
@@ -198,15 +201,28 @@ async def attach(target: Target, image: Image, operation: Operation, accelerator
     except BaseException as error:
         if target.cgroup is not None:
             await asyncio.to_thread(target.cgroup.kill)
-        await remove_remains(target)
+        left = await remove_remains(target)
         if not isinstance(error, NotBack):
             raise
-        raise RestoreFailed(f"restore of container {target.id} failed, nothing is left of it: {error}") from error
+        raise RestoreFailed(f"{_failed(target, left)}: {error}") from error
 
 
-async def remove_remains(target: Target) -> None:
-    """Remove what a failed restore has left in the runtime: its state, its cgroup and processes in it."""
+async def remove_remains(target: Target) -> str:
+    """Remove what a failed restore has begun: processes, mounts, cgroups, the runtime's state. Say what stays, if any.
+
+    What is left here, `delete` tries again.
+    """
+    traces = Traces(
+        configuration=target.bundle.path / EARLY_FILE_NAME,
+        cgroups_path=target.spec.cgroups_path,
+        state=target.runtime.cli.root / target.id,
+        work=work_name(target.namespace, target.id),
+    )
     try:
+        await asyncio.to_thread(traces.clear_restore)
         await target.runtime.delete(target.id, force=True)
-    except (RuntimeFailed, ContainerMissing):
-        pass  # it mostly knows nothing of the container; what it cannot delete now, `delete` tries again
+    except ContainerMissing:
+        pass  # it did not get so far that the runtime knows it
+    except (RuntimeFailed, RemainsStay, OSError) as error:
+        return f"and not all of it could be removed ({error})"
+    return ""

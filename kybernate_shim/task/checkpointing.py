@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
 from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.checkpoint.remains import work_name
 from kybernate_shim.config import Config
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages import task_pb2 as wire
@@ -70,7 +71,7 @@ def work_directory(config: Config, namespace: str, container: str, verb: str) ->
         aged = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
         for path in aged[:-WORKS_KEPT]:
             shutil.rmtree(path, ignore_errors=True)
-    return root / f"{namespace}.{container}.{verb}"
+    return root / work_name(namespace, container, verb)
 
 
 def share_with_cri(bundle: Path, namespace: str, container: str, work: Path) -> None:

@@ -1,0 +1,139 @@
+"""What is left of a checkpoint or a restore whose programs were killed, and how it is cleared away.
+
+A runtime that is killed leaves CRIU at work, and CRIU leaves the processes that it was about to restore: some wait for
+it for ever, others run on, in a container that nobody knows. Mounts of both stay as well. All of it is found by what
+those programs were given: their environment names the bundle, config.json the cgroup, and the directories are ours.
+Imports little, because `delete` has no time for more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate_shim.linux.cgroups import DECISIVE, Cgroup
+from kybernate_shim.linux.hierarchies import UNIFIED, hierarchy_mounts
+from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.linux.mounts import unmount_tree
+
+SCRATCH = ".criu.cgyard."  # begins the name of the directory where CRIU mounts the cgroup hierarchies
+POLL_SECONDS = 0.005
+
+
+class RemainsStay(Exception):
+    """Something of a failed checkpoint or restore could not be cleared away. The message names it."""
+
+
+@dataclass(frozen=True)
+class Traces:
+    """By what the parts of an operation on one container are found.
+
+    `configuration` is the file that the environment of its programs names; `cgroups_path` is config.json's; `state` is
+    the runtime's directory for the container, and `work` the name of CRIU's.
+    """
+
+    configuration: Path
+    cgroups_path: str
+    state: Path
+    work: str
+
+    def end_programs(self, *, seconds: float = 5) -> None:
+        """Kill the runtime and CRIU and wait until they are gone. Raises RemainsStay after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while pids := told_of(self.configuration):
+            _kill(pids, deadline)
+
+    def clear_restore(self, *, seconds: float = 5) -> None:
+        """Kill all that a restore has begun, and remove its mounts and cgroups; blocks.
+
+        Not for a container that ran before: this ends it. Raises RemainsStay after `seconds`, and OSError.
+        """
+        deadline = time.monotonic() + seconds
+        cgroup = Cgroup(*named(self.cgroups_path))
+        while pids := [*told_of(self.configuration), *cgroup.processes()]:
+            cgroup.kill()
+            _kill(pids, deadline)
+        for scratch in scratch_mounts(self.work):
+            unmount_tree(scratch)
+            scratch.rmdir()
+        unmount_tree(self.state / "criu-root")
+        for directory in every_hierarchy(self.cgroups_path):
+            _remove_cgroup(directory)
+
+
+def work_name(namespace: str, container: str, verb: str = "restore") -> str:
+    """Return the name of the directory for the logs and scratch files of an operation on a container."""
+    return f"{namespace}.{container}.{verb}"
+
+
+def told_of(configuration: Path) -> list[int]:
+    """Return the processes in whose environment CRIU's configuration file is that one."""
+    sign = b"=" + os.fsencode(configuration) + b"\0"
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                if sign in Path(entry.path, "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has ended, or is a zombie and has no environment any more
+    return found
+
+
+def named(cgroups_path: str) -> tuple[int, dict[str, Path]]:
+    """Return the version of a container's cgroup and its directory by controller, whether they exist or not."""
+    name = plain_path(cgroups_path)
+    mounts = {controller: group[0].path for controller, group in hierarchy_mounts(read_mountinfo()).items()}
+    if any(controller in mounts for controller in DECISIVE):
+        return 1, {controller: path / name for controller, path in mounts.items() if controller != UNIFIED}
+    return 2, {UNIFIED: mounts[UNIFIED] / name}
+
+
+def every_hierarchy(cgroups_path: str) -> list[Path]:
+    """Return the existing directories of a container's cgroup, in those hierarchies, too, that only track processes."""
+    name = plain_path(cgroups_path)
+    roots = {group[0].path for group in hierarchy_mounts(read_mountinfo()).values()}
+    return [root / name for root in sorted(roots) if (root / name).is_dir()]
+
+
+def plain_path(cgroups_path: str) -> str:
+    """Return config.json's cgroupsPath as a path below a hierarchy's root, without the first slash.
+
+    systemd's form, `slice:prefix:name`, stands for nested slices and a scope. Source: systemd.slice(5).
+    """
+    if cgroups_path.count(":") != 2 or "/" in cgroups_path:
+        return cgroups_path.strip("/")
+    slice_, prefix, name = cgroups_path.split(":")
+    parts = slice_.removesuffix(".slice").split("-")
+    slices = [f"{'-'.join(parts[:count])}.slice" for count in range(1, len(parts) + 1)]
+    return "/".join([*slices, f"{prefix}-{name}.scope" if prefix else f"{name}.scope"])
+
+
+def scratch_mounts(work: str) -> list[Path]:
+    """Return the mounts of CRIU's in a work directory of that name, whatever the directory lies in."""
+    mounts = [mount.path for mount in read_mountinfo()]
+    return [path for path in mounts if path.name.startswith(SCRATCH) and path.parent.name == work]
+
+
+def _kill(pids: Iterable[int], deadline: float) -> None:
+    """Send SIGKILL, and give those who must reap them a moment. Raises RemainsStay beyond the deadline."""
+    if time.monotonic() > deadline:
+        raise RemainsStay(f"processes {', '.join(map(str, pids))} of a failed checkpoint or restore do not end")
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    time.sleep(POLL_SECONDS)
+
+
+def _remove_cgroup(directory: Path) -> None:
+    for inner, _, _ in os.walk(directory, topdown=False):
+        try:
+            Path(inner).rmdir()
+        except FileNotFoundError:
+            pass
