@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kybernate_shim.address import clear_away
 from kybernate_shim.invocation import Invocation
-from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.oci.bundle import Bundle, PidMissing
 
 KILLED = 137
 RUNTIME_SECONDS = 4.0  # containerd gives the whole of `delete` five
@@ -110,7 +110,7 @@ def _thaw(state: Path, bundle: Bundle) -> None:
         cgroup = Cgroup.of(bundle.init_pid())
         if cgroup.frozen:
             cgroup.thaw()
-    except (OSError, LookupError, ValueError):
+    except (OSError, LookupError, ValueError, PidMissing):
         pass  # its processes are gone, and with them the cgroup
 
 
