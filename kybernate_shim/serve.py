@@ -23,6 +23,7 @@ from kybernate_shim.ttrpc import Server
 
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
 FLUSH_SECONDS = 2.0
+UNWANTED_SECONDS = 10.0
 
 
 def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
@@ -86,13 +87,24 @@ class Daemon:
         await self._server.start(listener)
         ready()
         self._log.info("shim.started")
+        unwanted = loop.create_task(self._end_if_unwanted())
         await self._over.wait()
+        unwanted.cancel()
         await self._server.close()
         if not await self._publisher.flush(FLUSH_SECONDS):
             self._log.error("event.dropped", error=f"containerd did not take all events in {FLUSH_SECONDS:g} s")
         await self._forwarder.close()
         self._log.info("shim.ended")
         return 0
+
+    async def _end_if_unwanted(self) -> None:
+        """End a daemon that never got a container: where containerd fails between `start` and Create, it forgets us."""
+        while not self._service.containers:
+            await asyncio.sleep(UNWANTED_SECONDS)
+            if not (self._service.containers or self._service.creating or self._server.connected):
+                self._log.warning("shim.unwanted", error=f"nobody called for {UNWANTED_SECONDS:g} s")
+                await self._shut_down()
+                return
 
     async def _shut_down(self) -> None:
         """Free the address before the caller is answered: the pod's next container must not find a dying daemon.

@@ -24,8 +24,9 @@ class StartFailed(Exception):
 
 def start(invocation: Invocation) -> int:
     """Answer with the address of the pod's daemon, started now unless another container of the pod did before."""
-    path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
     try:
+        path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
+        _write_address(f"unix://{path}")  # before anything lives that a full disk would leave behind
         with exclusive(path.parent):
             listener = listen(path)
             if listener is not None:
@@ -34,8 +35,7 @@ def start(invocation: Invocation) -> int:
                 except BaseException:
                     path.unlink(missing_ok=True)
                     raise
-        _write_address(f"unix://{path}")
-    except (OSError, StartFailed) as error:
+    except (OSError, ValueError, StartFailed) as error:
         sys.stderr.write(f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {error}\n")
         return 1
     sys.stdout.write(f"unix://{path}")
