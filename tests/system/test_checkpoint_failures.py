@@ -1,0 +1,671 @@
+"""What can go wrong at a checkpoint and at a restore, and what must hold afterwards.
+
+A container whose checkpoint failed goes on as before, frozen if it was frozen, and there is no half image. A restore
+that failed has left no process, mount or cgroup behind, which the check after every test of this directory looks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from kybernate.messages import cri_config_pb2
+from kybernate_shim.ttrpc import RpcError
+from tests.lab.node import Containerd
+from tests.system.checkpoints import (
+    COUNT,
+    HOLDING,
+    MANIFEST,
+    PYTHON,
+    Witness,
+    assert_no_image,
+    assert_whole,
+    counting,
+    failure_of,
+    holding,
+    in_background,
+    in_the_middle,
+    kill,
+    kybernate,
+    named,
+    refused,
+    resident,
+    restored,
+    save,
+    shim_of,
+    working,
+)
+from tests.system.cri import Cri
+from tests.system.ctr import BUSYBOX, Ctr, eventually, run
+from tests.system.leftovers import Snapshot
+
+SHIM_CONFIG = Path("/etc/kybernate/shim.toml")
+BIG = 512  # MiB: a dump and a restore that take long enough to be hit in the middle
+NEW_FILE = "os.open('/data', os.O_CREAT | os.O_WRONLY)"
+MEMORY_FILE = "os.memfd_create('unseen')"
+UNKNOWN_SOCKET = """
+import socket
+def first():
+    for family, kind in ((38, 5), (40, 1), (44, 3), (16, 3)):
+        try:
+            return socket.socket(family, kind, 0)
+        except OSError:
+            pass
+kept = first()
+"""
+PROMPTLY = 3.0  # seconds for what must not wait for a checkpoint
+
+
+@pytest.fixture
+def ours() -> Ctr:
+    return Ctr()
+
+
+@pytest.fixture
+def shim_config() -> Iterator[Path]:
+    """The shim's configuration file, which counts for containers that are made from now on."""
+    SHIM_CONFIG.parent.mkdir(parents=True, exist_ok=True)
+    yield SHIM_CONFIG
+    SHIM_CONFIG.unlink(missing_ok=True)
+
+
+@pytest.fixture(params=["RUNNING", "PAUSED"])
+def state(request: pytest.FixtureRequest) -> str:
+    """What the container was when its checkpoint began, and must be when it has failed."""
+    return str(request.param)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where an image shall be; nothing is there yet."""
+    return tmp_path / "image"
+
+
+def brought_to(ctr: Ctr, id: str, state: str) -> None:
+    if state == "PAUSED":
+        ctr("task", "pause", id)
+
+
+def save_refused(ctr: Ctr, witness: Witness, place: Path, **request: Any) -> str:
+    """Try to write an image, and return the error."""
+    with pytest.raises(RpcError) as failure:
+        save(ctr, witness.id, place, **request)
+    return str(failure.value)
+
+
+def assert_as_before(ctr: Ctr, witness: Witness, state: str, place: Path) -> None:
+    """The container is in `state`, goes on by its log, and nothing keeps a second checkpoint from success."""
+    assert ctr.status(witness.id) == state
+    if state == "PAUSED":
+        witness.assert_stands_still()
+        ctr("task", "resume", witness.id)
+    witness.assert_goes_on()
+    again = place.parent / "again"
+    save(ctr, witness.id, again)
+    assert_whole(again)
+    witness.assert_goes_on()
+    shutil.rmtree(again)
+
+
+def writing(ctr: Ctr, file: str) -> AbstractContextManager[Witness]:
+    """Run a counting container that has written 100 MiB to the descriptor that the expression `file` gives."""
+    fill = f"import os\nfile = {file}\nfor _ in range(100): os.write(file, os.urandom(1 << 20))\n"
+    return counting(ctr, "python3", "-c", fill + HOLDING, "0", image=PYTHON)
+
+
+@contextmanager
+def small_disk(at: Path, mib: int) -> Iterator[Path]:
+    at.mkdir(parents=True, exist_ok=True)
+    run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(at)])
+    try:
+        yield at
+    finally:
+        eventually(lambda: run(["umount", str(at)]) == "")
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+# -- dump: the disk -------------------------------------------------------------------------------------------------
+
+
+def test_too_small_disk_is_named_before_anything_is_done(ours: Ctr, state: str, place: Path) -> None:
+    with counting(ours) as witness, small_disk(place.parent / "disk", 4) as disk:
+        brought_to(ours, witness.id, state)
+        said = refused("kybernate", "checkpoint", witness.id, str(disk / "image"))
+        assert "4 MiB free" in said
+        assert not (disk / "image").exists()
+        assert_as_before(ours, witness, state, place)
+
+
+def test_disk_that_fills_up_while_criu_writes(ours: Ctr, state: str, place: Path) -> None:
+    """Memory that no process has mapped is not foreseen."""
+    with writing(ours, MEMORY_FILE) as witness, small_disk(place.parent / "disk", 100) as disk:
+        brought_to(ours, witness.id, state)
+        said = refused("kybernate", "checkpoint", witness.id, str(disk / "image"))
+        assert "Error (criu" in said
+        assert "dump.log" in said
+        assert not (disk / "image").exists()
+        assert_as_before(ours, witness, state, place)
+
+
+def test_disk_that_fills_up_at_the_changed_files(ours: Ctr, state: str, place: Path) -> None:
+    with writing(ours, NEW_FILE) as witness, small_disk(place.parent / "disk", 100) as disk:
+        brought_to(ours, witness.id, state)
+        said = refused("kybernate", "checkpoint", witness.id, str(disk / "image"))
+        assert "No space left on device" in said
+        assert "goes on as before" in said
+        assert not (disk / "image").exists()
+        assert_as_before(ours, witness, state, place)
+
+
+def test_full_disk_does_not_lose_a_container_that_was_to_end(ours: Ctr, place: Path) -> None:
+    with writing(ours, NEW_FILE) as witness, small_disk(place.parent / "disk", 100) as disk:
+        refused("kybernate", "checkpoint", "--exit", witness.id, str(disk / "image"))
+        assert not (disk / "image").exists()
+        assert_as_before(ours, witness, "RUNNING", place)
+
+
+def test_work_directory_that_cannot_be_written(ours: Ctr, state: str, place: Path, shim_config: Path) -> None:
+    file = place.parent / "file"
+    file.write_text("in the way")
+    with counting(ours) as witness:
+        brought_to(ours, witness.id, state)
+        said = save_refused(ours, witness, place, work_path=str(file / "work"))
+        assert "Not a directory" in said
+        assert not place.exists()
+        assert_as_before(ours, witness, state, place)
+
+
+def test_image_is_not_overwritten(ours: Ctr, state: str, place: Path) -> None:
+    with counting(ours) as witness:
+        save(ours, witness.id, place)
+        before = assert_whole(place)
+        brought_to(ours, witness.id, state)
+        said = save_refused(ours, witness, place)
+        assert "holds a checkpoint image already" in said
+        assert assert_whole(place) == before
+        assert_as_before(ours, witness, state, place)
+
+
+def test_failure_keeps_what_else_lies_in_the_directory(ours: Ctr, place: Path, shim_config: Path) -> None:
+    """A directory of the user's may hold anything, and a failed checkpoint takes away its own files only."""
+    shim_config.write_text("[deadlines]\ncheckpoint = 0.2\n")
+    place.mkdir()
+    (place / "notes.tar").write_text("mine")
+    with holding(ours, 256) as witness:
+        save_refused(ours, witness, place)
+        assert [path.name for path in place.iterdir() if path.suffix != ".log"] == ["notes.tar"]
+        witness.assert_goes_on()
+
+
+# -- dump: programs that end ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["criu", "runc"])
+def test_program_killed_in_the_middle_of_a_dump(ours: Ctr, state: str, place: Path, program: str) -> None:
+    with holding(ours, BIG) as witness:
+        brought_to(ours, witness.id, state)
+        with in_background(lambda: save(ours, witness.id, place)) as checkpoint:
+            in_the_middle(place)
+            kill(working(program, "" if program == "criu" else "checkpoint"))
+            said = failure_of(checkpoint)
+        assert "goes on as before" in said
+        assert "dump.log" in said
+        assert not place.exists()
+        assert_as_before(ours, witness, state, place)
+
+
+def test_deadline_of_the_call(ours: Ctr, state: str, place: Path) -> None:
+    with holding(ours, BIG) as witness:
+        brought_to(ours, witness.id, state)
+        begin = time.monotonic()
+        said = refused("kybernate", "checkpoint", "--timeout", "0.3", witness.id, str(place))
+        assert time.monotonic() - begin < PROMPTLY
+        assert "0.3 s" in said
+        assert "goes on as before" in said
+        assert not place.exists()
+        assert_as_before(ours, witness, state, place)
+
+
+def test_deadline_of_the_configuration(ours: Ctr, place: Path, shim_config: Path) -> None:
+    shim_config.write_text("[deadlines]\ncheckpoint = 0.3\n")
+    with holding(ours, BIG) as witness:
+        said = save_refused(ours, witness, place)
+        assert "0.3 s" in said
+        assert_no_image(place)
+        assert ours.status(witness.id) == "RUNNING"
+        witness.assert_goes_on()
+
+
+def test_missing_criu_is_named(ours: Ctr, state: str, place: Path, shim_config: Path) -> None:
+    shim_config.write_text('criu = "/nowhere/criu"\n')
+    with counting(ours) as witness:
+        brought_to(ours, witness.id, state)
+        said = refused("kybernate", "checkpoint", witness.id, str(place))
+        assert "/nowhere/criu" in said
+        assert "install CRIU" in said
+        assert not place.exists()
+        assert ours.status(witness.id) == state
+
+
+def test_old_criu_is_named_with_the_version_that_is_needed(
+    ours: Ctr, place: Path, shim_config: Path, tmp_path: Path
+) -> None:
+    old = script(tmp_path / "old/criu", 'echo "Version: 3.17.1"')
+    shim_config.write_text(f'criu = "{old}"\n')
+    with counting(ours) as witness:
+        said = refused("kybernate", "checkpoint", witness.id, str(place))
+        assert "3.17.1" in said
+        assert "4.1" in said
+        assert not place.exists()
+        witness.assert_goes_on()
+
+
+def test_refusal_of_criu_is_quoted(ours: Ctr, state: str, place: Path) -> None:
+    """It does not know every family of sockets; whichever of these the kernel has will do."""
+    with counting(ours, "python3", "-c", UNKNOWN_SOCKET + HOLDING, "0", image=PYTHON) as witness:
+        brought_to(ours, witness.id, state)
+        said = refused("kybernate", "checkpoint", witness.id, str(place))
+        assert "Error (criu" in said
+        assert "socket" in said
+        assert "dump.log" in said
+        assert "goes on as before" in said
+        assert not place.exists()
+        assert ours.status(witness.id) == state
+
+
+# -- dump: the container is killed, or the daemons ------------------------------------------------------------------
+
+
+def test_kill_does_not_wait_for_a_checkpoint(ours: Ctr, state: str, place: Path) -> None:
+    with holding(ours, BIG) as witness:
+        pid = ours.pid(witness.id)
+        brought_to(ours, witness.id, state)
+        with in_background(lambda: save(ours, witness.id, place)) as checkpoint:
+            in_the_middle(place)
+            begin = time.monotonic()
+            ours("task", "kill", "-s", "SIGKILL", witness.id)
+            eventually(lambda: not Path(f"/proc/{pid}").exists(), seconds=PROMPTLY)
+            print(f"dead after {time.monotonic() - begin:.2f} s")
+            said = failure_of(checkpoint)
+        assert "killed" in said
+        assert not place.exists()
+        eventually(lambda: ours.status(witness.id) == "STOPPED")
+
+
+def test_repeated_kills_during_a_checkpoint(ours: Ctr, place: Path) -> None:
+    """A kubelet repeats its kill; the second one must not disturb the cleaning up after the first."""
+    with holding(ours, BIG) as witness:
+        with in_background(lambda: save(ours, witness.id, place)) as checkpoint:
+            in_the_middle(place)
+            for _ in range(5):
+                ours("task", "kill", "-s", "SIGKILL", witness.id, status=None)
+            failure_of(checkpoint)
+        assert not place.exists()
+        eventually(lambda: ours.status(witness.id) == "STOPPED")
+
+
+def test_killed_containerd_during_a_checkpoint(ours: Ctr, place: Path) -> None:
+    """The shim goes on with the checkpoint, and containerd finds container and image when it is back."""
+    containerd = Containerd()
+    with holding(ours, BIG) as witness:
+        with in_background(lambda: save(ours, witness.id, place)) as checkpoint:
+            in_the_middle(place)
+            containerd.kill(signal.SIGKILL)
+            checkpoint.result(30)
+        containerd.start()
+        containerd.wait_ready()
+        assert_whole(place)
+        assert_as_before(ours, witness, "RUNNING", place)
+
+
+def test_killed_daemon_during_a_checkpoint_takes_its_container_along(ours: Ctr, state: str, place: Path) -> None:
+    with holding(ours, BIG) as witness:
+        pid, shim = ours.pid(witness.id), shim_of(ours, witness.id)
+        brought_to(ours, witness.id, state)
+        with in_background(lambda: save(ours, witness.id, place)) as checkpoint:
+            in_the_middle(place)
+            kill(shim)
+            said = failure_of(checkpoint)
+        assert "the connection ended" in said
+        eventually(lambda: not Path(f"/proc/{pid}").exists())
+        eventually(lambda: ours.status(witness.id) == "")
+        assert not (place / MANIFEST).exists()
+        said = refused("kybernate", "inspect", str(place))
+        assert "no finished checkpoint image" in said
+
+
+# -- restore: the image ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of a counting container."""
+    path = tmp_path_factory.mktemp("good") / "image"
+    with counting(Ctr()) as witness:
+        save(Ctr(), witness.id, path)
+    return path
+
+
+@pytest.fixture
+def damaged(good: Path, tmp_path: Path) -> Path:
+    """A copy of the image, for a test to damage."""
+    return Path(shutil.copytree(good, tmp_path / "damaged"))
+
+
+def truncated(image: Path) -> str:
+    os.truncate(image / "pages-1.img", (image / "pages-1.img").stat().st_size - 4096)
+    return r"pages-1\.img: truncated"
+
+
+def flipped(image: Path) -> str:
+    with (image / "pages-1.img").open("r+b") as pages:
+        pages.seek(12345)
+        (byte,) = pages.read(1)
+        pages.seek(12345)
+        pages.write(bytes([byte ^ 1]))
+    return r"pages-1\.img: changed"
+
+
+def without_a_file(image: Path) -> str:
+    (image / "core-1.img").unlink()
+    return r"core-1\.img: missing"
+
+
+def without_manifest(image: Path) -> str:
+    (image / MANIFEST).unlink()
+    return "no finished checkpoint image"
+
+
+def with_a_torn_manifest(image: Path) -> str:
+    os.truncate(image / MANIFEST, 100)
+    return "not JSON"
+
+
+def of_a_newer_release(image: Path) -> str:
+    edited(image, lambda manifest: manifest.update(version=99))
+    return "version: 99 is not understood"
+
+
+def with_an_extra_file(image: Path) -> str:
+    (image / "core-99.img").write_bytes(b"x")
+    return r"core-99\.img: extra"
+
+
+def of_another_architecture(image: Path) -> str:
+    edited(image, lambda manifest: manifest["host"].update(architecture="s390x"))
+    return "architecture: the image was made with s390x, here is"
+
+
+def of_other_registers(image: Path) -> str:
+    edited(image, lambda manifest: manifest["host"]["cpu_features"].append("sve2"))
+    return "CPU registers: the image was made with sve2"
+
+
+def of_another_cgroup_version(image: Path) -> str:
+    edited(image, lambda manifest: manifest["host"].update(cgroup_version=3 - manifest["host"]["cgroup_version"]))
+    return "cgroup version: the image was made with"
+
+
+def with_other_instructions(image: Path) -> str:
+    edited(image, lambda manifest: manifest["host"]["cpu_features"].append("brandnew"))
+    return "CPU features: the image was made with brandnew"
+
+
+def edited(image: Path, edit: Callable[[dict], None]) -> None:  # type: ignore[type-arg]  # parsed JSON
+    manifest = json.loads((image / MANIFEST).read_text())
+    edit(manifest)
+    (image / MANIFEST).write_text(json.dumps(manifest))
+
+
+REFUSALS = (
+    truncated,
+    flipped,
+    without_a_file,
+    without_manifest,
+    with_a_torn_manifest,
+    of_a_newer_release,
+    with_an_extra_file,
+    of_another_architecture,
+    of_other_registers,
+    of_another_cgroup_version,
+)
+
+
+def restore_refused(ctr: Ctr, image: Path, *flags: str) -> str:
+    """Try to restore by the annotation, and return the error; the container can be deleted without delay."""
+    id = ctr.new_id("r")
+    annotation = ["--annotation", f"kybernate.io/restore-from={image}"]
+    said = refused(*ctr.run_argv(id, "sleep", "1000", flags=["-d", *annotation, *flags]))
+    begin = time.monotonic()
+    ctr.remove(id)
+    assert time.monotonic() - begin < PROMPTLY
+    return said
+
+
+def matches(pattern: str, text: str) -> bool:
+    import re
+
+    assert re.search(pattern, text), f"{pattern!r} is not in {text}"
+    return True
+
+
+@pytest.mark.parametrize("damage", REFUSALS)
+def test_image_is_refused_by_name(ours: Ctr, damaged: Path, damage: Callable[[Path], str]) -> None:
+    reason = damage(damaged)
+    before = Snapshot.take()
+    assert matches(reason, restore_refused(ours, damaged))
+    assert not before.added(Snapshot.take()).get("cgroups")
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, without_a_file, with_an_extra_file])
+def test_inspect_finds_the_damage(damaged: Path, damage: Callable[[Path], str]) -> None:
+    reason = damage(damaged).replace(": ", " +")
+    done = run(["kybernate", "inspect", "--verify", str(damaged)], status=1)
+    assert matches(reason, done)
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, of_another_architecture])
+def test_restore_command_refuses_and_leaves_nothing(damaged: Path, damage: Callable[[Path], str]) -> None:
+    reason = damage(damaged)
+    assert matches(reason, refused("kybernate", "restore", "--image", BUSYBOX, "--detach", str(damaged)))
+
+
+def test_pod_says_why_its_container_was_not_restored(good: Path, tmp_path: Path) -> None:
+    """The texts of CreateContainer's and StartContainer's errors are what the pod's events show."""
+    cri = Cri()
+    with cri.pod() as pod:
+        for attempt, damage in enumerate((*REFUSALS, None)):
+            image = tmp_path / str(attempt)
+            if damage is not None:
+                shutil.copytree(good, image)
+            reason = damage(image) if damage is not None else "no such directory"
+            id = cri.create(
+                pod, "c", ["sleep", "1000"], attempt=attempt, annotations={"kybernate.io/restore-from": str(image)}
+            )
+            with pytest.raises(grpc.RpcError) as failure:
+                cri.start(id)
+            assert matches(reason, failure.value.details())
+            begin = time.monotonic()
+            cri.remove(id)
+            assert time.monotonic() - begin < PROMPTLY
+        id = cri.run(pod, "after", ["sleep", "1000"])
+        assert cri.state(id) == "RUNNING"
+    cri.close()
+
+
+def test_missing_directory_is_named(ours: Ctr, tmp_path: Path) -> None:
+    assert "/no-image: no such directory" in restore_refused(ours, tmp_path / "no-image")
+
+
+def test_force_takes_a_risk(ours: Ctr, damaged: Path) -> None:
+    reason = with_other_instructions(damaged)
+    said = restore_refused(ours, damaged)
+    assert matches(reason, said)
+    assert 'kybernate.io/force: "true" tries it' in said
+    log = Path(f"/tmp/{ours.new_id('log')}")
+    with restored(ours, damaged, log=log, flags=["--annotation", "kybernate.io/force=true"]) as witness:
+        witness.assert_goes_on()
+    log.unlink()
+
+
+@pytest.mark.parametrize("damage", [flipped, of_another_architecture, of_another_cgroup_version, of_other_registers])
+def test_force_does_not_take_what_cannot_work(ours: Ctr, damaged: Path, damage: Callable[[Path], str]) -> None:
+    reason = damage(damaged)
+    assert matches(reason, restore_refused(ours, damaged, "--annotation", "kybernate.io/force=true"))
+
+
+# -- restore: mounts ------------------------------------------------------------------------------------------------
+
+
+def test_mount_that_the_image_does_not_know_is_named(ours: Ctr, good: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    said = restore_refused(ours, good, "--mount", f"type=bind,src={tmp_path}/data,dst=/data,options=rbind:rw")
+    assert "/data is mounted in the new container, but was not in the dumped one" in said
+
+
+def test_mount_that_the_new_container_lacks_is_named(ours: Ctr, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with counting(ours, flags=["--mount", f"type=bind,src={tmp_path}/data,dst=/data,options=rbind:rw"]) as witness:
+        save(ours, witness.id, place)
+    said = restore_refused(ours, place)
+    assert "/data was mounted from outside the dumped container, and is not in the new one" in said
+
+
+def test_pod_without_a_volume_is_refused_by_the_mount(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "data").mkdir()
+    cri = Cri()
+    volume = cri_config_pb2.Mount(container_path="/data", host_path=str(tmp_path / "data"))
+    with cri.pod() as pod:
+        id = cri.run(pod, "c", COUNT, mounts=[volume])
+        cri.await_log(pod, "c", "3")
+        kybernate("checkpoint", id, str(place))
+    with cri.pod(annotations={"kybernate.io/restore-from": str(place)}) as pod:
+        id = cri.create(pod, "c", COUNT)
+        with pytest.raises(grpc.RpcError, match="/data was mounted from outside"):
+            cri.start(id)
+        cri.remove(id)
+    cri.close()
+
+
+# -- restore: programs that end -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image whose restore takes a moment."""
+    path = tmp_path_factory.mktemp("big") / "image"
+    with holding(Ctr(), BIG) as witness:
+        save(Ctr(), witness.id, path)
+    return path
+
+
+def restoring(ctr: Ctr, id: str, image: Path) -> list[str]:
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    return own.run_argv(id, "false", flags=["-d", "--annotation", f"kybernate.io/restore-from={image}"])
+
+
+@contextmanager
+def new_id(ctr: Ctr) -> Iterator[str]:
+    """Give an id for a restore that fails; what bears it must be quick to delete."""
+    id = ctr.new_id("r")
+    try:
+        yield id
+    finally:
+        begin = time.monotonic()
+        ctr.remove(id)
+        took = time.monotonic() - begin
+    assert took < PROMPTLY
+
+
+@pytest.mark.parametrize("program", ["criu", "runc"])
+def test_program_killed_in_the_middle_of_a_restore(ours: Ctr, big: Path, program: str) -> None:
+    before = Snapshot.take()
+    with new_id(ours) as id:
+        with in_background(lambda: refused(*restoring(ours, id, big))) as restore:
+            kill(being_restored(program))
+            said = restore.result(30)
+        assert "nothing is left of it" in said
+        assert "restore.log" in said
+        left = before.added(Snapshot.take())
+        assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
+
+
+def being_restored(program: str) -> psutil.Process:
+    """Wait until CRIU has half of a process back, which bears CRIU's name until then; return the program to kill."""
+
+    def half_done() -> bool:
+        return any(resident(process) > 24 << 20 for process in named("criu"))
+
+    eventually(half_done, pause=0.002)
+    return min(named(program), key=lambda process: process.pid)
+
+
+def test_failing_runtime_at_restore_is_quoted(ours: Ctr, good: Path, shim_config: Path, tmp_path: Path) -> None:
+    fails = script(
+        tmp_path / "runc",  # an image is restored by the runtime that it was made with
+        'case "$*" in *" restore "*) echo \'{"level":"error","msg":"no restore today"}\' >>"$4"; exit 1;; esac\n'
+        'exec /usr/sbin/runc "$@"',
+    )
+    shim_config.write_text(f'runtime = "{fails}"\n')
+    assert "no restore today" in restore_refused(ours, good)
+
+
+def test_deadline_of_a_restore(ours: Ctr, big: Path, shim_config: Path) -> None:
+    shim_config.write_text("[deadlines]\nrestore = 0.2\n")
+    before = Snapshot.take()
+    with new_id(ours) as id:
+        said = refused(*restoring(ours, id, big))
+        assert "0.2 s" in said
+        left = before.added(Snapshot.take())
+        assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
+
+
+def test_killed_daemon_during_a_restore_leaves_nothing(ours: Ctr, big: Path) -> None:
+    with new_id(ours) as id:
+        with in_background(lambda: refused(*restoring(ours, id, big))) as restore:
+            shim = being_restored("runc").parent()
+            assert shim is not None
+            kill(shim)
+            restore.result(30)
+        eventually(lambda: ours.status(id) == "")
+
+
+def test_killed_containerd_during_a_restore(ours: Ctr, big: Path) -> None:
+    """containerd has forgotten that it asked for the start; whatever it finds, it can remove."""
+    containerd = Containerd()
+    with new_id(ours) as id:
+        with in_background(lambda: refused(*restoring(ours, id, big))) as restore:
+            being_restored("runc")
+            containerd.kill(signal.SIGKILL)
+            restore.result(30)
+        containerd.start()
+        containerd.wait_ready()
+
+
+def test_image_can_be_restored_after_a_failed_attempt(ours: Ctr, big: Path) -> None:
+    """What a failed restore had begun does not stand in the way of the next one, of the same id."""
+    log = Path(f"/tmp/{ours.new_id('log')}")
+    with new_id(ours) as id, in_background(lambda: refused(*restoring(ours, id, big))) as restore:
+        kill(being_restored("criu"))
+        restore.result(30)
+    with restored(ours, big, log=log, container_image=PYTHON, id=id) as witness:
+        witness.assert_goes_on()
+    log.unlink()
