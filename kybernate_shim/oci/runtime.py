@@ -25,6 +25,7 @@ from kybernate_shim.oci.commands import Cli, Criu
 from kybernate_shim.oci.options import RuntimeOptions
 
 STDERR_LINES = 20
+FULL_BYTES = 64 * 1024  # with less than this left, a runtime may have been unable to write its log
 # Regular expressions for what runtimes say of a container that they do not know (runc and newer crun; older crun), and
 # of one whose processes have ended.
 MISSING = r"does not exist|(opening file|open directory) [`'].*No such file or directory"
@@ -254,7 +255,7 @@ class Runtime:
             raise RuntimeFailed(verb, f"{argv[0]} cannot be executed: {error.strerror or error}") from error
         if finished.status != 0:
             said = log.last_error(log_file, before) if log_file else ""
-            raise RuntimeFailed(verb, said or _obituary(finished), finished.status)
+            raise RuntimeFailed(verb, said or _obituary(finished) + _shortage(log_file), finished.status)
         return finished
 
 
@@ -292,3 +293,12 @@ def _obituary(finished: Finished) -> str:
             pass  # a status of its own that only looks like a signal
     tail = "\n".join((finished.stderr or finished.stdout).strip().splitlines()[-STDERR_LINES:])
     return f"{ending}, saying: {tail}" if tail else f"{ending}, saying nothing"
+
+
+def _shortage(log_file: Path | None) -> str:
+    """Tell that the disk is full, if it is: a runtime that cannot write its log fails without a word."""
+    if log_file is None:
+        return ""
+    disk = os.statvfs(log_file.parent)
+    free = disk.f_bavail * disk.f_frsize
+    return f"; no space left for its log: {free} bytes are free in {log_file.parent}" if free < FULL_BYTES else ""
