@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
 from kybernate_shim.address import socket_path
 from tests.lab.node import LOGS, Containerd
@@ -152,6 +153,7 @@ def test_terminated_daemon_ends_in_order(ours: Ctr) -> None:
 # -- what many cost -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(900)
 def test_three_hundred_containers_leave_their_daemon_as_it_was(ours: Ctr) -> None:
     """All of them share the daemon of one group, as the containers of a pod do."""
     group = ["--annotation", f"io.containerd.runc.v2.group={ours.new_id('group')}"]

@@ -205,6 +205,7 @@ def test_log_uri_of_a_binary_gets_both_outputs_and_its_arguments(ctr: Ctr, tmp_p
         assert f"CONTAINER_NAMESPACE={ctr.namespace}\n" in environment
 
 
+@pytest.mark.timeout(900)
 def test_two_hundred_very_short_containers_end_every_time(ours: Ctr) -> None:
     for _ in range(200):
         ours.run("true")
