@@ -8,7 +8,8 @@ from kybernate_shim.invocation import BadInvocation, Invocation, parse
 
 
 def test_start_as_containerd_spells_it() -> None:
-    argv = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-publish-binary", "/usr/bin/containerd", "-id", "abc", "-debug", "start"]
+    argv = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-publish-binary", "/usr/bin/containerd", "-id", "abc"]
+    argv += ["-debug", "start"]
     assert parse(argv) == Invocation(
         action="start", namespace="k8s.io", address="/run/c.sock", publish_binary="/usr/bin/containerd", id="abc",
         debug=True,

@@ -62,7 +62,7 @@ def test_child_inherits_no_descriptor_but_those_named() -> None:
                 os.close(fd)
 
     # ls itself opens the directory that it lists; a test runner's own parents may have left it inheritable ones
-    ours = {fd for fd in map(int, os.listdir("/proc/self/fd")) if _inheritable(fd)}
+    ours = {fd for fd in (int(path.name) for path in Path("/proc/self/fd").iterdir()) if _inheritable(fd)}
     assert set(map(int, with_children(work).split())) - ours <= {0, 1, 2, 3, 4, 5}
 
 
@@ -122,8 +122,8 @@ def test_cancelled_caller_leaves_no_program_behind() -> None:
 def test_exit_of_an_unknown_process_reaches_every_open_collector() -> None:
     async def work(children: Children) -> tuple[Exit | None, Exit | None]:
         with children.early_exits() as first, children.early_exits() as second:
-            pid = os.posix_spawn(SH, [SH, "-c", "exit 3"], os.environ)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            pid = os.posix_spawn(SH, [SH, "-c", "exit 3"], os.environ)  # noqa: ASYNC221  # returns at once
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the process has ended or is about to
             children.reap()
             return first.take(pid), second.take(pid)
 
@@ -136,7 +136,7 @@ def test_exit_of_an_unknown_process_reaches_every_open_collector() -> None:
 def test_claimed_process_is_reported_once() -> None:
     async def work(children: Children) -> list[int]:
         seen: asyncio.Queue[Exit] = asyncio.Queue()
-        pid = os.posix_spawn(SH, [SH, "-c", "read line; exit 4"], os.environ, file_actions=[
+        pid = os.posix_spawn(SH, [SH, "-c", "read line; exit 4"], os.environ, file_actions=[  # noqa: ASYNC221
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         ])  # fmt: skip
         children.claim(pid, seen.put_nowait)
