@@ -7,8 +7,8 @@ import shutil
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -70,16 +70,11 @@ def counter(ctr: Ctr, scratch: Path) -> Iterator[Counter]:
         yield one
 
 
-def counting(ctr: Ctr, log: Path, *, flags: list[str] | None = None) -> Any:
-    """Return a context with a running counter."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def context() -> Iterator[Counter]:
-        with ctr.running(*COUNTER, flags=["--log-uri", f"file://{log}", *(flags or [])]) as id:
-            yield Counter(ctr, id, log)
-
-    return context()
+@contextmanager
+def counting(ctr: Ctr, log: Path) -> Iterator[Counter]:
+    """Run a counter in the background."""
+    with ctr.running(*COUNTER, flags=["--log-uri", f"file://{log}"]) as id:
+        yield Counter(ctr, id, log)
 
 
 @pytest.fixture
@@ -91,7 +86,7 @@ def checkpoints(ctr: Ctr) -> Iterator[list[str]]:
         ctr("images", "rm", "--sync", name, status=None)
 
 
-# -- ctr tasks checkpoint -----------------------------------------------------------------------------------------------
+# -- ctr tasks checkpoint ---------------------------------------------------------------------------------------------
 
 
 def test_task_checkpoint_goes_into_the_content_store_and_the_task_goes_on(
@@ -156,7 +151,7 @@ def test_task_checkpoint_without_exit_leaves_the_task_and_the_image(as_stock_nam
     assert run(["kybernate", "inspect", "--verify", str(scratch / "image")])
 
 
-# -- ctr containers checkpoint and restore ------------------------------------------------------------------------------
+# -- ctr containers checkpoint and restore ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flags", [[], ["--rw"], ["--rw", "--image"]], ids=["task", "rw", "rw-image"])
@@ -180,20 +175,15 @@ def test_container_checkpoint_restores_live_into_a_new_container(
         run(["sh", "-c", "rm -rf /tmp/ctrd-checkpoint*"])  # containerd never removes them
 
 
-# -- our own command line -----------------------------------------------------------------------------------------------
+# -- our own command line ---------------------------------------------------------------------------------------------
 
 
-def restored(ctr: Ctr, image: Path, log: Path) -> Any:
-    """Return a context with a container restored from `image`; its own command would fail."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def context() -> Iterator[Counter]:
-        flags = ["--annotation", f"kybernate.io/restore-from={image}", "--log-uri", f"file://{log}"]
-        with ctr.running("/never/run", flags=flags) as id:
-            yield Counter(ctr, id, log)
-
-    return context()
+@contextmanager
+def restored(ctr: Ctr, image: Path, log: Path) -> Iterator[Counter]:
+    """Run a container restored from `image`; its own command would fail."""
+    flags = ["--annotation", f"kybernate.io/restore-from={image}", "--log-uri", f"file://{log}"]
+    with ctr.running("/never/run", flags=flags) as id:
+        yield Counter(ctr, id, log)
 
 
 def test_command_line_checkpoints_inspects_and_restores(ctr: Ctr, counter: Counter, scratch: Path) -> None:
@@ -240,7 +230,7 @@ def test_restore_from_environment(ctr: Ctr, counter: Counter, scratch: Path) -> 
         assert Counter(ctr, id, log).goes_on() > 1
 
 
-# -- pods ---------------------------------------------------------------------------------------------------------------
+# -- pods -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["kybernate", "kybernate-path"])
@@ -319,7 +309,7 @@ def test_cri_checkpoint_and_restore_from_its_archive(cri: Cri, scratch: Path, ba
         cri.await_log(pod, "counter", str(COUNTED))
         request = wire.CheckpointContainerRequest(container_id=id, location=str(archive), timeout=60)
         if is_1_7():
-            with pytest.raises(grpc.RpcError, match="(?i)unimplemented|not implemented"):
+            with pytest.raises(grpc.RpcError, match=r"(?i)unimplemented|not implemented"):
                 cri.call("CheckpointContainer", request)
             return
         cri.call("CheckpointContainer", request)
