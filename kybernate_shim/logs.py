@@ -22,6 +22,7 @@ class LineWriter:
     def __init__(self, *fds: int) -> None:
         self._fds = fds
         self._lost = dict.fromkeys(fds, 0)
+        self._torn: set[int] = set()
 
     def msg(self, line: str) -> None:
         for fd in self._fds:
@@ -30,13 +31,20 @@ class LineWriter:
     debug = info = warning = error = critical = msg
 
     def _write(self, fd: int, line: str) -> None:
+        data = line.encode() + b"\n"
         if lost := self._lost[fd]:
-            line = f'{{"event": "log.lost", "lines": {lost}}}\n{line}'
+            end_of_torn = b"\n" if fd in self._torn else b""
+            data = b'%s{"event": "log.lost", "lines": %d}\n%s' % (end_of_torn, lost, data)
         try:
-            os.write(fd, line.encode() + b"\n")
-            self._lost[fd] = 0
+            written = os.write(fd, data)
         except OSError:
             self._lost[fd] += 1
+            return
+        self._lost[fd] = 0
+        self._torn.discard(fd)
+        if written < len(data):  # a pipe takes only what fits a page as a whole
+            self._lost[fd] = 1
+            self._torn.add(fd)
 
 
 def open_log(fifo: Path, file: Path | None, *, debug: bool, **fields: Any) -> Log:

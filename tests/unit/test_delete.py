@@ -1,0 +1,119 @@
+"""`delete`: its answer, byte by byte, and that it can be called at any time, any number of times."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kybernate_shim.delete import answer, delete
+from kybernate_shim.invocation import Invocation
+from kybernate_shim.messages import task_pb2 as wire
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**62))
+def test_answer_is_what_protobuf_would_write(pid: int, now_ns: int) -> None:
+    expected = wire.DeleteResponse(pid=pid or 2**32 - 1, exit_status=137)
+    expected.exited_at.FromNanoseconds(now_ns)
+    assert wire.DeleteResponse.FromString(answer(pid, now_ns)) == expected
+
+
+class Node:
+    """A bundle, and a runtime that notes its calls and does what a test says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.bundle = directory / "bundle"
+        self.bundle.mkdir()
+        self.root = directory / "runc"
+        self.calls = directory / "calls"
+        self.runtime = directory / "fake-runc"
+        (self.bundle / "runtime").write_text(str(self.runtime))
+        (self.bundle / "options.json").write_text(json.dumps({"root": str(self.root)}))
+
+    def known(self, script: str = "exit 0") -> None:
+        """Let the runtime know the container, and do `script` when it is called."""
+        (self.root / "ns" / "c1").mkdir(parents=True)
+        self.runtime.write_text(f'#!/bin/sh\necho "$@" >> {self.calls}\n{script}\n')
+        self.runtime.chmod(0o755)
+
+    def delete(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int, wire.DeleteResponse]:
+        out = TextIOWrapper(BytesIO())
+        monkeypatch.setattr(sys, "stdout", out)
+        status = delete(Invocation(action="delete", namespace="ns", id="c1", bundle=str(self.bundle)))
+        return status, wire.DeleteResponse.FromString(out.buffer.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_container_that_is_gone_is_success_every_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        status, reply = node.delete(monkeypatch)
+        assert (status, reply.pid, reply.exit_status) == (0, 2**32 - 1, 137)
+
+
+def test_bundle_that_is_gone_is_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+    node.bundle = tmp_path / "never was"
+    assert node.delete(monkeypatch)[0] == 0
+
+
+def test_container_that_is_left_is_deleted_by_force_with_its_own_root(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.known()
+    (node.bundle / "init.pid").write_text(str(1 << 30))
+    status, reply = node.delete(monkeypatch)
+    assert (status, reply.pid) == (0, 1 << 30)
+    words = node.calls.read_text().split()
+    assert words[words.index("--root") + 1] == str(node.root / "ns")
+    assert words[-3:] == ["delete", "--force", "c1"]
+
+
+def test_runtime_that_no_longer_knows_it_is_success(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.known("echo 'container does not exist' >&2; exit 1")
+    assert node.delete(monkeypatch)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("echo 'device busy' >&2; exit 1", "device busy"), (None, "Permission denied")],
+    ids=["fails", "cannot be executed"],
+)
+def test_failure_of_the_runtime_is_told_and_still_answered(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str | None,
+    words: str,
+) -> None:
+    node.known(script or "")
+    if script is None:
+        node.runtime.chmod(0o644)
+    status, reply = node.delete(monkeypatch)
+    assert (status, reply.exit_status) == (1, 137)
+    said = capsys.readouterr().err
+    assert said.startswith("containerd-shim-kybernate-v1: delete c1: ")
+    assert words in said
+
+
+def test_socket_of_the_dead_daemon_goes_and_a_living_ones_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = node.bundle.parent / "s"
+    (node.bundle / "address").write_text(f"unix://{path}")
+    monkeypatch.chdir(path.parent)  # the whole path may be too long to bind
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind("s")
+        daemon.listen()
+        (node.bundle / "address").write_text("unix://s")
+        assert node.delete(monkeypatch)[0] == 0
+        assert path.exists()
+    assert node.delete(monkeypatch)[0] == 0
+    assert not path.exists()
