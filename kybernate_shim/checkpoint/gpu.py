@@ -182,6 +182,7 @@ class CudaAccelerator:
 
     async def _return(self, helper: CudaHelper, left: Left, operation: Operation) -> None:
         """Bring back what is checkpointed, and unlock what is only locked."""
+        steps: list[sequence.Step] = []
         try:
             async with claimed([gpu.uuid for gpu in left.gpus if gpu.processes]):
                 node = (await helper.info()).gpus
@@ -198,11 +199,16 @@ class CudaAccelerator:
                 f"{error}; until then the container stays suspended, `kybernate resume` tries again"
             ) from error
         except CudaError as error:
-            self.suspended = left
-            words = [str(error), *getattr(error, "__notes__", [])]
-            raise NotBack(f"{'; '.join(words)}; `kybernate resume` tries again") from error
+            await self._return_anyway(helper, left, error)
         self._note(())
         _add_steps(operation, steps, "cuda-restore", left.vram_bytes)
+
+    async def _return_anyway(self, helper: CudaHelper, left: Left, error: CudaError) -> None:
+        """After a failure, bring each process back that can be. Raises NotBack if that is not all of them."""
+        if stuck := await sequence.bring_back(helper, left.pids, self._limits):
+            self.suspended = left
+            raise NotBack(f"{error}; {'; '.join(stuck)}. `kybernate resume` tries again") from error
+        self._log.warning("gpu.returned_late", task=self._target.id, error=str(error))
 
     async def _in_state(
         self, helper: CudaHelper, *states: State, among: Iterable[int] | None = None
