@@ -1,0 +1,39 @@
+"""The README says what the code does: its table of settings, and the files and commands that it names."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.config import markdown_table
+
+ROOT = Path(__file__).parents[2]
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_table_of_settings_is_that_of_the_code() -> None:
+    table = README.partition("<!-- made from kybernate_shim/config.py -->\n")[2].partition("<!-- end -->")[0]
+    assert table == markdown_table(), "paste the output of kybernate_shim.config.markdown_table() between the markers"
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = {word for line in targets for word in line.split()}
+    assert set(re.findall(r"`?\bmake ([a-z][a-z-]*)", README)) <= known
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\b((?:packaging|runtimeclass|tests)/[\w./-]*\w)", README))))
+def test_every_file_that_is_named_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "packaging" / "containerd").glob("*.toml")), ids=lambda path: path.name)
+def test_packaged_configuration_names_the_shim_where_the_readme_puts_it(path: Path) -> None:
+    (cri,) = tomllib.loads(path.read_text())["plugins"].values()
+    assert cri["containerd"]["runtimes"]["kybernate"]["runtime_path"] == "/usr/local/bin/containerd-shim-kybernate-v1"
+    assert re.search(r"ln -s .*containerd-shim-kybernate-v1.* /usr/local/bin/$", README, re.MULTILINE)
