@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from kybernate.messages import tasks_pb2 as wire
+from kybernate.messages.tasks_pb2_grpc import TasksStub
+from tests.system.cri import SOCKET
 from tests.system.ctr import CommandFailed, Ctr, Events, eventually
 
 
@@ -172,3 +178,43 @@ def test_out_of_memory_kill_is_reported_before_the_exit(ctr: Ctr, events: Events
         eventually(lambda: "exit" in events.topics(id))
         assert "oom" in events.topics(id)
         assert events.topics(id).index("oom") < events.topics(id).index("exit")
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def update(ctr: Ctr, id: str, resources: dict[str, Any]) -> None:
+    """Change a task's limits, as containerd's API does; `ctr` has no command for it."""
+    request = wire.UpdateTaskRequest(container_id=id)
+    request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+    request.resources.value = json.dumps(resources).encode()
+    with grpc.insecure_channel(SOCKET) as channel:
+        TasksStub(channel).Update(request, timeout=30, metadata=[("containerd-namespace", ctr.namespace)])
+
+
+def memory_limit(ctr: Ctr, id: str) -> int:
+    """Return what the kernel holds the container to, in bytes."""
+    groups = [line.split(":", 2) for line in Path(f"/proc/{ctr.pid(id)}/cgroup").read_text().splitlines()]
+    if path := next((path for _, controllers, path in groups if "memory" in controllers.split(",")), ""):
+        return int(Path(f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes").read_text())
+    path = next(path for _, controllers, path in groups if not controllers)
+    return int(Path(f"/sys/fs/cgroup{path}/memory.max").read_text())
+
+
+def test_limits_change_while_it_runs_and_while_it_is_paused(ctr: Ctr) -> None:
+    with ctr.running("sleep", "1000", flags=["--memory-limit", str(64 << 20)]) as id:
+        update(ctr, id, {"memory": {"limit": 96 << 20}})
+        assert memory_limit(ctr, id) == 96 << 20
+        ctr("task", "pause", id)
+        update(ctr, id, {"memory": {"limit": 128 << 20}})
+        assert memory_limit(ctr, id) == 128 << 20
+        assert ctr.status(id) == "PAUSED"
+        ctr("task", "resume", id)
+
+
+def test_limit_that_the_kernel_refuses_is_quoted_and_changes_nothing(ctr: Ctr) -> None:
+    with ctr.running("sleep", "1000", flags=["--memory-limit", str(64 << 20)]) as id:
+        with pytest.raises(grpc.RpcError, match=r"(?i)invalid argument|out of range|cpu"):
+            update(ctr, id, {"cpu": {"cpus": "4000-5000"}})
+        assert memory_limit(ctr, id) == 64 << 20
+        assert ctr.exec(id, "echo", "alive") == "alive\n"
