@@ -58,6 +58,10 @@ from kybernate_shim.oci.runtime import RuntimeFailed
 
 LOG = "dump.log"  # CRIU's, in the work directory
 STATISTICS = "stats-dump"
+ADVICE = (
+    # Its pull request 2719: SO_PASSCRED, which Linux 6.16 took away from all but a few families of sockets.
+    ("Can't get 1:16 opt", "CRIU before 4.2 cannot dump network sockets on Linux 6.16 and later: install a newer one"),
+)
 SPEC = "kybernate-spec.json"  # config.json as containerd wrote it: what a restore without a pod starts from
 POD = "io.kubernetes.cri.sandbox-name"
 POD_NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
@@ -119,7 +123,7 @@ async def dump(
             async with asyncio.timeout(request.deadline or None):
                 dumped = await _steps(target, request, operation, log, accelerator, lose)
     except RuntimeFailed as error:
-        raise DumpFailed(explain(f"{_failed(target)}: {error.message}", request.work / LOG)) from error
+        raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
         why = str(error) or f"it had not ended after {request.deadline:g} s"  # the deadline itself comes without words
         raise TimeoutError(f"{_failed(target)}: {why}") from error
@@ -134,6 +138,11 @@ def _failed(target: Target) -> str:
     """Say what failed, and what became of the container."""
     alive = target.cgroup is not None and target.cgroup.processes()
     return f"checkpoint of container {target.id} failed, it {'goes on as before' if alive else 'has ended'}"
+
+
+def _advised(message: str) -> str:
+    """Add what to do about failures whose words in CRIU's log do not say it."""
+    return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
 
 
 def _prepare_work(work: Path) -> None:

@@ -69,14 +69,17 @@ def refused(*argv: str, **options: Any) -> str:
     return done.stderr
 
 
-def save(ctr: Ctr, id: str, image: Path, **request: Any) -> CheckpointResponse:
-    """Write a checkpoint image, as `kybernate checkpoint` asks the shim to. Raises RpcError."""
+def save(ctr: Ctr, shim: str, image: Path, **request: Any) -> CheckpointResponse:
+    """Write a checkpoint image, as `kybernate checkpoint` asks the shim to. Raises RpcError.
+
+    `shim` is the container, or the pod where `id` names the container.
+    """
 
     async def call(client: Client) -> CheckpointResponse:
-        wanted = CheckpointRequest(id=id, path=str(image), **{"rootfs_diff": True, **request})
+        wanted = CheckpointRequest(**{"id": shim, "path": str(image), "rootfs_diff": True, **request})
         return await client.call("kybernate.shim.v1.Shim", "Checkpoint", wanted, CheckpointResponse, timeout=60)
 
-    answer: CheckpointResponse = ask(ctr.namespace, id, call)
+    answer: CheckpointResponse = ask(ctr.namespace, shim, call)
     return answer
 
 
