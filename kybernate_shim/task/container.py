@@ -32,6 +32,7 @@ from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
 from kybernate_shim.linux.oom import OomWatch
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
+from kybernate_shim.oci import gpu_spec
 from kybernate_shim.oci.bundle import Bundle, Remains
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
@@ -263,6 +264,8 @@ class Container:
         work = work_directory(self.config, self.namespace, self.id, "restore")
         with self._operating("restore") as operation, self.children.early_exits() as early:
             gpus = self._accelerator() if image.manifest.gpus else None
+            if gpus is not None:
+                self.spec = await gpu_spec.prepare_restore(self.runtime, self.bundle, self.id)
             prepared = await restore.prepare(self, image, operation, self._log, work=work, accelerator=gpus)
             await restore.run(
                 self, prepared, operation, fds=self.init.stdio.fds, console=self.init.stdio.console_socket

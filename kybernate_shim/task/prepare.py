@@ -11,10 +11,12 @@ from kybernate_shim.checkpoint.criu import FILE_NAME, claim_config
 from kybernate_shim.checkpoint.image import Image, read_image
 from kybernate_shim.checkpoint.restore import requested_image
 from kybernate_shim.config import Config
+from kybernate_shim.cuda.preflight import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.bundle import Bundle, Remains
+from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
 from kybernate_shim.oci.runtime import Runtime, runtime_environment
 from kybernate_shim.oci.select import choose_runtime, resolve_cli
@@ -42,6 +44,8 @@ def prepare(
     spec = edit_spec(bundle.path, partial(claim_config, path=bundle.path / FILE_NAME))
     options = decode_options(request.options if request.HasField("options") else None)
     config = effective_config(config, options)
+    if config.pod_may_use(NCCL_SAFE_ANNOTATION) and spec.annotations.get(NCCL_SAFE_ANNOTATION) == "true":
+        spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
     return Container(

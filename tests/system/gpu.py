@@ -188,8 +188,11 @@ def computing_again(
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     wanted = ["--log-uri", f"file://{log}", "--annotation", f"kybernate.io/restore-from={image}"]
-    with own.running("false", id=id, flags=[*wanted, *mounts(), "--device", device, *flags]):
+    try:
+        own.launch("false", id=id, flags=[*wanted, *mounts(), "--device", device, *flags])
         yield Computing(id, log, programs)
+    finally:
+        own.remove(id)
 
 
 def both() -> list[str]:

@@ -22,7 +22,7 @@ from tests.system import gpu
 from tests.system.checkpoints import PYTHON, assert_no_image, assert_whole, kybernate, refused
 from tests.system.checkpoints import shim_of as daemon_of
 from tests.system.cri import Cri, Pod
-from tests.system.ctr import CommandFailed, Ctr, eventually, run
+from tests.system.ctr import BUNDLES, CommandFailed, Ctr, eventually, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,10 +163,12 @@ def test_new_pod_computes_on_with_what_nvidias_runtime_adds(cri: Cri, cards: Car
         last = steps_of(cri, pod)[-1]
     assert cards.used() == [0, 0]
     with cri.pod(annotations={"kybernate.io/restore-from": str(image)}) as pod:
-        pod_container(cri, pod, ["/never/run"])
+        id = pod_container(cri, pod, ["/never/run"])
         steps = eventually(lambda: (found := steps_of(cri, pod)) and len(found) > 5 and found, seconds=40)
         assert steps == list(range(last + 1, last + 1 + len(steps)))
         assert cards.used() == used
+        bundle = json.loads(next(BUNDLES.glob(f"k8s.io/{id}/config.json")).read_text())
+        assert "/dev/nvidia0" in [device["path"] for device in bundle["linux"]["devices"]]
 
 
 def test_cri_checkpoint_archive_restores(cri: Cri, cards: Cards, image: Path) -> None:
@@ -322,6 +324,14 @@ def test_signs_of_an_nccl_communicator_are_a_suspicion_that_force_overrides(
         assert "NCCL_P2P_DISABLE=1" in err
         assert "WORLD_SIZE=2" in err
         kybernate("checkpoint", container.id, str(image), "--force")
+        container.computes_on()
+
+
+def test_annotation_adds_the_environment_that_survives(ctr: Ctr, cards: Cards, image: Path) -> None:
+    pretends = ["--env", f"LD_PRELOAD={gpu.INSIDE}/libnccl.so.2", "--env", "WORLD_SIZE=2"]
+    safe = ["--annotation", "kybernate.io/nccl-safe=true", "--env", "NCCL_P2P_DISABLE=0"]
+    with gpu.computing(ctr, flags=[*pretends, *safe]) as container:
+        kybernate("checkpoint", container.id, str(image))
         container.computes_on()
 
 
