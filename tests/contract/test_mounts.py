@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import tempfile
 import threading
@@ -296,6 +297,21 @@ def attached_to(image: Path) -> list[Path]:
     return [path for path in files if path.read_text().strip() == str(image)]
 
 
+@pytest.fixture
+def _loop_devices() -> Iterator[None]:
+    """A node inside a container has a /dev of its own, where the kernel's loop devices do not appear by themselves."""
+    wanted = {Path("/dev/loop-control"): (stat.S_IFCHR, os.makedev(10, 237))}
+    wanted |= {Path(f"/dev/loop{number}"): (stat.S_IFBLK, os.makedev(7, number)) for number in range(32)}
+    made = [path for path in wanted if not path.exists()]
+    for path in made:
+        kind, device = wanted[path]
+        os.mknod(path, kind | 0o600, device)
+    yield
+    for path in made:
+        path.unlink()
+
+
+@pytest.mark.usefixtures("_loop_devices")
 @pytest.mark.parametrize("options", [["loop"], ["loop", "ro"]])
 def test_loop_device_lives_as_long_as_its_mount(disk: Path, root: Path, options: list[str]) -> None:
     image = disk / "image"
@@ -312,6 +328,7 @@ def test_loop_device_lives_as_long_as_its_mount(disk: Path, root: Path, options:
     assert attached_to(image) == []
 
 
+@pytest.mark.usefixtures("_loop_devices")
 def test_image_that_cannot_be_mounted_leaves_no_loop_device(disk: Path, root: Path) -> None:
     image = disk / "image"
     image.write_bytes(bytes(1 << 20))

@@ -134,7 +134,7 @@ def test_every_kind_of_change_comes_back(overlay: Layers) -> None:
         (root / "hard1").write_text("one file")
         (root / "hard2").hardlink_to(root / "hard1")
         (root / "var/lib/hard3").hardlink_to(root / "hard1")
-        (root / "link2").hardlink_to(root / "link")
+        os.link(root / "link", root / "link2", follow_symlinks=False)
         (root / "fifo2").hardlink_to(root / "fifo")
         (root / "empty").touch()
         owned = root / "owned"

@@ -26,7 +26,7 @@ PACKAGES = (
     "containerd", "runc", "crun", "criu", "containernetworking-plugins", "docker-registry",
     "iproute2", "iptables", "nftables",  # CRIU locks a network with one of the last two
     "busybox-static", "catatonit",  # the images' content
-    "ca-certificates", "procps", "strace", "util-linux", "zstd",
+    "ca-certificates", "e2fsprogs", "procps", "strace", "util-linux", "zstd",
     "python3", "python3-venv",
     "gcc", "libc6-dev",  # tests compile libraries that stand in for the driver's
 )  # fmt: skip
