@@ -1,0 +1,113 @@
+"""Every GPU of an image finds a place, or a sentence says why not; a map is always a permutation."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kybernate_shim.cuda.client import Gpu
+from kybernate_shim.cuda.errors import GpuPair
+from kybernate_shim.cuda.gpu_map import (
+    GpuMismatch,
+    Plan,
+    Used,
+    device_numbers,
+    make_plan,
+    parse_map,
+    require_room,
+    usable_gpus,
+)
+
+GIB = 1 << 30
+
+
+def gpu(name: str, *, model: str = "H200", total: int = 80 * GIB, free: int | None = 80 * GIB, number: int = 0) -> Gpu:
+    return Gpu(name, model, total, free, False, number)
+
+
+def used(name: str, size: int = GIB, model: str = "H200") -> Used:
+    return Used(name, model, size)
+
+
+HERE = [gpu("GPU-a", number=0), gpu("GPU-b", number=1), gpu("GPU-c", number=2)]
+ALL = ["GPU-a", "GPU-b", "GPU-c"]
+
+
+def test_same_gpu_needs_no_map() -> None:
+    assert make_plan([used("GPU-b")], ALL, HERE, ALL, {}) == Plan((), {"GPU-b": GIB})
+
+
+def test_other_usable_gpu_is_taken_and_the_rest_change_places() -> None:
+    plan = make_plan([used("GPU-a")], ALL, HERE, ["GPU-b"], {})
+    assert plan.pairs == (GpuPair("GPU-a", "GPU-b"), GpuPair("GPU-b", "GPU-a"), GpuPair("GPU-c", "GPU-c"))
+    assert plan.bytes == {"GPU-b": GIB}
+
+
+def test_other_machine_gets_a_place_for_every_gpu_of_the_old_one() -> None:
+    plan = make_plan([used("GPU-y")], ["GPU-x", "GPU-y"], HERE, ["GPU-c"], {})
+    assert plan.pairs == (GpuPair("GPU-x", "GPU-a"), GpuPair("GPU-y", "GPU-c"))
+
+
+def test_gpu_with_room_is_preferred_to_one_without() -> None:
+    here = [gpu("GPU-a", free=0), gpu("GPU-b")]
+    assert make_plan([used("GPU-x")], ["GPU-x"], here, ["GPU-a", "GPU-b"], {}).bytes == {"GPU-b": GIB}
+
+
+def test_explicit_map_decides() -> None:
+    assert make_plan([used("GPU-a")], ALL, HERE, ALL, {"GPU-a": "GPU-c"}).bytes == {"GPU-c": GIB}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "machine", "usable", "explicit", "words"),
+    [
+        ([used("GPU-a", model="B200")], ALL, ALL, {}, "is a H200, the image needs a B200"),
+        ([used("GPU-a", 100 * GIB)], ALL, ALL, {}, "81920 MiB, the image needs 102400 MiB"),
+        ([used("GPU-a"), used("GPU-b")], ALL, ["GPU-a"], {}, "as many as it had"),
+        ([used("GPU-w")], ["GPU-w", "GPU-x", "GPU-y", "GPU-z"], ALL, {}, "a machine with 4 GPUs"),
+        ([used("GPU-a")], ALL, ALL, {"GPU-q": "GPU-a"}, "knows no GPU GPU-q"),
+        ([used("GPU-a")], ALL, ALL, {"GPU-a": "GPU-q"}, "no GPU GPU-q here"),
+        ([used("GPU-a")], ALL, ALL, {"GPU-a": "GPU-c", "GPU-b": "GPU-c"}, "two GPUs cannot become one"),
+    ],
+)
+def test_mismatch_is_a_sentence(
+    wanted: list[Used], machine: list[str], usable: list[str], explicit: dict[str, str], words: str
+) -> None:
+    with pytest.raises(GpuMismatch, match=words):
+        make_plan(wanted, machine, HERE, usable, explicit)
+
+
+def test_too_little_free_memory_is_refused_and_unknown_is_not() -> None:
+    plan = Plan((), {"GPU-a": 2 * GIB})
+    with pytest.raises(GpuMismatch, match="1024 MiB free, 2048 MiB are needed"):
+        require_room(plan, [gpu("GPU-a", free=GIB)])
+    require_room(plan, [gpu("GPU-a", free=None)])
+
+
+@given(st.permutations(ALL), st.sets(st.sampled_from(ALL), min_size=1))
+def test_map_is_a_permutation_and_keeps_to_what_is_usable(targets: list[str], usable: set[str]) -> None:
+    wanted = [used(name) for name in ALL[: len(usable)]]
+    plan = make_plan(wanted, ALL, HERE, [name for name in targets if name in usable], {})
+    assert set(plan.bytes) <= usable
+    if plan.pairs:
+        assert sorted(pair.old for pair in plan.pairs) == ALL
+        assert sorted(pair.new for pair in plan.pairs) == ALL
+        assert all(first.old < second.old for first, second in pairwise(plan.pairs))
+
+
+def test_map_is_read_from_an_annotation() -> None:
+    assert parse_map("GPU-a=GPU-b, GPU-c=GPU-d") == {"GPU-a": "GPU-b", "GPU-c": "GPU-d"}
+    assert parse_map("") == {}
+    for text in ("GPU-a", "a=b", "GPU-a=GPU-b,GPU-a=GPU-c", "0=1"):
+        with pytest.raises(GpuMismatch, match=r"kybernate.io/gpu-map"):
+            parse_map(text)
+
+
+def test_device_nodes_decide_before_the_environment() -> None:
+    assert device_numbers(["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/null"]) == [1]
+    assert usable_gpus([1], "all", HERE) == ["GPU-b"]
+    assert usable_gpus([], "2", HERE) == ["GPU-c"]
+    assert usable_gpus([], "GPU-a,GPU-c", HERE) == ["GPU-a", "GPU-c"]
+    assert usable_gpus([], "all", HERE) == usable_gpus([], None, HERE) == ALL

@@ -1,0 +1,122 @@
+"""What would be lost is refused with its evidence, and what was measured to survive is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kybernate_shim.cuda.client import CudaInfo, Gpu
+from kybernate_shim.cuda.evidence import Evidence
+from kybernate_shim.cuda.headroom import Headroom
+from kybernate_shim.cuda.preflight import NCCL_SAFE, Objection, PreflightRefused, Subject, judge, require_survivable
+
+GIB = 1 << 30
+NODE = CudaInfo("580.159.04", 13000, (Gpu("GPU-a", "H200", 80 * GIB, 70 * GIB, False, 0),), ())
+TORCH = frozenset({"/usr/lib/libcuda.so.1", "/opt/torch/libnccl.so.2"})
+SUBJECT = Subject(NODE, [Evidence(7, "python", TORCH)], [], ["GPU-a"], 10 * GIB, Headroom(20 * GIB, "memory.max of /x"))
+PAIR = frozenset({"/dev/shm/nccl-AbC"})
+
+
+def ranks(**environment: str) -> list[Evidence]:
+    """Two processes with a communicator, as torch makes it: a TCP connection between them and NCCL's segments."""
+    one = Evidence(7, "python", TORCH, PAIR, environment=environment, peers=frozenset({8}))
+    return [one, replace(one, pid=8, peers=frozenset({7}))]
+
+
+def subject(**changes: Any) -> Subject:
+    return replace(SUBJECT, **changes)
+
+
+def process(**fields: Any) -> list[Evidence]:
+    return [replace(SUBJECT.cuda[0], **fields)]
+
+
+def test_ordinary_pytorch_process_is_fine() -> None:
+    assert judge(SUBJECT) == []
+
+
+def test_two_processes_that_map_nccl_without_talking_are_fine() -> None:
+    assert judge(subject(cuda=[Evidence(7, libraries=TORCH), Evidence(8, libraries=TORCH)])) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "survives"),
+    [
+        ({}, False),
+        ({"NCCL_CUMEM_ENABLE": "0"}, False),
+        ({"NCCL_P2P_DISABLE": "1"}, False),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}, True),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, True),
+        (dict(NCCL_SAFE), True),
+    ],
+    ids=str,
+)
+def test_nccl_is_judged_as_measured(environment: dict[str, str], survives: bool) -> None:
+    found = judge(subject(cuda=ranks(**environment)))
+    assert [one.certain for one in found] == ([] if survives else [False])
+    if not survives:
+        assert "/dev/shm/nccl-AbC" in str(found[0])
+        assert "TCP connection to process 8" in str(found[0])
+        assert "NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segments": PAIR},
+        {"sockets": frozenset({"@/tmp/nccl-socket-0-1f"})},
+        {"environment": {"WORLD_SIZE": "4"}},
+    ],
+    ids=str,
+)
+def test_each_sign_of_a_communicator_is_enough(changes: dict[str, Any]) -> None:
+    assert [one.fact for one in judge(subject(cuda=process(**changes)))] == [
+        "an NCCL communicator over peer or shared memory"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact", "certain", "words"),
+    [
+        ({"node": replace(NODE, missing_calls=("cuX",))}, "the driver is too old", True, "cuX"),
+        ({"denied_drivers": ("580.159.*",)}, "the driver is known to lose or hang processes", True, "580.159.04"),
+        ({"node": replace(NODE, gpus=(replace(NODE.gpus[0], mig=True),))}, "MIG", True, "GPU-a"),
+        ({"cuda": process(environment={"CUDA_VISIBLE_DEVICES": "MIG-1"})}, "MIG", True, "MIG-1"),
+        ({"cuda": process(descriptors=frozenset({"/tmp/nvidia-mps/log"}))}, "MPS", True, "process 7"),
+        ({"cuda": process(environment={"CUDA_MPS_PIPE_DIRECTORY": "/p"})}, "MPS", False, "/p"),
+        ({"others": process(pid=9, descriptors=frozenset({"anon_inode:[io_uring]"}))}, "io_uring", True, "process 9"),
+        ({"cuda": process(descriptors=frozenset({"/dev/infiniband/uverbs0"}))}, "RDMA", True, "NCCL_IB_DISABLE"),
+        ({"cuda": process(descriptors=frozenset({"/dev/gdrdrv"}))}, "GDRCopy", True, "process 7"),
+        (
+            {"cuda": process(descriptors=frozenset({"/dev/nvidia-caps-imex-channels/channel0"}))},
+            "multicast or fabric memory", False, "IMEX",
+        ),
+        ({"cuda": process(libraries=TORCH | {"/x/libnvshmem_host.so.3"})}, "NVSHMEM", False, "libnvshmem_host"),
+        (
+            {"cuda": [Evidence(pid, segments=frozenset({"/dev/shm/cuda.shm.0.1"})) for pid in (7, 8)]},
+            "CUDA IPC", False, "processes 7, 8",
+        ),
+        ({"room": Headroom(9 * GIB, "memory.max of /x")}, "not enough host memory", True, "memory.max of /x"),
+    ],
+)  # fmt: skip
+def test_each_fact_is_told_with_its_evidence(changes: dict[str, Any], fact: str, certain: bool, words: str) -> None:
+    (found,) = judge(subject(**changes))
+    assert (found.fact, found.certain) == (fact, certain)
+    assert words in str(found)
+
+
+def test_instances_of_a_gpu_that_is_not_in_use_do_not_matter() -> None:
+    other = Gpu("GPU-b", "H200", GIB, GIB, True, 1)
+    assert judge(subject(node=replace(NODE, gpus=(*NODE.gpus, other)))) == []
+
+
+def test_force_overrides_suspicions_only() -> None:
+    suspicion, certainty = Objection("a", "b", "c", certain=False), Objection("d", "e", "f", certain=True)
+    assert require_survivable([suspicion], force=True) == [suspicion]
+    with pytest.raises(PreflightRefused, match=r"kybernate.io/force"):
+        require_survivable([suspicion], force=False)
+    with pytest.raises(PreflightRefused, match="d") as refused:
+        require_survivable([certainty, suspicion], force=True)
+    assert "kybernate.io/force" not in str(refused.value)
