@@ -1,0 +1,131 @@
+"""A container to checkpoint and to restore: its freezer is a flag, its programs follow a script, steps are noted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from kybernate_shim.checkpoint.compat import Finding
+from kybernate_shim.checkpoint.manifest import NAME, Gpu, Manifest
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.config import Config
+from kybernate_shim.linux.children import Finished
+from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.oci.commands import Cli
+from kybernate_shim.oci.options import RuntimeOptions
+from kybernate_shim.oci.runtime import Runtime
+from kybernate_shim.oci.spec import Spec
+
+NOBODY = 1 << 30  # beyond every pid that the kernel gives
+LOG = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
+
+Act = Callable[[Sequence[str]], Awaitable[int] | int]
+
+
+@dataclass
+class FakeCgroup:
+    """Notes what is done to it, and whether the image was complete by then."""
+
+    steps: list[str]
+    image: Path
+    frozen: bool = False
+    exists: bool = True
+    version: int = 2
+    on_freeze: Callable[[], None] = lambda: None
+
+    def processes(self) -> list[int]:
+        return [NOBODY] if self.exists else []
+
+    def freeze(self) -> None:
+        self.on_freeze()
+        self.frozen = True
+        self.steps.append("freeze")
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self.steps.append("thaw")
+
+    def kill(self) -> None:
+        self.exists = False
+        self.steps.append("kill with an image" if (self.image / NAME).exists() else "kill without an image")
+
+
+@dataclass
+class FakeRunner:
+    """Runs nothing: says versions, and lets `on` decide the status of the runtime's verbs."""
+
+    steps: list[str]
+    on: dict[str, Act] = field(default_factory=dict)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        fds: Mapping[int, int] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Finished:
+        if argv[-1] == "--version":
+            return Finished(tuple(argv), 0, "Version: 4.2\nrunc version 1.3.0", "")
+        verb = next(word for word in argv if word in ("checkpoint", "restore", "delete"))
+        self.steps.append(verb if "--leave-running" in argv or verb != "checkpoint" else "checkpoint that ends it")
+        status = self.on.get(verb, lambda argv: 0)(argv)
+        return Finished(tuple(argv), status if isinstance(status, int) else await status, "", "")
+
+
+@dataclass
+class FakeDetached:
+    gpus: tuple[Gpu, ...] = ()
+    machine_gpus: tuple[str, ...] = ()
+    gone: bool = False
+
+
+@dataclass
+class FakeAccelerator:
+    """Notes when processes leave their GPUs and come back."""
+
+    steps: list[str]
+    findings: list[Finding] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def detached(self, operation: Operation, *, force: bool) -> AsyncIterator[FakeDetached]:
+        self.steps.append("detach")
+        left = FakeDetached()
+        try:
+            yield left
+        finally:
+            self.steps.append("forget" if left.gone else "attach")
+
+    async def compare(self, manifest: Manifest) -> list[Finding]:
+        return self.findings
+
+    async def attach(self, manifest: Manifest, operation: Operation) -> None:
+        self.steps.append("attach")
+
+
+class FakeTarget:
+    """`steps` is what happened to it, in order."""
+
+    id = "c"
+    namespace = "default"
+    options = RuntimeOptions()
+    init_pid = os.getpid()
+
+    def __init__(self, directory: Path, document: Mapping[str, Any] | None = None, **config: Any) -> None:
+        self.steps: list[str] = []
+        self.image = directory / "image"
+        self.work = directory / "work"
+        self.bundle = Bundle(directory / "bundle")
+        self.bundle.rootfs.mkdir(parents=True)
+        self.spec = Spec(document or {})
+        self.config = Config(criu=Path("/nowhere/criu"), **config)
+        self.cgroup = FakeCgroup(self.steps, self.image)
+        self.children = FakeRunner(self.steps)
+        self.runtime = Runtime(Cli(Path("/nowhere/runc"), directory / "state", None), self.children, {})

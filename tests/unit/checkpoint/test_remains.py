@@ -1,0 +1,66 @@
+"""How the parts of a killed checkpoint or restore are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.checkpoint.remains import RemainsStay, Traces, plain_path, told_of
+
+
+@pytest.mark.parametrize(
+    ("cgroups_path", "plain"),
+    [
+        ("/default/c1", "default/c1"),
+        ("kubepods-pod1.slice:cri-containerd:abc", "kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope"),
+        (
+            "kubepods-burstable-pod1.slice:cri:abc",
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-abc.scope",
+        ),
+        ("system.slice::abc", "system.slice/abc.scope"),
+    ],
+)
+def test_cgroup_is_found_by_either_form_of_its_path(cgroups_path: str, plain: str) -> None:
+    assert plain_path(cgroups_path) == plain
+
+
+def test_programs_are_found_by_the_file_that_they_were_given(tmp_path: Path) -> None:
+    theirs, another = tmp_path / "theirs", tmp_path / "theirs-too"
+    with started(theirs) as first, started(another) as second:
+        assert told_of(theirs) == [first.pid]
+        assert told_of(another) == [second.pid]
+        first.kill()
+        second.kill()
+
+
+def test_programs_are_ended_and_waited_for(tmp_path: Path) -> None:
+    traces = Traces(tmp_path / "file", "/default/c", tmp_path, "work")
+    with started(tmp_path / "file") as program:
+        traces.end_programs()
+        assert program.wait(5) == -9
+    traces.end_programs()
+
+
+def test_program_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = Traces(tmp_path / "file", "/default/c", tmp_path, "work")
+    with started(tmp_path / "file") as program:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda pid, number: None)
+            with pytest.raises(RemainsStay, match=str(program.pid)):
+                traces.end_programs(seconds=0.02)
+        program.kill()
+
+
+def started(configuration: Path) -> subprocess.Popen[bytes]:
+    """Start a program whose environment names the file, and return once it runs."""
+    program = subprocess.Popen(
+        ["sh", "-c", "echo; exec sleep 60"],
+        env={"CRIU_CONFIG_FILE": str(configuration), "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"\n"
+    return program

@@ -1,0 +1,165 @@
+"""The steps of a restore: what is checked before anything is touched, and what is left after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kybernate_shim.checkpoint import criu_images, restore
+from kybernate_shim.checkpoint.compat import Incompatible, read_host
+from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, write_manifest
+from kybernate_shim.checkpoint.manifest import File, Manifest, Program, Source
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.remains import RemainsStay, Traces
+from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, requested_image, run
+from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
+from kybernate_shim.config import Config
+from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.oci.spec import Spec
+from tests.unit.checkpoint.fake_target import LOG, FakeTarget
+
+CONTENT = b"content"
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
+    """A container whose root filesystem and remains are only noted."""
+    made = FakeTarget(tmp_path)
+    made.image.mkdir()
+    monkeypatch.setattr(criu_images, "mounts", lambda image: ())
+    monkeypatch.setattr(restore, "apply_diff", lambda diff, rootfs: made.steps.append("rootfs") or Applied())
+    monkeypatch.setattr(Traces, "clear_restore", lambda traces: made.steps.append("clear"))
+    return made
+
+
+class Applied:
+    bytes = len(CONTENT)
+
+
+def image_of(target: FakeTarget, **changes: Any) -> Image:
+    (target.image / ROOTFS_DIFF).write_bytes(CONTENT)
+    digest = f"blake2b:{hashlib.blake2b(CONTENT, digest_size=32).hexdigest()}"
+    manifest = Manifest(
+        id="i",
+        time="2026-01-02T03:04:05Z",
+        source=Source("c"),
+        runtime=Program("runc", "1.3.0"),
+        criu=Program("criu", "4.2"),
+        host=read_host(hierarchy_version()),
+        files=(File(ROOTFS_DIFF, len(CONTENT), digest),),
+    )
+    manifest = replace(manifest, **changes)
+    write_manifest(target.image, manifest, durable=False)
+    return Image(target.image, manifest)
+
+
+def prepared(target: FakeTarget, image: Image) -> Prepared:
+    return asyncio.run(prepare(cast(Any, target), image, Operation("restore"), LOG, work=target.work))
+
+
+def test_matching_image_is_brought_into_the_rootfs(target: FakeTarget) -> None:
+    ready = prepared(target, image_of(target))
+    assert target.steps == ["rootfs"]
+    assert ready.criu.image_path == target.image
+    assert ready.criu.work_path == target.work
+
+
+def test_changed_byte_is_found_before_anything_is_touched(target: FakeTarget) -> None:
+    image = image_of(target)
+    (target.image / ROOTFS_DIFF).write_bytes(b"cOntent")
+    with pytest.raises(CheckpointInvalid, match=r"rootfs-diff\.tar: changed.*Nothing was restored"):
+        prepared(target, image)
+    assert target.steps == []
+
+
+def test_other_architecture_is_refused_before_anything_is_touched(target: FakeTarget) -> None:
+    image = image_of(target, host=replace(read_host(hierarchy_version()), architecture="s390x"))
+    with pytest.raises(Incompatible, match="s390x"):
+        prepared(target, image)
+    assert target.steps == []
+
+
+@pytest.mark.parametrize(("force", "taken"), [("true", True), ("yes", False), (None, False)])
+def test_risk_is_taken_by_force_alone(target: FakeTarget, force: str | None, taken: bool) -> None:
+    image = image_of(target, runtime=Program("crun", "1.20"))
+    target.spec = Spec({"annotations": {"kybernate.io/force": force} if force else {}})
+    if taken:
+        prepared(target, image)
+        assert target.steps == ["rootfs"]
+    else:
+        with pytest.raises(Incompatible, match="made with crun"):
+            prepared(target, image)
+        assert target.steps == []
+
+
+def test_node_may_forbid_force(tmp_path: Path, target: FakeTarget) -> None:
+    image = image_of(target, runtime=Program("crun", "1.20"))
+    target.spec = Spec({"annotations": {"kybernate.io/force": "true"}})
+    target.config = replace(target.config, annotations=("kybernate.io/tcp",))
+    with pytest.raises(Incompatible):
+        prepared(target, image)
+
+
+def restored(target: FakeTarget) -> None:
+    ready = prepared(target, image_of(target))
+    target.steps.clear()
+    asyncio.run(run(cast(Any, target), ready, Operation("restore"), fds={}, console=None))
+
+
+def test_restore_that_succeeds_clears_nothing(target: FakeTarget) -> None:
+    restored(target)
+    assert target.steps == ["restore"]
+
+
+def fails(target: FakeTarget) -> Any:
+    def act(argv: Sequence[str]) -> int:
+        (target.work / "restore.log").write_text("(00.01) 1: Error (criu/x.c:1): no luck\n")
+        return 1
+
+    return act
+
+
+def test_failed_restore_is_cleared_away_before_the_runtime_forgets_it(target: FakeTarget) -> None:
+    target.children.on["restore"] = fails(target)
+    with pytest.raises(RestoreFailed, match=r"nothing is left of it.*no luck.*work/restore\.log"):
+        restored(target)
+    assert target.steps == ["restore", "clear", "delete"]
+
+
+def test_what_cannot_be_cleared_away_is_named(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stays(traces: Traces) -> None:
+        raise RemainsStay("process 7 does not end")
+
+    monkeypatch.setattr(Traces, "clear_restore", stays)
+    target.children.on["restore"] = fails(target)
+    with pytest.raises(RestoreFailed, match=r"not all of it could be removed \(process 7 does not end\)"):
+        restored(target)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "env", "wanted"),
+    [
+        ({}, [], ""),
+        ({}, ["RESTORE_FROM=/a"], "/a"),
+        ({"kybernate.io/restore-from": "/b"}, ["RESTORE_FROM=/a"], "/b"),
+        ({"kybernate.io/restore-from": "name"}, [], "/var/lib/kybernate/checkpoints/name"),
+        (
+            {
+                "kybernate.io/restore-from": "/b",
+                "kybernate.io/restore-from.one": "/c",
+                "io.kubernetes.cri.container-name": "one",
+            },
+            [],
+            "/c",
+        ),
+        ({"kybernate.io/restore-from": "/b", "io.kubernetes.cri.container-type": "sandbox"}, [], ""),
+    ],
+)
+def test_container_says_what_it_is_restored_from(annotations: dict[str, str], env: list[str], wanted: str) -> None:
+    assert requested_image(Spec({"annotations": annotations, "process": {"env": env}}), Config()) == wanted
