@@ -457,3 +457,12 @@ def test_process_that_somebody_left_locked_is_helped_by_hand(ctr: Ctr, cards: Ca
         assert cards.used() == [0, 0]
         kybernate("resume", container.id)
         container.computes_on()
+
+
+def test_doctor_tells_what_the_node_can_do(cards: Cards) -> None:
+    found = {one["subject"]: one for one in json.loads(kybernate("doctor", "--json"))}
+    assert (found["CRIU"]["verdict"], found["GPU driver"]["verdict"]) == ("ok", "ok")
+    assert all(found[uuid]["found"].startswith("Pretended H200") for uuid in cards.uuids)
+    cards.missing("cuCheckpointProcessLock")
+    bad = json.loads(kybernate("doctor", "--json", status=1))
+    assert any(one["verdict"] == "bad" and "cuCheckpointProcessLock" in one["found"] for one in bad)

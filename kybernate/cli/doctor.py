@@ -1,0 +1,35 @@
+"""`kybernate doctor`: what this node can do, and what to do about the rest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from kybernate.cli.options import Json
+from kybernate.cli.output import show_columns, show_json
+from kybernate.node.health import examine
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Examine this node: kernel, CRIU, runtimes, GPUs and their driver.
+
+    The exit status is 1 when something will fail.
+    """
+    findings = examine()
+    if as_json:
+        show_json([asdict(finding) for finding in findings])
+    else:
+        show_columns(
+            ("SUBJECT", "", "FOUND"), [(one.subject, one.verdict, one.found.replace("\n", " / ")) for one in findings]
+        )
+        if advice := [(one.subject, one.advice) for one in findings if one.advice]:
+            typer.echo()
+            show_columns(("SUBJECT", "WHAT TO DO"), advice)
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(1)

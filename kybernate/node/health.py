@@ -1,0 +1,187 @@
+"""What this node can do and what keeps it from more, each with what to do about it. Reads only; asks CRIU and driver.
+
+A finding is "ok", "note" (works, but knows better) or "bad" (something that Kybernate is for will fail).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kybernate_shim.checkpoint.criu import OLDEST, parse_version
+from kybernate_shim.config import DEFAULT_PATH, Config, ConfigInvalid
+from kybernate_shim.cuda.client import CudaInfo, cuda_helper
+from kybernate_shim.cuda.errors import CudaError
+from kybernate_shim.cuda.preflight import denied
+from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.oci.select import DIRECTORIES, GPU_RUNTIME
+
+Verdict = Literal["ok", "note", "bad"]
+PROGRAM_SECONDS = 60
+MAP_API = 13000  # CUDA 13.0, driver 580: the first that moves a process to another GPU
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+IO_URING = Path("/proc/sys/kernel/io_uring_disabled")
+MEMORY = Path("/proc/meminfo")
+DRIVER = Path("/proc/driver/nvidia")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `advice` is empty where nothing needs to be done."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything; a look that fails is a finding itself."""
+    try:
+        config = Config.load()
+    except ConfigInvalid as error:
+        return [Finding("configuration", "bad", str(error), f"correct {DEFAULT_PATH}")]
+    looks: Sequence[Callable[[Config], Iterator[Finding]]] = (
+        _configuration,
+        _kernel,
+        _cgroup,
+        _criu,
+        _runtimes,
+        _tiers,
+        _gpus,
+    )
+    return [finding for look in looks for finding in look(config)]
+
+
+def _configuration(config: Config) -> Iterator[Finding]:
+    for warning in config.warnings:
+        yield Finding("configuration", "note", warning, f"correct {DEFAULT_PATH}")
+    if os.geteuid():
+        yield Finding("user", "note", "not root", "run as root: CRIU and the driver show more then")
+
+
+def _kernel(config: Config) -> Iterator[Finding]:
+    yield Finding("kernel", "ok", f"{os.uname().release} {os.uname().machine}")
+    huge = _chosen(HUGE_PAGES)
+    yield Finding("huge pages", "ok" if huge != "never" else "note", huge or "unknown", _huge_pages_advice(huge))
+    disabled = IO_URING.read_text().strip() if IO_URING.exists() else "0"
+    advice = "" if disabled == "2" else "programs that use it cannot be checkpointed; sysctl kernel.io_uring_disabled=2"
+    yield Finding("io_uring", "ok" if disabled == "2" else "note", "off" if disabled == "2" else "allowed", advice)
+
+
+def _chosen(switch: Path) -> str:
+    """Return the word in brackets of a file such as `always [madvise] never`."""
+    words = switch.read_text().split() if switch.exists() else []
+    return next((word.strip("[]") for word in words if word.startswith("[")), "")
+
+
+def _huge_pages_advice(huge: str) -> str:
+    return "VRAM moves at half the speed; echo madvise > " + str(HUGE_PAGES) if huge == "never" else ""
+
+
+def _cgroup(config: Config) -> Iterator[Finding]:
+    version = hierarchy_version()
+    yield Finding("cgroup", "ok", f"version {version}")
+
+
+def _criu(config: Config) -> Iterator[Finding]:
+    program = str(config.criu or "criu")
+    status, words = _run(program, "--version")
+    version = words.partition("Version:")[2].split()[:1]
+    if status or not version:
+        yield Finding("CRIU", "bad", words or "does not run", "install CRIU 4.1 or newer, or name it by `criu`")
+        return
+    if parse_version(version[0]) < OLDEST:
+        yield Finding("CRIU", "bad", version[0], f"install {'.'.join(map(str, OLDEST))} or newer")
+        return
+    status, words = _run(program, "check")
+    advice = "`criu check` says what the kernel lacks" if status else ""
+    yield Finding("CRIU", "bad" if status else "ok", f"{version[0]}: {words or 'works'}", advice)
+    if config.criu_libdir is not None:
+        yield Finding(
+            "CRIU's plugins",
+            "note",
+            str(config.criu_libdir),
+            "its cuda plugin is not needed: it finds GPU state taken out already; remove it from that directory",
+        )
+
+
+def _runtimes(config: Config) -> Iterator[Finding]:
+    for name in ("runc", "crun"):
+        if program := shutil.which(name):
+            status, words = _run(program, "--version")
+            yield Finding(name, "bad" if status else "ok", words.splitlines()[0] if words else program)
+        elif name == "runc":
+            yield Finding(name, "bad", "not in PATH", "install runc, or name another by `runtime`")
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *map(str, DIRECTORIES[GPU_RUNTIME])])
+    if program := shutil.which(GPU_RUNTIME, path=path):
+        yield Finding(GPU_RUNTIME, "ok", program)
+    elif DRIVER.exists():
+        yield Finding(GPU_RUNTIME, "note", "missing", "containers that ask for GPUs need it; install NVIDIA's toolkit")
+
+
+def _tiers(config: Config) -> Iterator[Finding]:
+    place = config.checkpoint_root
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    yield Finding("checkpoint root", "ok", f"{config.checkpoint_root}: {free / 2**30:.1f} GiB free")
+
+
+def _gpus(config: Config) -> Iterator[Finding]:
+    try:
+        info = asyncio.run(_ask_driver())
+    except CudaError as error:
+        there = DRIVER.exists()
+        advice = "install the driver, and the package with its extra `gpu`" if there else ""
+        yield Finding("GPU driver", "bad" if there else "note", str(error), advice)
+        return
+    yield from _driver(info, config)
+    memory = _memory_bytes()
+    for gpu in info.gpus:
+        free = "unknown" if gpu.free_bytes is None else f"{gpu.free_bytes / 2**30:.1f}"
+        found = f"{gpu.name}, {free} of {gpu.total_bytes / 2**30:.1f} GiB free"
+        if gpu.mig:
+            yield Finding(gpu.uuid, "bad", f"{found}, in MIG mode", "the driver does not checkpoint instances")
+        elif gpu.total_bytes > memory:
+            yield Finding(gpu.uuid, "note", found, f"the node has only {memory / 2**30:.1f} GiB to take its memory")
+        else:
+            yield Finding(gpu.uuid, "ok", found)
+
+
+async def _ask_driver() -> CudaInfo:
+    async with cuda_helper() as helper:
+        return await helper.info()
+
+
+def _driver(info: CudaInfo, config: Config) -> Iterator[Finding]:
+    version = info.driver_version or "unknown version"
+    api = f"CUDA {info.api_version // 1000}.{info.api_version % 1000 // 10}"
+    if info.missing_calls:
+        yield Finding("GPU driver", "bad", f"{version} lacks {', '.join(info.missing_calls)}", "install 570 or newer")
+    elif pattern := denied(info.driver_version, config.gpu.denied_drivers):
+        yield Finding("GPU driver", "bad", f"{version} is {pattern!r} of gpu.denied_drivers", "install another one")
+    elif info.api_version < MAP_API:
+        yield Finding("GPU driver", "note", f"{version}, {api}", "580 or newer also moves state to another GPU")
+    else:
+        yield Finding("GPU driver", "ok", f"{version}, {api}, all calls are there")
+
+
+def _memory_bytes() -> int:
+    line = next(line for line in MEMORY.read_text().splitlines() if line.startswith("MemTotal:"))
+    return int(line.split()[1]) << 10
+
+
+def _run(*argv: str) -> tuple[int, str]:
+    """Run a program and return its status and what it printed, the status 127 where it cannot be run."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
