@@ -236,12 +236,21 @@ def test_deadline_of_the_call(ours: Ctr, state: str, place: Path) -> None:
     with holding(ours, BIG) as witness:
         brought_to(ours, witness.id, state)
         begin = time.monotonic()
-        said = refused("kybernate", "checkpoint", "--timeout", "0.3", witness.id, str(place))
+        said = save_refused(ours, witness, place, timeout_seconds=0.3)
         assert time.monotonic() - begin < PROMPTLY
         assert "0.3 s" in said
         assert "goes on as before" in said
         assert not place.exists()
         assert_as_before(ours, witness, state, place)
+
+
+def test_deadline_of_the_command_line(ours: Ctr, place: Path) -> None:
+    with holding(ours, BIG) as witness:
+        said = refused("kybernate", "checkpoint", "--timeout", "0.3", witness.id, str(place))
+        assert "0.3 s" in said
+        assert "is running" in said
+        assert not place.exists()
+        witness.assert_goes_on()
 
 
 def test_deadline_of_the_configuration(ours: Ctr, place: Path, shim_config: Path) -> None:
