@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from kybernate.cli.options import Json
-from kybernate.cli.output import seconds, show_columns, show_json
+from kybernate.cli.output import seconds, show_columns, show_json, size
 from kybernate.node import cuda
 
 HELP = {
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Do the CUDA driver's steps on processes of this node.", no_args_is_help=True)
     for verb in cuda.VERBS:
         group.command(name=verb, help=HELP[verb])(_command(verb))
+    group.command(help="List the GPUs of this node and what their memory holds.")(gpus)
     app.add_typer(group, name="cuda")
 
 
@@ -44,6 +46,22 @@ def _command(verb: str):  # type: ignore[no-untyped-def]  # typer reads the inne
             _show(done)
 
     return command
+
+
+def gpus(as_json: Json = False) -> None:
+    found = cuda.gpus()
+    if as_json:
+        show_json(
+            [{**asdict(gpu), "holdings": [{"pid": p, "bytes": b} for p, b in gpu.holdings.items()]} for gpu in found]
+        )
+        return
+    show_columns(
+        ("GPU", "MODEL", "FREE", "OF", "PIDS"),
+        [
+            (gpu.uuid, gpu.name, size(gpu.free_bytes or 0), size(gpu.total_bytes), " ".join(map(str, gpu.holdings)))
+            for gpu in found
+        ],
+    )
 
 
 def _show(done: cuda.Done) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kybernate.node.failure import Failure
 from kybernate_shim.cuda import sequence
-from kybernate_shim.cuda.client import SOCKET, CudaHelper, State, cuda_helper
+from kybernate_shim.cuda.client import SOCKET, CudaHelper, Gpu, State, cuda_helper
 from kybernate_shim.cuda.errors import CudaError, CudaUnavailable
 
 VERBS = ("state", "lock", "checkpoint", "restore", "unlock", "suspend", "resume")
@@ -47,6 +47,19 @@ def run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path = SOCKET) 
     Raises StepFailed, whose state says how the processes are now, and DriverUnavailable.
     """
     return asyncio.run(_run(verb, pids, timeout_ms, socket))
+
+
+def gpus(socket: Path = SOCKET) -> tuple[Gpu, ...]:
+    """Return the GPUs of the node. Raises DriverUnavailable."""
+
+    async def ask() -> tuple[Gpu, ...]:
+        async with cuda_helper(socket) as helper:
+            return (await helper.info()).gpus
+
+    try:
+        return asyncio.run(ask())
+    except CudaError as error:
+        raise DriverUnavailable(str(error)) from error
 
 
 async def _run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path) -> Done:

@@ -1,0 +1,69 @@
+"""Packs what a machine with GPUs lacks: `python -m tests.gpu.kit` makes build/gpu-kit, about 40 MB.
+
+Programs (containerd, runc, CRIU) and the libraries below them come from the root of the lab's stable lane, Python
+packages from the package index, as wheels for the Python of the machine. `tests/gpu/run` unpacks both over there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+from tests.lab import wheels
+from tests.lab.failure import check
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+KIT = CHECKOUT / "build/gpu-kit"
+PROGRAMS = ("containerd", "ctr", "runc", "criu")
+LANE = "trixie"
+# Of the C library, which every machine has, and which must not come from elsewhere.
+OWN = re.compile(r"/(ld-linux|libc|libm|libdl|libpthread|librt|libresolv)[.-]")
+
+
+def main() -> None:
+    """Pack; with --programs, in the lab, only what is there."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--python", default="3.12", help="version on the machine (3.12)")
+    parser.add_argument("--into", type=Path, default=KIT, help="inside build/ (build/gpu-kit)")
+    parser.add_argument("--programs", type=Path, metavar="ARCHIVE", help="write the programs of this root")
+    arguments = parser.parse_args()
+    if arguments.programs:
+        pack_programs(arguments.programs)
+        return
+    kit = arguments.into.absolute()
+    kit.mkdir(parents=True, exist_ok=True)
+    inside = f"/src/{kit.relative_to(CHECKOUT)}/programs.tar.xz"
+    check([CHECKOUT / "tests/lab/run", LANE, "--", "python3", "-m", "tests.gpu.kit", "--programs", inside])
+    needs = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wheels.download(needs, arguments.python, kit / "wheels")
+    size = sum(path.stat().st_size for path in kit.rglob("*"))
+    print(f"{kit}: {size / 1e6:.0f} MB")
+
+
+def pack_programs(archive: Path) -> None:
+    """Write PROGRAMS to libexec/ and the libraries that they load to lib/ of an archive."""
+    found = [_which(name) for name in PROGRAMS]
+    libraries = {library for program in found for library in _libraries(program)}
+    with tarfile.open(archive, "w:xz") as tar:
+        for program in found:
+            tar.add(program.resolve(), f"libexec/{program.name}")
+        for library in sorted(libraries):
+            tar.add(library.resolve(), f"lib/{library.name}")
+
+
+def _which(name: str) -> Path:
+    return Path(subprocess.check_output(["sh", "-c", f"command -v {name}"], text=True).strip())
+
+
+def _libraries(program: Path) -> list[Path]:
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return [Path(path) for path in re.findall(r"=> (/\S+)", loaded) if not OWN.search(path)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

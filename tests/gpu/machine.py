@@ -1,0 +1,164 @@
+"""A node on a machine with GPUs: containerd with our shim from a kit, and an image whose content is the machine's own.
+
+The machine needs root, the driver, a `python3` with torch and cuda-bindings, and no network.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab import oci
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+IMAGE = "localhost:5000/machine:latest"
+START_SECONDS = 30
+# Directories of the machine that a container sees, where they exist; what leads to them by links is in the image.
+SHARED = ("/usr", "/opt", "/etc", "/root")
+LINKS = ("bin", "sbin", "lib", "lib64")
+DRIVER = Path("/usr/local/nvidia")
+
+CONFIG = """version = 2
+root = "{root}/var"
+state = "{root}/run"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{root}/opt"
+"""
+
+
+class NotStarted(Exception):
+    """containerd did not come up; shows the end of its log."""
+
+
+@dataclass
+class Machine:
+    """A running node. `root` holds everything that belongs to it, on a filesystem that overlays may lie on."""
+
+    root: Path
+    environment: dict[str, str]
+    containerd: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, root: Path, kit: Path) -> Machine:
+        """Unpack the kit, start containerd and import the image. Raises NotStarted."""
+        root.mkdir(parents=True, exist_ok=True)
+        environment = _unpack(root, kit)
+        (root / "config.toml").write_text(CONFIG.format(root=root))
+        Path("/etc/kybernate").mkdir(exist_ok=True)
+        Path("/etc/kybernate/shim.toml").write_text('runtime = "runc"\n')  # the devices are given one by one
+        Path("/etc/criu").mkdir(exist_ok=True)
+        # Connections stay inside a container, whose processes all stand still: nobody can write to them meanwhile.
+        Path("/etc/criu/runc.conf").write_text("network-lock skip\n")
+        with (root / "containerd.log").open("wb") as log:
+            containerd = subprocess.Popen(
+                ["containerd", "--config", root / "config.toml"], env=environment, stdout=log, stderr=log
+            )
+        machine = cls(root, environment, containerd)
+        machine._await()
+        archive = root / "image.tar"
+        oci.write_archive(oci.image("machine", _layer(), Env=["PATH=/usr/bin:/bin"], Cmd=["sh"]), archive)
+        machine("ctr", "images", "import", str(archive))
+        return machine
+
+    def __call__(self, *argv: str, status: int | None = 0, seconds: float = 300) -> str:
+        """Run a program of the node and return its stdout; AssertionError with both outputs for another status."""
+        done = subprocess.run(
+            argv,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        said = f"{' '.join(argv)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert status is None or done.returncode == status, said
+        return done.stdout if status in (0, None) else done.stdout + done.stderr
+
+    def stop(self) -> None:
+        """End containerd; containers are gone by then."""
+        self.containerd.terminate()
+        self.containerd.wait(30)
+
+    def log(self) -> str:
+        return "\n".join((self.root / "containerd.log").read_text(errors="replace").splitlines()[-40:])
+
+    def _await(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        while subprocess.run(["ctr", "version"], env=self.environment, capture_output=True, check=False).returncode:
+            if self.containerd.poll() is not None or time.monotonic() > until:
+                raise NotStarted(self.log())
+            time.sleep(0.1)
+
+
+def mounts(paths: Sequence[str] = ()) -> list[str]:
+    """Return ctr's flags that show the machine's directories, and `paths`, in a container."""
+    shown = [path for path in (*SHARED, *paths) if Path(path).is_dir() and not Path(path).is_symlink()]
+    return [word for path in shown for word in ("--mount", f"type=bind,src={path},dst={path},options=rbind:ro")]
+
+
+def _unpack(root: Path, kit: Path) -> dict[str, str]:
+    """Put programs and packages into `root` and return the environment that uses them."""
+    with tarfile.open(kit / "programs.tar.xz") as tar:
+        tar.extractall(root, filter="data")
+    programs = root / "bin"
+    programs.mkdir(exist_ok=True)
+    site = root / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--target", site]
+    subprocess.run([*pip, *sorted((kit / "wheels").glob("*.whl"))], check=True)
+    for program in (root / "libexec").iterdir():
+        _script(programs / program.name, f'LD_LIBRARY_PATH={root}/lib exec {program} "$@"')
+    for name, module in (("containerd-shim-kybernate-v1", "kybernate_shim.__main__"), ("kybernate", "kybernate.cli")):
+        _script(
+            programs / name, f'exec {sys.executable} -c "import sys; from {module} import main; sys.exit(main())" "$@"'
+        )
+    libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
+    before = os.environ.get("LD_LIBRARY_PATH", "")
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{site}:{CHECKOUT}",
+        "LD_LIBRARY_PATH": ":".join(filter(None, [before, *libraries])),
+        "CONTAINERD_ADDRESS": "/run/containerd/containerd.sock",
+    }
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def _layer() -> bytes:
+    """Return the image's only layer: mount points, and the machine's links at the top, such as lib -> usr/lib."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in ("dev", "proc", "sys", "run", "tmp", "var", *(path.lstrip("/") for path in SHARED)):
+            oci.add(tar, name, type=tarfile.DIRTYPE, mode=0o1777 if name == "tmp" else 0o755)
+        for name in LINKS:
+            if Path("/", name).is_symlink():
+                oci.add(tar, name, type=tarfile.SYMTYPE, linkname=str(Path("/", name).readlink()))
+    return content.getvalue()
+
+
+def filesystem_for_overlays() -> Path:
+    """Return a directory where containerd can keep its snapshots: the root filesystem may itself be an overlay."""
+    for place in (Path("/var/lib"), Path("/mnt"), Path("/dev/shm")):
+        kind = subprocess.run(["stat", "-f", "-c", "%T", place], capture_output=True, text=True, check=False).stdout
+        if place.is_dir() and kind.strip() not in ("overlayfs", ""):
+            return place / "kybernate-gpu"
+    return Path("/run/kybernate-gpu")
+
+
+def remove(root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,127 @@
+"""Runs the scenarios one after the other and writes RESULTS.md: card, driver, versions, seconds per step, date."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.gpu import scenarios
+from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
+from tests.gpu.scenarios import PAYLOAD, Bench
+
+SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+PRETENDED = "computes.py"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return 0 when every scenario has passed."""
+    arguments = _arguments(argv)
+    root = arguments.root or filesystem_for_overlays()
+    machine = Machine.start(root, arguments.kit)
+    failures: dict[str, str] = {}
+    try:
+        bench = _bench(machine, arguments)
+        gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
+        wanted = [*scenarios.ONE_GPU, *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ())]
+        for scenario in wanted:
+            if failure := _attempt(scenario, bench):
+                failures[scenario.__name__] = failure
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "RESULTS.md").write_text(_report(bench, gpus, [one.__name__ for one in wanted], failures))
+    finally:
+        if failures:
+            print(machine.log(), file=sys.stderr)
+        machine.stop()
+        remove(root)
+    return 1 if failures else 0
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests/gpu/run", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kit", type=Path, default=CHECKOUT / "build/gpu-kit", help="made by python -m tests.gpu.kit")
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "build/gpu", help="where RESULTS.md goes")
+    parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
+    parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
+    parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
+    return parser.parse_args(argv)
+
+
+def _bench(machine: Machine, arguments: argparse.Namespace) -> Bench:
+    images = machine.root / "images"
+    images.mkdir(exist_ok=True)
+    libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
+    flags = ["--device", "/dev/nvidia0"]
+    for name in SHARED_DEVICES:
+        if Path("/dev", name).exists():
+            flags += ["--device", f"/dev/{name}"]
+    if arguments.pretended:
+        libraries = [str(arguments.pretended)]
+        flags += ["--mount", "type=bind,src=/run/fake-cuda,dst=/run/fake-cuda,options=rbind:rw"]
+        program = [sys.executable, str(arguments.pretended / PRETENDED)]
+    else:
+        flags += ["--mount", f"type=bind,src={CHECKOUT},dst={CHECKOUT},options=rbind:ro"]
+        program = [sys.executable, str(PAYLOAD)]
+    flags += ["--env", f"LD_LIBRARY_PATH={':'.join(libraries)}", "--env", "HOME=/tmp"]
+
+    def payload(what: str) -> list[str]:
+        if not arguments.pretended:
+            return [*program, what, str(arguments.mib)]
+        if what == "one":
+            return [*program, str(min(arguments.mib, 2)), "20"]
+        both = " ".join(f'({" ".join(program)} 1 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
+        return ["sh", "-c", f"{both} wait"]
+
+    return Bench(machine, images, payload, flags, arguments.mib)
+
+
+def _attempt(scenario: Callable[[Bench], None], bench: Bench) -> str:
+    begin = time.monotonic()
+    try:
+        scenario(bench)
+    except Exception as error:  # noqa: BLE001  # the others are still of interest, and the report names this one
+        print(f"FAILED {scenario.__name__} after {time.monotonic() - begin:.1f} s", flush=True)
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    print(f"passed {scenario.__name__} in {time.monotonic() - begin:.1f} s", flush=True)
+    return ""
+
+
+def _report(bench: Bench, gpus: Sequence[dict[str, object]], names: Sequence[str], failures: dict[str, str]) -> str:
+    doctor = json.loads(bench.kybernate("doctor", "--json", status=None))
+    facts = [f"- {one['subject']}: {one['found']}".replace("\n", " / ") for one in doctor]
+    rows = [
+        f"| {name} | {step} | {seconds:.3f} | {moved / 2**20:.0f} | {_rate(seconds, moved)} |"
+        for name, step, seconds, moved in bench.rows
+    ]
+    passed = [f"- {name}: {'FAILED: ' + failures[name] if name in failures else 'passed'}" for name in names]
+    return "\n".join(
+        [
+            "# A run on real GPUs",
+            "",
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {len(gpus)} GPUs, {os.cpu_count()} cores, {bench.mib} MiB each.",
+            "",
+            *facts,
+            "",
+            "## Scenarios",
+            "",
+            *passed,
+            "",
+            "## Steps",
+            "",
+            "| scenario | step | seconds | MiB | GB/s |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _rate(seconds: float, moved: int) -> str:
+    return f"{moved / seconds / 1e9:.2f}" if moved and seconds else ""

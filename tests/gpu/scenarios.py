@@ -1,0 +1,229 @@
+"""What must hold on real GPUs, one function a scenario; each returns the rows of its measured steps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.machine import IMAGE, Machine, mounts
+
+PAYLOAD = Path(__file__).with_name("payload.py")
+START_SECONDS = 120
+GO_ON_SECONDS = 60
+IDLE_MARGIN = 64 << 20  # bytes by which a card may differ from its idle figure
+SAFE = ["--annotation", "kybernate.io/nccl-safe=true"]
+
+Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
+
+
+@dataclass
+class Bench:
+    """What scenarios work with: the node, how to start the payload, and where images go."""
+
+    machine: Machine
+    images: Path
+    payload: Callable[..., list[str]]
+    flags: list[str]
+    mib: int
+    rows: list[Row] = field(default_factory=list)
+
+    def kybernate(self, *argv: str, status: int | None = 0) -> str:
+        return self.machine("kybernate", *argv, status=status)
+
+    def checkpoint(self, name: str, id: str, image: Path, *flags: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(
+            self.kybernate("checkpoint", id, str(image), "--no-rootfs", "--json", *flags)
+        )
+        self.note(name, answer["steps"])
+        self.rows.append((name, "whole checkpoint", answer["seconds"], answer["bytes"]))
+        return answer
+
+    def note(self, name: str, steps: Sequence[dict[str, Any]]) -> None:
+        self.rows.extend((name, step["name"], step["seconds"], step["bytes"]) for step in steps)
+
+    def in_use(self) -> dict[str, int]:
+        """Return the bytes in use on each GPU, as the driver counts them."""
+        found = json.loads(self.kybernate("cuda", "gpus", "--json"))
+        return {gpu["uuid"]: gpu["total_bytes"] - gpu["free_bytes"] for gpu in found}
+
+    def await_idle(self, idle: dict[str, int]) -> None:
+        await_true(lambda: all(used <= idle[uuid] + IDLE_MARGIN for uuid, used in self.in_use().items()), "idle")
+
+
+@dataclass
+class Container:
+    """A container that computes, by its log on the host."""
+
+    bench: Bench
+    id: str
+    log: Path
+
+    def steps(self) -> list[int]:
+        """Return each program's last step; a step left out or a wrong figure fails."""
+        last: dict[str, tuple[int, str]] = {}
+        for line in self.log.read_text().split("\n")[:-1] if self.log.exists() else []:
+            found = re.fullmatch(r"(?:(\d+): )?step (\d+) (?:sum|checksum) (\w+)", line)
+            if found is None and not line.startswith(("wrong", "Traceback")):
+                continue  # a library's own words
+            assert found is not None, self.log.read_text()[-3000:]
+            name, step, figure = found[1] or "", int(found[2]), found[3]
+            if name in last:
+                assert step == last[name][0] + 1, f"{line} follows {last[name]}"
+                assert figure == last[name][1] or "checksum" in line, f"{line} follows {last[name]}"
+            last[name] = step, figure
+        return sorted(step for step, _ in last.values())
+
+    def computes_on(self, programs: int = 1) -> None:
+        before = self.steps() or [0] * programs
+        await_true(
+            lambda: (
+                len(now := self.steps()) == programs
+                and all(new > old + 3 for new, old in zip(now, before, strict=True))
+            ),
+            f"{self.id} computes on from {before}",
+            seconds=GO_ON_SECONDS,
+            shown=lambda: self.log.read_text()[-2000:] if self.log.exists() else "no output",
+        )
+
+
+def await_true(
+    look: Callable[[], bool], what: str, *, seconds: float = 30, shown: Callable[[], str] = lambda: ""
+) -> None:
+    until = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < until, f"not after {seconds:g} s: {what}\n{shown()}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def container(
+    bench: Bench, name: str, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None
+) -> Iterator[Container]:
+    """Run the payload, or `argv`, in a container of that name until it computes."""
+    log = log or bench.images / f"{name}.log"
+    ctr = [
+        "ctr", "run", "-d", "--runtime", "io.containerd.kybernate.v1", "--log-uri", f"file://{log}",
+        *mounts(), *bench.flags, *flags, IMAGE, name, *argv,
+    ]  # fmt: skip
+    try:
+        bench.machine(*ctr)
+        one = Container(bench, name, log)
+        await_true(
+            lambda: len(one.steps()) == programs,
+            f"{name} computes",
+            seconds=START_SECONDS,
+            shown=lambda: log.read_text()[-2000:] if log.exists() else "no output",
+        )
+        yield one
+    finally:
+        bench.machine("ctr", "task", "kill", "-s", "SIGKILL", "-a", name, status=None)
+        await_true(lambda: _removed(bench, name), f"{name} is removed")
+        bench.machine("ctr", "container", "rm", name, status=None)
+
+
+def _removed(bench: Bench, name: str) -> bool:
+    bench.machine("ctr", "task", "rm", "-f", name, status=None)
+    return name not in bench.machine("ctr", "task", "ls")
+
+
+@contextmanager
+def restored(
+    bench: Bench, name: str, image: Path, log: Path, *, programs: int = 1, flags: Sequence[str] = ()
+) -> Iterator[Container]:
+    """Restore an image into a new container, and note the seconds until it is running."""
+    begin = time.monotonic()
+    wanted = ["--annotation", f"kybernate.io/restore-from={image}", *flags]
+    with container(bench, name, "/never/run", programs=programs, flags=wanted, log=log) as one:
+        bench.rows.append((name, "start to computing", time.monotonic() - begin, 0))
+        one.computes_on(programs)
+        yield one
+
+
+# -- one GPU ----------------------------------------------------------------------------------------------------------
+
+
+def exit_and_restore(bench: Bench) -> None:
+    """ctr's checkpoint and ours: the container is gone, the card idle, and a new container goes on."""
+    name, image = "exit-and-restore", bench.images / "exit"
+    idle = bench.in_use()
+    with container(bench, name, *bench.payload("one")) as one:
+        checkpoint = bench.machine("ctr", "task", "checkpoint", name).strip()
+        one.computes_on()
+        bench.machine("ctr", "images", "rm", "--sync", checkpoint)
+        bench.checkpoint(name, name, image, "--exit")
+        bench.await_idle(idle)
+    with restored(bench, f"{name}-2", image, one.log):
+        pass
+    shutil.rmtree(image)
+
+
+def leave_running(bench: Bench) -> None:
+    name, image = "leave-running", bench.images / "leave"
+    with container(bench, name, *bench.payload("one")) as one:
+        bench.checkpoint(name, name, image)
+        one.computes_on()
+    shutil.rmtree(image)
+
+
+def suspend_and_resume(bench: Bench) -> None:
+    name, idle = "suspend-resume", bench.in_use()
+    with container(bench, name, *bench.payload("one")) as one:
+        for _ in range(3):
+            bench.note(name, json.loads(bench.kybernate("suspend", name, "--json"))["steps"])
+            bench.await_idle(idle)
+            bench.note(name, json.loads(bench.kybernate("resume", name, "--json"))["steps"])
+            one.computes_on()
+
+
+def two_processes(bench: Bench) -> None:
+    name, image = "two-processes", bench.images / "two"
+    with container(bench, name, *bench.payload("two"), programs=2) as one:
+        bench.checkpoint(name, name, image, "--exit")
+    with restored(bench, f"{name}-2", image, one.log, programs=2):
+        pass
+    shutil.rmtree(image)
+
+
+# -- two GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def move(bench: Bench) -> None:
+    """From GPU 0 to GPU 1 after the dump, by the devices of the new container."""
+    name, image = "move", bench.images / "move"
+    before = list(bench.in_use().values())
+    with container(bench, name, *bench.payload("one")) as one:
+        bench.checkpoint(name, name, image, "--exit")
+    bench.flags = [flag.replace("/dev/nvidia0", "/dev/nvidia1") for flag in bench.flags]
+    try:
+        with restored(bench, f"{name}-2", image, one.log):
+            used = list(bench.in_use().values())
+            assert used[1] > before[1] + IDLE_MARGIN, f"GPU 1 holds {used[1]} bytes, and held {before[1]}"
+    finally:
+        bench.flags = [flag.replace("/dev/nvidia1", "/dev/nvidia0") for flag in bench.flags]
+        shutil.rmtree(image)
+
+
+def nccl(bench: Bench) -> None:
+    """Two ranks: refused as they are, restored with the environment that is safe."""
+    name, image = "nccl", bench.images / "nccl"
+    both = ["--device", "/dev/nvidia1", "--cap-add", "CAP_NET_ADMIN"]
+    with container(bench, name, *bench.payload("ranks"), programs=2, flags=both) as one:
+        said = bench.kybernate("checkpoint", name, str(image), "--no-rootfs", status=1)
+        assert "NCCL" in said, said
+        one.computes_on(2)
+    with container(bench, f"{name}-safe", *bench.payload("ranks"), programs=2, flags=[*both, *SAFE]) as one:
+        bench.checkpoint(name, one.id, image, "--exit", "--tcp", "established")  # the ranks' own, through lo
+    with restored(bench, f"{name}-2", image, one.log, programs=2, flags=[*both, *SAFE]):
+        pass
+    shutil.rmtree(image)
+
+
+ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes)
+TWO_GPUS = (move, nccl)
