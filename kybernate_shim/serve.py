@@ -22,8 +22,8 @@ from kybernate_shim.task.shim_service import ShimService
 from kybernate_shim.ttrpc import Server
 
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
-FLUSH_SECONDS = 2.0
-UNWANTED_SECONDS = 10.0
+FLUSH_SECONDS = 10.0
+UNWANTED_SECONDS, UNWANTED_LOOKS = 10.0, 3
 
 
 def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
@@ -98,13 +98,18 @@ class Daemon:
         return 0
 
     async def _end_if_unwanted(self) -> None:
-        """End a daemon that never got a container: where containerd fails between `start` and Create, it forgets us."""
-        while not self._service.containers:
+        """End a daemon that never got a container: where containerd fails between `start` and Create, it forgets us.
+
+        Not at once while a client is connected, because a busy node may be slow; containerd forgets connections, too.
+        """
+        for _ in range(UNWANTED_LOOKS):
             await asyncio.sleep(UNWANTED_SECONDS)
-            if not (self._service.containers or self._service.creating or self._server.connected):
-                self._log.warning("shim.unwanted", error=f"nobody called for {UNWANTED_SECONDS:g} s")
-                await self._shut_down()
+            if self._service.containers or self._service.creating:
                 return
+            if not self._server.connected:
+                break
+        self._log.warning("shim.unwanted", error="containerd asked for no container")
+        await self._shut_down()
 
     async def _shut_down(self) -> None:
         """Free the address before the caller is answered: the pod's next container must not find a dying daemon.
