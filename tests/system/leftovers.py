@@ -45,7 +45,7 @@ class Snapshot:
                 for root in (STATE, Path("/var/lib/containerd"))
                 for path in (root / "io.containerd.runtime.v2.task").glob("*/*")
             ),
-            runtime_state=frozenset(str(path) for root in RUNTIME_STATE for path in Path(root).glob("*/*")),
+            runtime_state=frozenset(_runtime_state()),
             scratch=frozenset(_scratch()),
             addresses=frozenset(_leases()),
         )
@@ -99,6 +99,12 @@ def _scratch() -> list[str]:
     """Return the shims' own files, but for what they remember of programs' versions for the whole node."""
     found = [path for root in SCRATCH for path in Path(root).glob("**/*")]
     return [str(path) for path in found if VERSIONS not in (path, path.parent)]
+
+
+def _runtime_state() -> list[str]:
+    """Return what the OCI runtimes remember; newer crun keeps one hidden directory for all containers of a root."""
+    found = (path for root in RUNTIME_STATE for path in Path(root).glob("*/*"))
+    return [str(path) for path in found if not path.name.startswith(".")]
 
 
 def _cgroups() -> list[str]:

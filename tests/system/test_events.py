@@ -61,16 +61,22 @@ def never_started(ctr: Ctr, id: str) -> None:
     ids=lambda life: life.__name__,
 )
 def test_stream_is_that_of_the_stock_shim(events: Events, life: Callable[[Ctr, str], None]) -> None:
-    streams = []
-    for runtime in (KYBERNATE, STOCK):
-        ctr = Ctr(runtime=runtime)
-        id = ctr.new_id()
-        life(ctr, id)
-        last = Ctr(runtime=runtime).new_id("last")
-        run(ctr.run_argv(last, "true", flags=["--rm"]))  # what comes after it cannot belong to `id` any more
-        eventually(lambda last=last: "delete" in events.topics(last))
-        streams.append([(topic, comparable(event, id)) for topic, event in events.of(id)])
-    assert streams[0] == streams[1]
+    ours = stream(events, KYBERNATE, life)
+    for _ in range(5):
+        stock = stream(events, STOCK, life)
+        if len(stock) == len(ours):
+            break  # containerd's own shim at times ends before it has sent its last event
+    assert ours == stock
+
+
+def stream(events: Events, runtime: str, life: Callable[[Ctr, str], None]) -> Told:
+    """Return all that is told of one such life under `runtime`, in a form that can be compared."""
+    id = Ctr().new_id()
+    life(Ctr(runtime=runtime), id)
+    last = Ctr().new_id("last")
+    run(Ctr().run_argv(last, "true", flags=["--rm"]))  # what comes after it cannot belong to `id` any more
+    eventually(lambda: "delete" in events.topics(last))
+    return [(topic, comparable(event, id)) for topic, event in events.of(id)]
 
 
 def comparable(value: Any, id: str) -> Any:

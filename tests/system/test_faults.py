@@ -15,6 +15,7 @@ import pytest
 from tests.lab.node import Containerd
 from tests.system.cri import Cri
 from tests.system.ctr import BUNDLES, CommandFailed, Ctr, Events, eventually, run
+from tests.system.leftovers import Snapshot, assert_nothing_left
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
 NO_FIFOS = ["--null-io"]  # ctr removes its FIFOs with the task; containerd, which removes it here, knows none of them
@@ -181,8 +182,11 @@ def disk_with_room_for(pages: int) -> Iterator[None]:
 
 
 def test_full_disk_at_create_is_reported(ours: Ctr) -> None:
-    """With every page more, the disk is full one step later: in containerd, in the shim, in the runtime."""
-    refusals = []
+    """With every page more, the disk is full one step later: in containerd, in the shim, in the runtime.
+
+    A daemon that containerd itself could not take note of ends on its own, after some time.
+    """
+    before, refusals = Snapshot.take(), []
     for pages in range(1, 40):
         with disk_with_room_for(pages):
             try:
@@ -192,3 +196,4 @@ def test_full_disk_at_create_is_reported(ours: Ctr) -> None:
                 refusals.append(str(failed).lower())
     assert len(refusals) >= 4
     assert [refusal for refusal in refusals if "no space left" not in refusal] == []
+    assert_nothing_left(before, seconds=60)
