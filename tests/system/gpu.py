@@ -22,6 +22,7 @@ from tests.system.checkpoints import PYTHON, ask
 from tests.system.ctr import BUNDLES, Ctr, eventually
 
 LIBRARIES = Path("/usr/local/lib/fake-cuda")  # on the node, found through ldconfig as a driver's are
+LOADER = Path("/etc/ld.so.conf.d/fake-cuda.conf")
 CARDS = Path("/run/fake-cuda")  # where the driver looks without being told
 SOCKET = Path("/run/kybernate/cuda.sock")
 INSIDE = "/opt/cuda"
@@ -55,7 +56,7 @@ def install_driver() -> Cards:
         source = built / name if (built / name).exists() else Path(__file__).parents[1] / "fakes/cuda" / name
         shutil.copy(source, LIBRARIES)
     subprocess.run(["gcc", "-shared", "-o", LIBRARIES / "libnccl.so.2", "-x", "c", os.devnull], check=True)
-    Path("/etc/ld.so.conf.d/fake-cuda.conf").write_text(f"{LIBRARIES}\n")
+    LOADER.write_text(f"{LIBRARIES}\n")
     subprocess.run(["ldconfig"], check=True)
     RUNTIME.write_text(RUNTIME_SOURCE)
     RUNTIME.chmod(0o755)
@@ -64,6 +65,18 @@ def install_driver() -> Cards:
         node.touch()
         subprocess.run(["mount", "--bind", "/dev/null", node], check=True)
     return Cards.create(CARDS, size=512 << 20)
+
+
+def remove_driver() -> None:
+    """Make it a node without cards again."""
+    LOADER.unlink()
+    subprocess.run(["ldconfig"], check=True)
+    for index in range(2):
+        subprocess.run(["umount", f"/dev/nvidia{index}"], check=True)
+        Path(f"/dev/nvidia{index}").unlink()
+    RUNTIME.unlink()
+    shutil.rmtree(LIBRARIES)
+    shutil.rmtree(CARDS)
 
 
 def helpers() -> list[psutil.Process]:

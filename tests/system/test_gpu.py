@@ -32,6 +32,7 @@ def node() -> Iterator[Cards]:
     kybernate("cuda", "state", "--pid", str(os.getpid()))
     yield cards
     gpu.forget_helper()
+    gpu.remove_driver()
 
 
 @pytest.fixture
