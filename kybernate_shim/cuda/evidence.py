@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 VARIABLES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "WORLD_SIZE")
-LIBRARIES = ("libcuda.so", "libnccl", "libnvshmem")
+LIBRARIES = ("libcuda.so", "libnccl", "nvshmem_bootstrap", "nvshmem_transport")
 ESTABLISHED = "01"
 
 

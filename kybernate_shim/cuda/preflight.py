@@ -189,8 +189,13 @@ def _communicator_signs(process: Evidence) -> Iterator[str]:
 
 
 def _peer_memory(processes: Sequence[Evidence]) -> Iterator[Objection]:
+    """Object to memory that GPUs reach in each other.
+
+    NVSHMEM loads a bootstrap and transports when a program begins to use it; its host library proves nothing, because
+    every PyTorch program maps it.
+    """
     for process in processes:
-        if library := process.maps("libnvshmem"):
+        if library := process.maps("nvshmem_"):
             yield Objection(
                 "NVSHMEM", f"process {process.pid} maps {library}", "peer memory is not restored", certain=False
             )

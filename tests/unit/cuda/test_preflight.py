@@ -14,7 +14,7 @@ from kybernate_shim.cuda.preflight import NCCL_SAFE, Objection, PreflightRefused
 
 GIB = 1 << 30
 NODE = CudaInfo("580.159.04", 13000, (Gpu("GPU-a", "H200", 80 * GIB, 70 * GIB, False, 0),), ())
-TORCH = frozenset({"/usr/lib/libcuda.so.1", "/opt/torch/libnccl.so.2"})
+TORCH = frozenset({"/usr/lib/libcuda.so.1", "/opt/torch/libnccl.so.2", "/opt/torch/libnvshmem_host.so.3"})
 SUBJECT = Subject(NODE, [Evidence(7, "python", TORCH)], [], ["GPU-a"], 10 * GIB, Headroom(20 * GIB, "memory.max of /x"))
 PAIR = frozenset({"/dev/shm/nccl-AbC"})
 
@@ -93,7 +93,12 @@ def test_each_sign_of_a_communicator_is_enough(changes: dict[str, Any]) -> None:
             {"cuda": process(descriptors=frozenset({"/dev/nvidia-caps-imex-channels/channel0"}))},
             "multicast or fabric memory", False, "IMEX",
         ),
-        ({"cuda": process(libraries=TORCH | {"/x/libnvshmem_host.so.3"})}, "NVSHMEM", False, "libnvshmem_host"),
+        (
+            {"cuda": process(libraries=TORCH | {"/x/nvshmem_bootstrap_uid.so.3"})},
+            "NVSHMEM",
+            False,
+            "nvshmem_bootstrap_uid",
+        ),
         (
             {"cuda": [Evidence(pid, segments=frozenset({"/dev/shm/cuda.shm.0.1"})) for pid in (7, 8)]},
             "CUDA IPC", False, "processes 7, 8",
