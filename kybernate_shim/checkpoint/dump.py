@@ -299,14 +299,15 @@ def _finish(
     for name in (LOG, STATISTICS):
         if (request.work / name).exists() and not (request.image / name).exists():
             shutil.copyfile(request.work / name, request.image / name)
+    processes = criu_images.processes(request.image)
+    there = {process.pid for process in processes}  # one that has ended since it was locked waits for no GPU
     spec = without_claim(target.spec.document)
     (request.image / SPEC).write_text(json.dumps(spec, separators=(",", ":"), ensure_ascii=False))
     manifest = replace(
         look.manifest,
         stdio=_stdio_kinds(request.image / "descriptors.json"),
-        processes=tuple(
-            Process(process.pid, process.name, process.rss_bytes) for process in criu_images.processes(request.image)
-        ),
+        processes=tuple(Process(process.pid, process.name, process.rss_bytes) for process in processes),
+        cuda_processes=tuple(one for one in detached.cuda_processes if one.pid in there) if detached else (),
         gpus=detached.gpus if detached else (),
         machine_gpus=detached.machine_gpus if detached else (),
         files=digester.files(request.image, payload_names(request.image)),

@@ -11,10 +11,11 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.checkpoint.compat import Finding
+from kybernate_shim.checkpoint.gpu_accounts import Accounts, draw_up, inner_pid, own_memory
 from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory, Manifest
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
@@ -48,14 +49,22 @@ class NothingToResume(Exception):
 class Left:
     """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
 
-    gpus: tuple[Gpu, ...] = ()
+    accounts: Accounts = field(default_factory=Accounts)
     machine_gpus: tuple[str, ...] = ()
     pids: Sequence[int] = ()
     gone: bool = False
 
     @property
+    def cuda_processes(self) -> tuple[GpuMemory, ...]:
+        return self.accounts.processes
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self.accounts.gpus
+
+    @property
     def vram_bytes(self) -> int:
-        return sum(process.bytes for gpu in self.gpus for process in gpu.processes)
+        return self.accounts.vram_bytes
 
 
 class CudaAccelerator:
@@ -130,7 +139,7 @@ class CudaAccelerator:
                 found = await cuda_processes(helper, target.cgroup.processes())
                 self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
-                gpus = _manifest_gpus(info, active, (self.suspended or Left()).gpus)
+                memory = own_memory(active)
             limits = self._limits
             if lock_seconds:
                 limits = sequence.Limits(lock_seconds, limits.checkpoint, limits.restore, limits.unlock)
@@ -138,7 +147,11 @@ class CudaAccelerator:
                 done = await sequence.suspend(helper, target.cgroup.processes, limits, note=self._note)
         except CudaError as error:
             raise self._failed(error) from error
-        left = Left(gpus, tuple(gpu.uuid for gpu in info.gpus), done.pids)
+        grown = {pid: after - memory[pid] for pid, after in own_memory(done.pids).items() if pid in memory}
+        waiting = [process.pid for process in found if process.state is State.CHECKPOINTED]
+        before = (self.suspended or Left()).accounts
+        accounts = draw_up(info, [*waiting, *done.pids], grown, self._usable(info), before)
+        left = Left(accounts, tuple(gpu.uuid for gpu in info.gpus), done.pids)
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
 
@@ -150,12 +163,19 @@ class CudaAccelerator:
         active = {process.pid for process in found if process.state is not State.CHECKPOINTED}
         seen = {one.pid: one for one in evidence.look(pids)}
         used = [gpu for gpu in info.gpus if active & gpu.holdings.keys()]
+        told = bool(used) or not active
+        if not told:
+            usable = self._usable(info)
+            used = [gpu for gpu in info.gpus if gpu.uuid in usable]
         subject = preflight.Subject(
             node=info,
             cuda=[seen[pid] for pid in cuda if pid in seen],
             others=[one for pid, one in seen.items() if pid not in cuda],
             gpus=[gpu.uuid for gpu in used],
-            vram_bytes=sum(gpu.holdings.get(pid, 0) for gpu in used for pid in active),
+            vram_bytes=sum(
+                sum(gpu.holdings.get(pid, 0) for pid in active) if told else gpu.used_bytes for gpu in used
+            ),
+            told=told,
             room=headroom(cgroup),
             denied_drivers=self._settings.denied_drivers,
         )
@@ -184,7 +204,7 @@ class CudaAccelerator:
         """Bring back what is checkpointed, and unlock what is only locked."""
         steps: list[sequence.Step] = []
         try:
-            async with claimed([gpu.uuid for gpu in left.gpus if gpu.processes]):
+            async with claimed([gpu.uuid for gpu in left.gpus]):
                 node = (await helper.info()).gpus
                 gpu_map.require_room(gpu_map.Plan((), {gpu.uuid: _bytes(gpu) for gpu in left.gpus}), node)
                 waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED, among=left.pids)
@@ -233,15 +253,16 @@ class CudaAccelerator:
     async def attach(self, manifest: Manifest, operation: Operation) -> None:
         """Bring restored processes onto the GPUs of their new container. Raises NotBack with them still off."""
         assert self._target.cgroup is not None
-        wanted = {process.pid for gpu in manifest.gpus for process in gpu.processes}
+        wanted = {process.pid for process in manifest.cuda_processes}
         try:
             async with self._helper() as helper:
                 info = await helper.info()
                 plan = self._plan(manifest, info)
                 waiting = await self._in_state(helper, State.CHECKPOINTED)
-                if len(waiting) < len(wanted):
+                if missing := wanted - {inner_pid(process.pid) for process in waiting}:
                     raise NotBack(
-                        f"{len(wanted)} processes of the image were on GPUs, the driver knows {len(waiting)} of them"
+                        f"{len(wanted)} processes of the image held CUDA state, and the driver does not know of"
+                        f" {', '.join(map(str, sorted(missing)))} (pids in the container) that they wait for a GPU"
                     )
                 pids = [process.pid for process in waiting]
                 self._note(pids)
@@ -253,7 +274,7 @@ class CudaAccelerator:
         except (CudaError, GpuMismatch) as error:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
         self._note(())
-        _add_steps(operation, steps, "cuda-restore", sum(plan.bytes.values()))
+        _add_steps(operation, steps, "cuda-restore", sum(process.bytes for process in manifest.cuda_processes))
 
     def _plan(self, manifest: Manifest, info: CudaInfo) -> gpu_map.Plan:
         spec, config = self._target.spec, self._target.config
@@ -262,9 +283,13 @@ class CudaAccelerator:
             [gpu_map.Used(gpu.uuid, gpu.model, _bytes(gpu)) for gpu in manifest.gpus],
             manifest.machine_gpus,
             info.gpus,
-            gpu_map.usable_gpus(gpu_map.device_numbers(spec.devices), spec.env(VISIBLE), info.gpus),
+            self._usable(info),
             gpu_map.parse_map(text),
         )
+
+    def _usable(self, info: CudaInfo) -> list[str]:
+        spec = self._target.spec
+        return gpu_map.usable_gpus(gpu_map.device_numbers(spec.devices), spec.env(VISIBLE), info.gpus)
 
     def _make_device_nodes(self) -> None:
         """Add the GPUs of the new container to its /dev: CRIU restores the old one's, and the driver opens by name."""
@@ -282,26 +307,6 @@ class CudaAccelerator:
             yield helper
 
 
-def _manifest_gpus(info: CudaInfo, pids: Sequence[int], before: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs in use by `pids`, and by those that have left them `before`."""
-    gpus = {gpu.uuid: gpu for gpu in before}
-    for gpu in info.gpus:
-        held = tuple(GpuMemory(_inner_pid(pid), gpu.holdings[pid]) for pid in pids if gpu.holdings.get(pid))
-        if held:
-            old = gpus[gpu.uuid].processes if gpu.uuid in gpus else ()
-            gpus[gpu.uuid] = Gpu(gpu.uuid, gpu.name, info.driver_version, (*old, *held))
-    return tuple(gpus.values())
-
-
-def _inner_pid(pid: int) -> int:
-    """Return the pid by which the process knows itself; its own host pid where it has just ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return pid
-    return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
-
-
 def _bytes(gpu: Gpu) -> int:
     return sum(process.bytes for process in gpu.processes)
 
@@ -309,7 +314,7 @@ def _bytes(gpu: Gpu) -> int:
 def _joined(first: Left | None, second: Left) -> Left:
     if first is None:
         return second
-    return Left(second.gpus, second.machine_gpus, [*first.pids, *second.pids])
+    return Left(second.accounts, second.machine_gpus, [*first.pids, *second.pids])
 
 
 def _driver_findings(manifest: Manifest, info: CudaInfo) -> Iterable[Finding]:

@@ -69,13 +69,18 @@ class Process:
 
 @dataclass(frozen=True)
 class GpuMemory:
+    """What one process, by its pid inside the container, held of GPU memory; `bytes` is 0 where nobody tells."""
+
     pid: int
     bytes: int
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the container used, and what each process held in its memory."""
+    """A GPU that the container used, and what each process held in its memory.
+
+    Where the node does not tell who uses which, those that the container could use are listed, with no processes.
+    """
 
     uuid: str
     model: str
@@ -110,8 +115,9 @@ class File:
 class Manifest:
     """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2.
 
-    `machine_gpus` are the UUIDs of all GPUs of the machine, used or not, in the driver's order: a map to others names
-    each of them.
+    `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them runs on before it
+    is back on a GPU. `machine_gpus` are the UUIDs of all GPUs of the machine, used or not, in the driver's order: a map
+    to others names each of them.
     """
 
     id: str
@@ -125,12 +131,18 @@ class Manifest:
     terminal: bool = False
     rootfs_diff: bool = False
     processes: tuple[Process, ...] = ()
+    cuda_processes: tuple[GpuMemory, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     machine_gpus: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     files: tuple[File, ...] = ()
     steps: tuple[Step, ...] = ()
     version: int = VERSION
+
+    @property
+    def has_gpu_state(self) -> bool:
+        """Whether processes of the image wait for a GPU."""
+        return bool(self.cuda_processes or self.gpus)
 
     @property
     def bytes(self) -> int:

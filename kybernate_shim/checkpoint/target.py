@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from kybernate_shim.checkpoint.compat import Finding
-from kybernate_shim.checkpoint.manifest import Gpu, Manifest
+from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory, Manifest
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
@@ -41,9 +41,16 @@ class NotBack(Exception):
 class Detached(Protocol):
     """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
 
-    gpus: tuple[Gpu, ...]
-    machine_gpus: tuple[str, ...]
     gone: bool
+
+    @property
+    def cuda_processes(self) -> tuple[GpuMemory, ...]: ...
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def machine_gpus(self) -> tuple[str, ...]: ...
 
 
 class Accelerator(Protocol):

@@ -80,6 +80,11 @@ class Gpu:
     number: int | None = None
     holdings: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def used_bytes(self) -> int:
+        """What is not free, whoever has it; 0 where NVML does not tell."""
+        return 0 if self.free_bytes is None else self.total_bytes - self.free_bytes
+
 
 @dataclass(frozen=True)
 class CudaInfo:

@@ -55,7 +55,8 @@ class Objection:
 class Subject:
     """What is judged. `gpus` are the UUIDs in use, `vram_bytes` what will move into host memory.
 
-    `cuda` are the processes with CUDA state, `others` the rest of the container.
+    `cuda` are the processes with CUDA state, `others` the rest of the container. Where it is not `told` which process
+    holds what, `gpus` are those that the container may use and `vram_bytes` is all that is in use on them.
     """
 
     node: CudaInfo
@@ -65,6 +66,7 @@ class Subject:
     vram_bytes: int
     room: Headroom
     denied_drivers: Sequence[str] = ()
+    told: bool = True
 
 
 def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[Objection]:
@@ -214,8 +216,8 @@ def _memory(subject: Subject) -> Iterator[Objection]:
     if subject.vram_bytes and subject.room.bytes < needed:
         yield Objection(
             "not enough host memory",
-            f"{subject.vram_bytes >> 20} MiB of VRAM move into the container's own memory, {subject.room.limit} leaves"
-            f" {subject.room.bytes >> 20} MiB",
+            f"{'' if subject.told else 'up to '}{subject.vram_bytes >> 20} MiB of VRAM move into the container's own"
+            f" memory, {subject.room.limit} leaves {subject.room.bytes >> 20} MiB",
             f"free or allow {(needed - subject.room.bytes) >> 20} MiB more",
-            certain=True,
+            certain=subject.told,
         )

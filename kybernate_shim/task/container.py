@@ -263,7 +263,7 @@ class Container:
         assert self.init.stdio is not None
         work = work_directory(self.config, self.namespace, self.id, "restore")
         with self._operating("restore") as operation, self.children.early_exits() as early:
-            gpus = self._accelerator() if image.manifest.gpus else None
+            gpus = self._accelerator() if image.manifest.has_gpu_state else None
             if gpus is not None:
                 self.spec = await gpu_spec.prepare_restore(self.runtime, self.bundle, self.id)
             prepared = await restore.prepare(self, image, operation, self._log, work=work, accelerator=gpus)

@@ -218,7 +218,7 @@ def heal(cards: Cards) -> None:
     cards.switch("")
     cards.slow(0)
     cards.missing()
-    for name in ("mig", "driver"):
+    for name in ("mig", "driver", "hidden"):
         (cards.directory / name).unlink(missing_ok=True)
     shutil.rmtree(SOCKET.parent / "claims", ignore_errors=True)
 

@@ -78,8 +78,49 @@ def test_checkpoint_frees_the_card_and_a_new_container_computes_on(ctr: Ctr, car
         (held,) = manifest.gpus
         assert (held.uuid, held.model, held.driver) == (cards.uuids[0], "Pretended H200", "580.159.04")
         assert [process.bytes for process in held.processes] == [used[0]]
+        assert manifest.cuda_processes == held.processes
         assert {process.pid for process in held.processes} <= {process.pid for process in manifest.processes}
         assert list(manifest.machine_gpus) == cards.uuids
+    with gpu.computing_again(ctr, image, log) as again:
+        again.computes_on()
+        assert cards.used() == used
+
+
+@pytest.mark.parametrize("devices", [(), gpu.both()], ids=["one card", "either card"])
+def test_node_that_names_no_holders_restores_all_the_same(
+    ctr: Ctr, cards: Cards, image: Path, devices: list[str]
+) -> None:
+    """NVML hides processes from containers and other pid namespaces; the driver's answer is what counts."""
+    cards.hide_holders()
+    log = image.parent / "log"
+    with gpu.computing(ctr, log=log, flags=devices) as container:
+        used = cards.used()
+        kybernate("suspend", container.id)
+        kybernate("resume", container.id)
+        kybernate("checkpoint", container.id, str(image), "--exit")
+        manifest = assert_whole(image)
+        (held,) = manifest.cuda_processes
+        assert held.pid in {process.pid for process in manifest.processes}
+        assert 2 << 20 <= held.bytes <= used[0]
+        assert [one.uuid for one in manifest.gpus] == cards.uuids[: 2 if devices else 1]
+        assert [list(one.processes) for one in manifest.gpus] == ([[], []] if devices else [[held]])
+    with gpu.computing_again(ctr, image, log, flags=devices) as again:
+        again.computes_on()
+        assert cards.used() == used
+    if not devices:
+        with gpu.computing_again(ctr, image, log, device="/dev/nvidia1") as again:
+            eventually(lambda: cards.used() == used[::-1])
+
+
+def test_process_that_somebody_suspended_before_is_in_the_image(ctr: Ctr, cards: Cards, image: Path) -> None:
+    """Nobody knows what it held, for it has left its card, but it must not come back locked."""
+    log = image.parent / "log"
+    with gpu.computing(ctr, log=log) as container:
+        used = cards.used()
+        for verb in ("lock", "checkpoint"):
+            kybernate("cuda", verb, "--pid", str(ctr.pid(container.id)))
+        kybernate("checkpoint", container.id, str(image), "--exit")
+        assert [held.bytes for held in assert_whole(image).cuda_processes] == [0]
     with gpu.computing_again(ctr, image, log) as again:
         again.computes_on()
         assert cards.used() == used

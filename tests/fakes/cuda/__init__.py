@@ -68,6 +68,10 @@ class Cards:
     def driver(self, api: int, version: str) -> None:
         self._write("driver", f"{api} {version}")
 
+    def hide_holders(self) -> None:
+        """Let NVML name no processes, as in a container or on a virtual GPU."""
+        self._write("hidden", "1")
+
     def environment(self, libraries: Path) -> dict[str, str]:
         """What a program on this machine needs in its environment to use the cards."""
         return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA_DIR": str(self.directory)}

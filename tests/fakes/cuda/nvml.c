@@ -150,14 +150,16 @@ static unsigned int owner(const struct stat *file)
     return found;
 }
 
+/* The state directory's file `hidden` makes it name nobody, as in a container or on a virtual GPU. */
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *count, struct holder *holders)
 {
-    char path[512];
+    char path[512], text[8];
     struct card card;
     unsigned int room = *count;
     int result = card_at(device, &card);
     state_path(path, sizeof path, "held");
-    DIR *directory = result == NVML_SUCCESS ? opendir(path) : NULL;
+    bool hidden = read_state("hidden", text, sizeof text);
+    DIR *directory = result == NVML_SUCCESS && !hidden ? opendir(path) : NULL;
     *count = 0;
     for (struct dirent *entry; directory && *count < room && (entry = readdir(directory));) {
         struct account account;

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from kybernate_shim.checkpoint.compat import Finding
-from kybernate_shim.checkpoint.manifest import NAME, Gpu, Manifest
+from kybernate_shim.checkpoint.manifest import NAME, Gpu, GpuMemory, Manifest
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Finished
@@ -82,6 +82,7 @@ class FakeRunner:
 
 @dataclass
 class FakeDetached:
+    cuda_processes: tuple[GpuMemory, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     machine_gpus: tuple[str, ...] = ()
     gone: bool = False

@@ -125,3 +125,9 @@ def test_force_overrides_suspicions_only() -> None:
     with pytest.raises(PreflightRefused, match="d") as refused:
         require_survivable([certainty, suspicion], force=True)
     assert "kybernate.io/force" not in str(refused.value)
+
+
+def test_upper_bound_of_hidden_memory_is_a_suspicion() -> None:
+    (found,) = judge(subject(vram_bytes=30 * GIB, told=False))
+    assert not found.certain
+    assert "up to 30720 MiB" in str(found)
