@@ -16,7 +16,8 @@ from kybernate_shim.cuda.evidence import Evidence
 from kybernate_shim.cuda.headroom import Headroom
 
 # What was measured to survive: two ranks, shared-memory transport without the driver's own handles.
-NCCL_SAFE: Mapping[str, str] = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
+# The last one keeps multicast objects away, on which the driver's checkpoint hangs.
+NCCL_SAFE: Mapping[str, str] = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 NCCL_SAFE_ANNOTATION = "kybernate.io/nccl-safe"
 SPARE_BYTES = 256 << 20  # page tables and the driver's own bookkeeping beside the copy
 UNDUMPABLE = {
@@ -83,7 +84,8 @@ def judge(subject: Subject) -> list[Objection]:
         *_driver(subject),
         *_partitions(subject),
         *_descriptors([*subject.cuda, *subject.others]),
-        *_nccl(subject.cuda),
+        *_managed(subject.cuda),
+        *_nccl(subject),
         *_peer_memory(subject.cuda),
         *_memory(subject),
     ]
@@ -154,12 +156,27 @@ def _descriptors(processes: Iterable[Evidence]) -> Iterator[Objection]:
             )
 
 
-def _nccl(processes: Sequence[Evidence]) -> Iterator[Objection]:
+def _managed(processes: Iterable[Evidence]) -> Iterator[Objection]:
+    """Object to memory that moves between host and GPU by itself: the driver takes it out and cannot bring it back.
+
+    Small blocks of it cannot be told from the driver's own use of the device.
+    """
+    for process in processes:
+        if process.managed_bytes:
+            yield Objection(
+                "managed memory",
+                f"process {process.pid} maps {process.managed_bytes >> 20} MiB of /dev/nvidia-uvm",
+                "the driver does not restore it; use cudaMalloc in place of cudaMallocManaged",
+                certain=False,
+            )
+
+
+def _nccl(subject: Subject) -> Iterator[Objection]:
     """Object to communicators between GPUs whose processes were not told to avoid what is lost.
 
     The library alone proves nothing: every PyTorch program maps it.
     """
-    users = [process for process in processes if process.maps("libnccl")]
+    users = [process for process in subject.cuda if process.maps("libnccl")]
     unsafe = [process for process in users if not nccl_is_safe(process.environment)]
     signs = sorted({sign for process in users for sign in _communicator_signs(process)})
     if unsafe and signs:
@@ -169,6 +186,15 @@ def _nccl(processes: Sequence[Evidence]) -> Iterator[Objection]:
             f"process {unsafe[0].pid} maps {unsafe[0].maps('libnccl')}; {', '.join(signs)}; its environment at start"
             f" has not {wanted}",
             f'start the container with {wanted}, which the annotation {NCCL_SAFE_ANNOTATION}: "true" adds',
+            certain=False,
+        )
+    multicast = [process for process in users if process.environment.get("NCCL_NVLS_ENABLE") != "0"]
+    if multicast and signs and not unsafe and len(subject.gpus) > 1:
+        yield Objection(
+            "multicast objects of NCCL",
+            f"process {multicast[0].pid} has a communicator over {len(subject.gpus)} GPUs; {', '.join(signs)}; its"
+            " environment at start has not NCCL_NVLS_ENABLE=0",
+            "the driver's checkpoint hangs on them; start the container with NCCL_NVLS_ENABLE=0",
             certain=False,
         )
 

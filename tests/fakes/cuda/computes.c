@@ -2,7 +2,8 @@
  *
  * Prints "step N checksum X" per step, for ever; each word of device memory advances by one step of a generator whose
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
- * With BUSY_MS the card works that long in each step, which a lock has to wait for.
+ * With BUSY_MS the card works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
+ * environment, its memory is managed memory.
  * It loads libcuda.so.1 at run time. A test workload.
  */
 #include <dlfcn.h>
@@ -56,7 +57,10 @@ static CUmodule set_up(int device, uint64_t count, uint32_t *words, CUdeviceptr 
     CALL("cuModuleLoadData", (CUmodule *, const void *), &module, "");
     for (uint64_t i = 0; i < count; i++)
         words[i] = seed(i);
-    CALL("cuMemAlloc_v2", (CUdeviceptr *, size_t), memory, count * sizeof *words);
+    if (getenv("COMPUTES_MANAGED"))
+        CALL("cuMemAllocManaged", (CUdeviceptr *, size_t, unsigned int), memory, count * sizeof *words, 1);
+    else
+        CALL("cuMemAlloc_v2", (CUdeviceptr *, size_t), memory, count * sizeof *words);
     CALL("cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t), *memory, words, count * sizeof *words);
     return module;
 }

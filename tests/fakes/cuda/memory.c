@@ -179,10 +179,18 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     return result;
 }
 
+/* Managed memory shows from outside: the process maps as much of the device for unified memory. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags)
 {
+    char path[512];
     (void)flags;
     CUresult result = cuMemAlloc_v2(address, size);
+    state_path(path, sizeof path, "nvidia-uvm");
+    int fd = result == CUDA_SUCCESS ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
+    if (fd >= 0) {
+        mmap(NULL, size, PROT_NONE, MAP_SHARED, fd, 0);
+        close(fd);
+    }
     managed = managed || result == CUDA_SUCCESS;
     return result;
 }

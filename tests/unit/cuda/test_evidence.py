@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.cuda import evidence
 from kybernate_shim.cuda.evidence import holds_driver, look
 
 TALKS = """
@@ -69,3 +70,27 @@ def test_process_that_is_gone_leaves_no_evidence() -> None:
     assert look([child.pid]) == []
     assert not holds_driver(child.pid)
     assert not holds_driver(os.getpid())
+
+
+# As an H100 with driver 580.159.04 shows them: every process has the first, the second came with cuMemAllocManaged.
+POOL = "204a00000-204c00000 rw-s 204a00000 00:06 144                             /dev/nvidia-uvm\n"
+MANAGED = "7f6d2c000000-7f6d30000000 rw-s 7f6d2c000000 00:06 144                    /dev/nvidia-uvm\n"
+CONTROL = "200200000-203a00000 rw-s 00000000 00:06 143                             /dev/nvidiactl\n"
+
+
+@pytest.mark.parametrize(("maps", "size"), [(POOL + CONTROL, 0), (POOL + CONTROL + MANAGED, 64 << 20)])
+def test_managed_memory_is_told_from_the_drivers_own_pool(maps: str, size: int) -> None:
+    assert evidence._managed_bytes(maps) == size
+
+
+def test_mapped_unified_memory_is_seen_in_a_process(tmp_path: Path) -> None:
+    device = tmp_path / "nvidia-uvm"
+    device.write_bytes(bytes(3 << 20))
+    code = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print(1, flush=True); input()"
+    argv = [sys.executable, "-c", code, str(device)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (found,) = look([process.pid])
+        assert found.managed_bytes == 3 << 20
+        process.communicate("\n")

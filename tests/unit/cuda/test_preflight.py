@@ -127,6 +127,22 @@ def test_force_overrides_suspicions_only() -> None:
     assert "kybernate.io/force" not in str(refused.value)
 
 
+def test_managed_memory_is_a_suspicion_with_its_size() -> None:
+    (found,) = judge(subject(cuda=process(managed_bytes=64 << 20)))
+    assert (found.fact, found.certain) == ("managed memory", False)
+    assert "process 7 maps 64 MiB of /dev/nvidia-uvm" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nvls", "survives"),
+    [(["GPU-a"], "1", True), (["GPU-a", "GPU-b"], "1", False), (["GPU-a", "GPU-b"], "0", True)],
+)
+def test_communicator_over_several_gpus_must_do_without_multicast(gpus: list[str], nvls: str, survives: bool) -> None:
+    environment = {**NCCL_SAFE, "NCCL_NVLS_ENABLE": nvls}
+    found = judge(subject(cuda=ranks(**environment), gpus=gpus))
+    assert [one.fact for one in found] == ([] if survives else ["multicast objects of NCCL"])
+
+
 def test_upper_bound_of_hidden_memory_is_a_suspicion() -> None:
     (found,) = judge(subject(vram_bytes=30 * GIB, told=False))
     assert not found.certain
