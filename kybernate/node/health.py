@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kybernate_shim.checkpoint.criu import OLDEST, parse_version
+from kybernate_shim.checkpoint.criu import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, Config, ConfigInvalid
 from kybernate_shim.cuda.client import CudaInfo, cuda_helper
 from kybernate_shim.cuda.errors import CudaError
@@ -104,11 +104,14 @@ def _criu(config: Config) -> Iterator[Finding]:
     advice = "`criu check` says what the kernel lacks" if status else ""
     yield Finding("CRIU", "bad" if status else "ok", f"{version[0]}: {words or 'works'}", advice)
     if config.criu_libdir is not None:
+        plugin = config.criu_libdir / CUDA_PLUGIN
+        advice = "containers with GPU state are refused, for it is in the way; remove it from that directory"
+        there = plugin.exists()
         yield Finding(
             "CRIU's plugins",
-            "note",
-            str(config.criu_libdir),
-            "its cuda plugin is not needed: it finds GPU state taken out already; remove it from that directory",
+            "bad" if there else "note",
+            str(plugin if there else plugin.parent),
+            advice if there else "",
         )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,8 @@ USERS_ANNOTATION: Final = "kybernate.io/criu-config"  # where the user's own cho
 RUNTIME_FILES: Final = {"runc": Path("/etc/criu/runc.conf"), "crun": Path("/etc/criu/crun.conf")}
 FILE_NAME: Final = "kybernate-criu.conf"
 EARLY_FILE_NAME: Final = "kybernate-criu-early.conf"
+NO_PLUGINS: Final = "kybernate-criu-plugins"
+CUDA_PLUGIN: Final = "cuda_plugin.so"
 ENVIRONMENT: Final = "CRIU_CONFIG_FILE"
 EARLY_OPTIONS: Final = ("network-lock",)
 OLDEST: Final = (4, 1)  # older ones mishandle frozen containers
@@ -53,7 +55,7 @@ class CriuOptions:
     """What we want of CRIU, for a dump and, the same, for the restore of it.
 
     `ghost_limit` is the most bytes of a deleted but open file that are carried along; `timeout` seconds for all of a
-    container's processes to stop; `libdir` the directory of plugins, which is a matter of the node.
+    container's processes to stop; `libdir` the directory of plugins, which is a matter of the node: None for none.
     """
 
     tcp: TcpPolicy = "close"
@@ -133,14 +135,33 @@ class Configuration:
 def write_config(directory: Path, options: CriuOptions, users: Iterable[Path | None]) -> Configuration:
     """Write the two files that CRIU reads into `directory`, ours first and the lines of the users' files after them.
 
-    An option that a user's file has, in whatever form, is left to it. Raises CriuOptionInvalid and OSError.
+    An option that a user's file has, in whatever form, is left to it. Without a directory of plugins, CRIU would load
+    all of /usr/lib/criu: so it gets an empty one. Raises CriuOptionInvalid and OSError.
     """
     theirs = [text for path in users if path for text in read_lines(path)]
+    if options.libdir is None:
+        empty = directory / NO_PLUGINS
+        empty.mkdir(exist_ok=True)
+        options = replace(options, libdir=empty)
     lines = (*without(options.lines(), theirs), *theirs)
     early = [text for text in lines if _option(text) in EARLY_OPTIONS]
     _write(directory / EARLY_FILE_NAME, early)
     _write(directory / FILE_NAME, [text for text in lines if text not in early])
     return Configuration(lines, {ENVIRONMENT: str(directory / EARLY_FILE_NAME)})
+
+
+def refuse_cuda_plugin(configuration: Configuration) -> None:
+    """Raise CriuUnusable where CRIU would load its plugin for CUDA, for containers with GPU state.
+
+    It would find their processes checkpointed already, which it takes for its own doing or for a failure.
+    """
+    chosen = [text.split(maxsplit=1)[1] for text in configuration.lines if _option(text) == "libdir"]
+    plugin = Path(chosen[-1], CUDA_PLUGIN) if chosen else None
+    if plugin is not None and plugin.exists():
+        raise CriuUnusable(
+            f"CRIU would load {plugin}, which is in the way: GPU state is taken out and brought back without it. Remove"
+            " it there, or set `criu_libdir` (or libdir in CRIU's own file) to another directory; nothing was changed"
+        )
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from kybernate_shim.checkpoint.criu import (
     Configuration,
     CriuOptions,
     explain,
+    refuse_cuda_plugin,
     users_file,
     without_claim,
     write_config,
@@ -165,6 +166,8 @@ async def _steps(
     was_frozen = cgroup.frozen
     with operation.step("look"):
         look = await _look(target, request, log)
+        if accelerator is not None:
+            refuse_cuda_plugin(look.configuration)
     async with AsyncExitStack() as back:
         back.push_async_callback(_set_frozen, target, was_frozen)
         detached: Detached | None = None

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint import criu_images, mounts
 from kybernate_shim.checkpoint.compat import Place, compare, read_host, require_compatible
-from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME, CriuOptions, explain, users_file, write_config
+from kybernate_shim.checkpoint.criu import (
+    EARLY_FILE_NAME,
+    CriuOptions,
+    explain,
+    refuse_cuda_plugin,
+    users_file,
+    write_config,
+)
 from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, verify
 from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
 from kybernate_shim.checkpoint.operation import Operation
@@ -93,12 +100,13 @@ async def prepare(
             await _verify(image, operation)
     with operation.step("compare"):
         matching = await _compare(target, image, log, accelerator)
+        prepared = _told(target, image, matching, work)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             diff = await asyncio.to_thread(apply_diff, image.path / ROOTFS_DIFF, target.bundle.rootfs)
             step.bytes = diff.bytes
     await asyncio.to_thread(mounts.make_mount_points, matching, target.bundle.rootfs)
-    return _told(target, image, matching, work)
+    return prepared
 
 
 async def _verify(image: Image, operation: Operation) -> None:
@@ -142,6 +150,8 @@ def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepa
     configuration = write_config(
         target.bundle.path, options, [users_file(target.spec.annotations, target.runtime.cli.binary.name)]
     )
+    if manifest.has_gpu_state:
+        refuse_cuda_plugin(configuration)
     words = Criu(
         image.path,
         work,

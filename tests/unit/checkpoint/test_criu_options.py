@@ -20,6 +20,7 @@ from kybernate_shim.checkpoint.criu import (
     explain,
     line,
     parse_version,
+    refuse_cuda_plugin,
     require_criu,
     users_file,
     without,
@@ -110,6 +111,26 @@ def test_network_lock_is_kept_out_of_the_runtimes_file(tmp_path: Path) -> None:
     assert written.environment == {"CRIU_CONFIG_FILE": str(tmp_path / "kybernate-criu-early.conf")}
 
 
+def test_without_a_directory_of_plugins_criu_finds_an_empty_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        written = write_config(tmp_path, CriuOptions(), [])
+        (chosen,) = [text.split()[1] for text in written.lines if text.startswith("libdir ")]
+        assert list(Path(chosen).iterdir()) == []
+        refuse_cuda_plugin(written)
+
+
+@pytest.mark.parametrize("by", ["setting", "users file"])
+def test_the_cuda_plugin_is_refused_by_name(tmp_path: Path, by: str) -> None:
+    plugin, users = tmp_path / "plugins/cuda_plugin.so", tmp_path / "runc.conf"
+    plugin.parent.mkdir()
+    users.write_text(f"libdir {plugin.parent}\n" if by == "users file" else "")
+    options = CriuOptions(libdir=plugin.parent if by == "setting" else None)
+    refuse_cuda_plugin(write_config(tmp_path, options, [users]))
+    plugin.touch()
+    with pytest.raises(CriuUnusable, match=f"would load {plugin}"):
+        refuse_cuda_plugin(write_config(tmp_path, options, [users]))
+
+
 def test_the_users_file_has_the_last_word(tmp_path: Path) -> None:
     users = tmp_path / "runc.conf"
     users.write_text("# ours\n\n  tcp-established\nno-file-locks\nghost-limit 5\nnetwork-lock nftables\nverbosity 4\n")
@@ -118,13 +139,14 @@ def test_the_users_file_has_the_last_word(tmp_path: Path) -> None:
         "skip-in-flight",
         "link-remap",
         "timeout 600",
+        f"libdir {tmp_path / 'kybernate-criu-plugins'}",
         "tcp-established",
         "no-file-locks",
         "ghost-limit 5",
         "verbosity 4",
     ]
     assert lines_of(tmp_path / "kybernate-criu-early.conf") == ["network-lock nftables"]
-    assert len(written.lines) == 8
+    assert len(written.lines) == 9
 
 
 def test_mounts_of_both_are_kept() -> None:

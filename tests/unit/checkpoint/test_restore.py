@@ -13,8 +13,9 @@ import pytest
 
 from kybernate_shim.checkpoint import criu_images, restore
 from kybernate_shim.checkpoint.compat import Incompatible, read_host
+from kybernate_shim.checkpoint.criu import CriuUnusable
 from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, write_manifest
-from kybernate_shim.checkpoint.manifest import File, Manifest, Program, Source
+from kybernate_shim.checkpoint.manifest import File, GpuMemory, Manifest, Program, Source
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.remains import RemainsStay, Traces
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, requested_image, run
@@ -104,6 +105,16 @@ def test_node_may_forbid_force(tmp_path: Path, target: FakeTarget) -> None:
     target.config = replace(target.config, annotations=("kybernate.io/tcp",))
     with pytest.raises(Incompatible):
         prepared(target, image)
+
+
+def test_cuda_plugin_is_refused_before_anything_is_touched(tmp_path: Path, target: FakeTarget) -> None:
+    (tmp_path / "cuda_plugin.so").touch()
+    target.config = replace(target.config, criu_libdir=tmp_path)
+    prepared(target, image_of(target))
+    target.steps.clear()
+    with pytest.raises(CriuUnusable, match="would load"):
+        prepared(target, image_of(target, cuda_processes=(GpuMemory(1, 0),)))
+    assert target.steps == []
 
 
 def restored(target: FakeTarget) -> None:
