@@ -90,18 +90,30 @@ def memory(manifest: Manifest) -> int:
 
 def vram(manifest: Manifest) -> int:
     """Return what they held on all GPUs."""
-    return sum(map(_held, manifest.gpus))
+    held = sum(process.bytes for process in manifest.cuda_processes)
+    return held or sum(map(_held, manifest.gpus))
 
 
 def _held(gpu: Gpu) -> int:
     return sum(process.bytes for process in gpu.processes)
 
 
+def _told(held: int) -> str:
+    return size(held) if held else "unknown"
+
+
 def _show(image: Image) -> None:
     manifest = image.manifest
     show_fields(_summary(image))
     _section("processes", ("PID", "NAME", "MEMORY"), [(p.pid, p.name, size(p.rss_bytes)) for p in manifest.processes])
-    _section("GPUs", ("UUID", "MODEL", "VRAM"), [(gpu.uuid, gpu.model, size(_held(gpu))) for gpu in manifest.gpus])
+    _section("processes with CUDA state", ("PID", "VRAM"), [(p.pid, _told(p.bytes)) for p in manifest.cuda_processes])
+    _section("GPUs", ("UUID", "MODEL", "VRAM"), [(gpu.uuid, gpu.model, _told(_held(gpu))) for gpu in manifest.gpus])
+    used = {gpu.uuid for gpu in manifest.gpus}
+    _section(
+        "GPUs of the machine",
+        ("UUID", ""),
+        [(uuid, "used" if uuid in used else "") for uuid in manifest.machine_gpus],
+    )
     _section(
         "mounts",
         ("DESTINATION", "TYPE", "KIND", "SOURCE"),
@@ -138,7 +150,7 @@ def _summary(image: Image) -> dict[str, object]:
         "digest": source.image_digest,
         "size": f"{size(manifest.bytes)} in {len(manifest.files)} files",
         "memory": size(memory(manifest)),
-        "VRAM": size(vram(manifest)) if manifest.gpus else "",
+        "VRAM": _told(vram(manifest)) if manifest.has_gpu_state else "",
         "changed files": "included" if manifest.rootfs_diff else "not included",
         "connections": {"close": "closed", "established": "kept"}[manifest.tcp],
         "runtime": f"{manifest.runtime.name} {manifest.runtime.version}",
@@ -157,7 +169,12 @@ def needs(manifest: Manifest) -> list[str]:
     if source.image:
         wanted.append(f"container image {source.image}")
     wanted.append(f"{size(memory(manifest) + vram(manifest))} of memory while it is restored")
-    wanted += [f"a {gpu.model} with {size(_held(gpu))} of free VRAM, driver {gpu.driver}" for gpu in manifest.gpus]
+    wanted += [
+        f"a {gpu.model} with {size(_held(gpu)) if _held(gpu) else 'enough'} of free VRAM, driver {gpu.driver}"
+        for gpu in manifest.gpus
+    ]
+    if (count := len(manifest.machine_gpus)) > 1:
+        wanted.append(f"to move to other GPUs, a machine with {count} or more: the driver wants a place for each")
     outside = [mount.destination for mount in manifest.mounts if mount.kind not in INSIDE]
     if outside:
         wanted.append(f"mounts at {', '.join(outside)}")

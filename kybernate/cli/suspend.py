@@ -16,9 +16,17 @@ from kybernate.node.lookup import Container
 from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
 from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
 
-Timeout = Annotated[
+LockTimeout = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="For the CUDA driver's lock.", show_default="as configured"),
+    typer.Option(
+        "--timeout", min=0, metavar="SECONDS", help="For the CUDA driver's lock.", show_default="as configured"
+    ),
+]
+RestoreTimeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", min=0, metavar="SECONDS", help="For the CUDA driver's restore.", show_default="as configured"
+    ),
 ]
 Reply = SuspendResponse | ResumeResponse
 DONE = {"suspend": "suspended", "resume": "resumed"}
@@ -32,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 def suspend(
     container: ContainerName,
-    timeout: Timeout = 0,
+    timeout: LockTimeout = 0,
     namespace: Namespace = "",
     address: Address = ADDRESS,
     as_json: Json = False,
@@ -46,7 +54,7 @@ def suspend(
 
 def resume(
     container: ContainerName,
-    timeout: Timeout = 0,
+    timeout: RestoreTimeout = 0,
     namespace: Namespace = "",
     address: Address = ADDRESS,
     as_json: Json = False,

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kybernate_shim.checkpoint.compat import Finding
@@ -100,7 +100,7 @@ class CudaAccelerator:
                 self._note(())
             else:
                 # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
-                await sequence.undisturbed(self._return(helper, left, operation))
+                await sequence.undisturbed(self._return(helper, left, operation, self._limits))
 
     async def suspend(self, operation: Operation, *, force: bool, lock_seconds: float = 0) -> Left:
         """Take all processes off their GPUs until `resume`; nothing to do for those that are off already.
@@ -115,9 +115,11 @@ class CudaAccelerator:
             self.suspended = _joined(self.suspended, left)
         return left
 
-    async def resume(self, operation: Operation) -> Left:
+    async def resume(self, operation: Operation, *, restore_seconds: float = 0) -> Left:
         """Bring every process back that waits for its GPU, whoever took it off.
 
+        Where the driver's restore takes longer than `restore_seconds`, if that is given, and than the configured limit
+        in a second attempt, the container stays suspended.
         Raises NothingToResume, GpuMismatch where the GPUs have not enough room, and NotBack.
         """
         async with self._helper() as helper:
@@ -126,7 +128,8 @@ class CudaAccelerator:
                 raise NothingToResume(f"no process of container {self._target.id} waits for its GPU")
             left = self.suspended or Left(pids=[process.pid for process in waiting])
             left.pids = [process.pid for process in waiting]
-            await sequence.undisturbed(self._return(helper, left, operation))
+            limits = replace(self._limits, restore=restore_seconds or self._limits.restore)
+            await sequence.undisturbed(self._return(helper, left, operation, limits))
         self.suspended = None
         return left
 
@@ -140,9 +143,7 @@ class CudaAccelerator:
                 self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
                 memory = own_memory(active)
-            limits = self._limits
-            if lock_seconds:
-                limits = sequence.Limits(lock_seconds, limits.checkpoint, limits.restore, limits.unlock)
+            limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
                 done = await sequence.suspend(helper, target.cgroup.processes, limits, note=self._note)
         except CudaError as error:
@@ -172,9 +173,7 @@ class CudaAccelerator:
             cuda=[seen[pid] for pid in cuda if pid in seen],
             others=[one for pid, one in seen.items() if pid not in cuda],
             gpus=[gpu.uuid for gpu in used],
-            vram_bytes=sum(
-                sum(gpu.holdings.get(pid, 0) for pid in active) if told else gpu.used_bytes for gpu in used
-            ),
+            vram_bytes=sum(sum(gpu.holdings.get(pid, 0) for pid in active) if told else gpu.used_bytes for gpu in used),
             told=told,
             room=headroom(cgroup),
             denied_drivers=self._settings.denied_drivers,
@@ -200,7 +199,7 @@ class CudaAccelerator:
             return
         raise NotBack(f"{cause}; and the container is not back on its GPU: {'; '.join(stuck)}") from cause
 
-    async def _return(self, helper: CudaHelper, left: Left, operation: Operation) -> None:
+    async def _return(self, helper: CudaHelper, left: Left, operation: Operation, limits: sequence.Limits) -> None:
         """Bring back what is checkpointed, and unlock what is only locked."""
         steps: list[sequence.Step] = []
         try:
@@ -209,10 +208,10 @@ class CudaAccelerator:
                 gpu_map.require_room(gpu_map.Plan((), {gpu.uuid: _bytes(gpu) for gpu in left.gpus}), node)
                 waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED, among=left.pids)
                 locked = [process.pid for process in waiting if process.state is State.LOCKED]
-                await helper.unlock(locked, self._limits.unlock)
+                await helper.unlock(locked, limits.unlock)
                 pids = [process.pid for process in waiting if process.state is State.CHECKPOINTED]
                 with _telling(operation, "cuda-resume"):
-                    steps = await sequence.resume(helper, pids, limits=self._limits)
+                    steps = await sequence.resume(helper, pids, limits=limits)
         except GpuMismatch as error:
             self.suspended = left
             raise NotBack(

@@ -355,15 +355,15 @@ class Container:
         with self._operating("suspend") as operation:
             return await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds), operation
 
-    async def unsuspend(self) -> tuple[Left, Operation]:
+    async def unsuspend(self, *, restore_seconds: float = 0) -> tuple[Left, Operation]:
         """Undo `suspend`, and bring back whoever was left without its GPU by other means."""
         async with self.lock:
             after(self.init.state, "suspend")
-            return await self._unsuspend()
+            return await self._unsuspend(restore_seconds)
 
-    async def _unsuspend(self) -> tuple[Left, Operation]:
+    async def _unsuspend(self, restore_seconds: float = 0) -> tuple[Left, Operation]:
         with self._operating("resume") as operation:
-            return await self._accelerator().resume(operation), operation
+            return await self._accelerator().resume(operation, restore_seconds=restore_seconds), operation
 
     @property
     def _pause_suspends(self) -> bool:

@@ -48,7 +48,7 @@ class ShimService:
 
     async def resume(self, request: wire.ResumeRequest) -> Message:
         """Move it back."""
-        left, operation = await self._tasks.container(request.id).unsuspend()
+        left, operation = await self._tasks.container(request.id).unsuspend(restore_seconds=request.timeout_ms / 1000)
         return wire.ResumeResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
 
     async def status(self, request: wire.StatusRequest) -> Message:

@@ -311,6 +311,38 @@ def test_failing_dump_leaves_the_container_computing(ctr: Ctr, cards: Cards, ima
         config.unlink()
 
 
+def test_criu_loads_none_of_its_own_plugins(ctr: Ctr, cards: Cards, image: Path) -> None:
+    """CRIU fails with a broken plugin: so this proves that neither dump nor restore looks where it looks by default."""
+    log, broken = image.parent / "log", Path("/usr/lib/criu/broken_plugin.so")
+    there = broken.parent.exists()
+    broken.parent.mkdir(exist_ok=True)
+    broken.write_text("no library")
+    try:
+        with gpu.computing(ctr, log=log) as container:
+            kybernate("checkpoint", container.id, str(image), "--exit")
+        with gpu.computing_again(ctr, image, log) as again:
+            again.computes_on()
+    finally:
+        broken.unlink()
+        if not there:
+            broken.parent.rmdir()
+
+
+def test_cuda_plugin_of_criu_is_refused_by_name(ctr: Ctr, cards: Cards, image: Path) -> None:
+    plugin, config = image.parent / "cuda_plugin.so", Path("/etc/kybernate/shim.toml")
+    plugin.parent.mkdir(exist_ok=True)
+    plugin.touch()
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(f'criu_libdir = "{plugin.parent}"\n')
+    try:
+        with gpu.computing(ctr) as container:
+            assert str(plugin) in refused("kybernate", "checkpoint", container.id, str(image))
+            container.computes_on()
+            assert_no_image(image)
+    finally:
+        config.unlink()
+
+
 def test_killed_daemon_leaves_nobody_locked(ctr: Ctr, cards: Cards) -> None:
     with gpu.computing(ctr) as other, gpu.computing(ctr) as container:
         pid = ctr.pid(container.id)
@@ -375,6 +407,15 @@ def test_annotation_adds_the_environment_that_survives(ctr: Ctr, cards: Cards, i
     with gpu.computing(ctr, flags=[*pretends, *safe]) as container:
         kybernate("checkpoint", container.id, str(image))
         container.computes_on()
+
+
+def test_managed_memory_is_refused_with_its_evidence(ctr: Ctr, cards: Cards, image: Path) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=4), flags=["--env", "COMPUTES_MANAGED=1"]) as container:
+        err = refused("kybernate", "checkpoint", container.id, str(image))
+        assert "managed memory" in err
+        assert "4 MiB of /dev/nvidia-uvm" in err
+        container.computes_on()
+        assert_no_image(image)
 
 
 def test_too_little_memory_in_the_cgroup_is_refused(ctr: Ctr, cards: Cards, image: Path) -> None:
@@ -443,6 +484,15 @@ def test_suspend_and_resume_fifty_times(ctr: Ctr, cards: Cards) -> None:
             assert cards.used() == used
         container.computes_on()
         assert daemon.num_fds() == descriptors
+
+
+def test_time_out_of_a_resume_is_kept_to(ctr: Ctr, cards: Cards) -> None:
+    """The driver's first restore hangs for ever, and would be waited for ten minutes as configured."""
+    with gpu.computing(ctr) as container:
+        kybernate("suspend", container.id)
+        cards.switch("restore:1:hang")
+        kybernate("resume", container.id, "--timeout", "1")
+        container.computes_on()
 
 
 def test_suspended_container_can_be_checkpointed_and_stays_suspended(ctr: Ctr, cards: Cards, image: Path) -> None:
