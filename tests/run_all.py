@@ -87,9 +87,9 @@ def summary(suites: list[Suite]) -> int:
         figures = ", ".join(f"{number} {name}" for name, number in counts.items()) or "ran no test"
         print(f"{suite.name:8} {'ok' if suite.good else 'FAILED':7} {suite.seconds:6.0f} s   {figures}")
         if not suite.good:
-            for line in suite.lines[-400:]:
-                if line.startswith(("FAILED", "ERROR")):
-                    print(f"           {line}")
+            named = [line for line in suite.lines if line.startswith(("FAILED", "ERROR"))]
+            for line in named if counts else suite.lines[-40:]:  # its last words, where it did not come to its end
+                print(f"           {line}")
     print("=" * 78)
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**totals))
     return 0 if all(suite.good for suite in suites) else 1

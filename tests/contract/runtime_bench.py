@@ -21,7 +21,7 @@ import pytest
 
 from kybernate_shim.config import Deadlines
 from kybernate_shim.linux.children import Children, Exit
-from kybernate_shim.linux.libc import become_subreaper
+from kybernate_shim.linux.libc import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.runtime import Runtime
@@ -128,7 +128,6 @@ Run = Callable[[Callable[[Bench], Awaitable[None]]], None]
 @pytest.fixture(name="bench", params=RUNTIMES)
 def fixture_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
     """Run an async test with a fresh Bench on each runtime, and look for leftovers afterwards."""
-    become_subreaper()
     container = f"contract-{uuid.uuid4().hex[:12]}"
     binary = find_runtime(request.param, tmp_path)
     rootfs = tmp_path / "bundle/rootfs"
@@ -141,7 +140,11 @@ def fixture_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ru
         ran.append(work)
         asyncio.run(_with_bench(work, container, bundle, Cli(binary, root, bundle.log)))
 
-    yield run
+    become_subreaper()
+    try:
+        yield run
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)  # orphans of later tests are not for this process, which would not reap them
     assert ran, "the test never ran its bench"
     assert not (root / container).exists(), "the runtime still knows the container"
     assert cgroups_of(container) == [], "cgroups are left"

@@ -1,0 +1,26 @@
+"""Shows each failure when it happens, in one line: a long run that is cut short must not take its reasons along."""
+
+from __future__ import annotations
+
+import pytest
+
+
+class Teller:
+    """Writes through pytest's own reporter, which repeats each failure in full at the end."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Name a test that has just failed, with the first line of its reason."""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = str(getattr(crash, "message", "")).partition("\n")[0]
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"failed in {report.when}: {report.nodeid}: {reason[:300]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Join the reporter, where there is one."""
+    if reporter := config.pluginmanager.getplugin("terminalreporter"):
+        config.pluginmanager.register(Teller(reporter))
