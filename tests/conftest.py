@@ -20,6 +20,7 @@ class Teller:
             self._reporter.write_line(f"failed in {report.when}: {report.nodeid}: {reason[:300]}")
 
 
+@pytest.hookimpl(trylast=True)  # the reporter joins in this hook, too
 def pytest_configure(config: pytest.Config) -> None:
     """Join the reporter, where there is one."""
     if reporter := config.pluginmanager.getplugin("terminalreporter"):
