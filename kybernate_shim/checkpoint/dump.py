@@ -168,14 +168,20 @@ async def _steps(
         look = await _look(target, request, log)
         if accelerator is not None:
             refuse_cuda_plugin(look.configuration)
+    killed = False
+
+    async def set_frozen(frozen: bool) -> None:
+        if not killed:  # freezing again what is about to die would wait for it, or keep it from dying
+            await _set_frozen(target, frozen)
+
     async with AsyncExitStack() as back:
-        back.push_async_callback(_set_frozen, target, was_frozen)
+        back.push_async_callback(set_frozen, was_frozen)
         detached: Detached | None = None
         if accelerator is not None:
             if was_frozen:
                 await to_the_end(cgroup.thaw)
             detached = await back.enter_async_context(accelerator.detached(operation, force=request.force))
-            back.push_async_callback(_set_frozen, target, False)
+            back.push_async_callback(set_frozen, False)
             require_space(request.image, _memory_bytes(target))  # their memory has grown by what was in VRAM
         begin = time.monotonic()
         with operation.step("freeze"):
@@ -197,6 +203,7 @@ async def _steps(
             operation.frozen_ms = _since(begin)
             if not _criu_kills(request):
                 await to_the_end(cgroup.kill)  # while it is frozen: nothing may happen after the image
+            killed = True
             if detached is not None:
                 detached.gone = True
         return dumped

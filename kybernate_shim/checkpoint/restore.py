@@ -18,6 +18,7 @@ from kybernate_shim.checkpoint.criu import (
     EARLY_FILE_NAME,
     CriuOptions,
     explain,
+    line,
     refuse_cuda_plugin,
     users_file,
     write_config,
@@ -25,7 +26,7 @@ from kybernate_shim.checkpoint.criu import (
 from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, verify
 from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
+from kybernate_shim.checkpoint.remains import RemainsStay, Traces, plain_path, work_name
 from kybernate_shim.checkpoint.rootfs_apply import apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
@@ -145,7 +146,7 @@ def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepa
         shell_job=manifest.terminal,
         ext_unix_sk="ext-unix-sk" in manifest.criu.options,
         libdir=target.config.criu_libdir,
-        extra=(*matching.lines, *_joined_namespaces(target.spec)),
+        extra=(*matching.lines, *_joined_namespaces(target.spec), *_cgroup_root(target.spec)),
     )
     configuration = write_config(
         target.bundle.path, options, [users_file(target.spec.annotations, target.runtime.cli.binary.name)]
@@ -165,6 +166,17 @@ def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepa
 def _joined_namespaces(spec: Spec) -> list[str]:
     """Return CRIU's lines to put the processes into the pod's own namespaces: its hostname is theirs then."""
     return [f"join-ns {kind}:{path}" for kind in JOINED if (path := spec.namespace_path(kind))]
+
+
+def _cgroup_root(spec: Spec) -> list[str]:
+    """Return CRIU's line that puts the processes into the new container's cgroup where cgroup v2 is all there is.
+
+    There runc names none to CRIU, which would make the dumped container's cgroup anew: out of reach for the new
+    container's limits, statistics and signals.
+    """
+    if hierarchy_version() != 2 or not spec.cgroups_path:
+        return []
+    return [line("cgroup-root", f":/{plain_path(spec.cgroups_path)}")]
 
 
 async def run(

@@ -32,12 +32,15 @@ class Hierarchy:
         return not self.controllers
 
 
-def hierarchies() -> list[Hierarchy]:
-    """Return the hierarchies that this machine has mounted, v1's first."""
+def hierarchies(*, unified: bool = False) -> list[Hierarchy]:
+    """Return the hierarchies that this machine has mounted, v1's first; v2's alone where `unified` is wanted.
+
+    Where v1 has the controllers, v2 alone tracks, freezes and kills processes but limits nothing.
+    """
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     known = [line.split(":")[1] for line in lines]
     found = [Hierarchy(controllers, top) for controllers in known for top in _mount_points(controllers)[:1]]
-    return sorted(found, key=lambda one: one.v2)
+    return sorted((one for one in found if one.v2 or not unified), key=lambda one: one.v2)
 
 
 def _mount_points(controllers: str) -> list[Path]:

@@ -60,7 +60,11 @@ def main(argv: Sequence[str]) -> int:
     lane = LANES[arguments.lane]
     try:
         with _layers(lane) as layers:
-            return 0 if arguments.build_only else _run(lane, layers, arguments.command or ["bash"])
+            return (
+                0
+                if arguments.build_only
+                else _run(lane, layers, arguments.command or ["bash"], unified=arguments.cgroup2)
+            )
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except LabFailed as error:
@@ -76,6 +80,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--build-only", action="store_true", help="build the lane's root and the project, run nothing")
+    parser.add_argument(
+        "--cgroup2", action="store_true", help="show the node cgroup v2 alone (without v1's controllers)"
+    )
     parser.add_argument("lane", choices=LANES, metavar="LANE", help=" or ".join(LANES))
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="what to run, in /src")
     return parser.parse_args(argv)
@@ -115,13 +122,13 @@ def _build(lane: Lane, into: Path) -> None:
     print(f"lab {lane.name}: built after {time.monotonic() - begin:.0f} s", file=sys.stderr)
 
 
-def _run(lane: Lane, layers: tuple[Path, ...], command: Sequence[str]) -> int:
+def _run(lane: Lane, layers: tuple[Path, ...], command: Sequence[str], *, unified: bool) -> int:
     """Run `command` in a node made of `layers`, then remove all that belonged to the node."""
     name = f"{lane.name}-{os.getpid()}-{_start_time()}"
     scratch, lock = cache.new_run(cache.directory() / "runs", name, lambda old: cgroups.remove(old.name))
     try:
         (CHECKOUT / "build").mkdir(exist_ok=True)
-        node = namespaces.Node(layers, scratch, CHECKOUT, cgroups.create(name))
+        node = namespaces.Node(layers, scratch, CHECKOUT, cgroups.create(name), unified)
         return _supervise(_fork(node, [lane.name, *command]))
     finally:
         cgroups.remove(name)

@@ -25,17 +25,21 @@ DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stder
 
 @dataclass(frozen=True)
 class Node:
-    """What a node is made of: read-only layers, topmost first; a throw-away directory; the checkout; its cgroups."""
+    """What a node is made of: read-only layers, topmost first; a throw-away directory; the checkout; its cgroups.
+
+    `unified`: it sees cgroup v2 alone.
+    """
 
     layers: tuple[Path, ...]
     scratch: Path
     checkout: Path
     cgroups: list[Path]
+    unified: bool = False
 
 
 def enter(node: Node) -> None:
     """Move this process, pid 1 of a new pid namespace, into `node`; afterwards nothing of the machine is in sight."""
-    machine = cgroups.hierarchies()
+    machine = cgroups.hierarchies(unified=node.unified)
     cgroups.enter(node.cgroups)
     syscalls.unshare(
         syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS

@@ -55,6 +55,12 @@ def eventually(look: Callable[[], T], *, seconds: float = 20, pause: float = 0.0
         time.sleep(pause)
 
 
+def _node_flags() -> list[str]:
+    """Return what `ctr run` needs on a node whose cgroups limit nothing: no default share of the CPU."""
+    unified = Path("/sys/fs/cgroup/cgroup.controllers")
+    return ["--cpu-shares", "0"] if unified.exists() and "cpu" not in unified.read_text().split() else []
+
+
 @dataclass
 class Ctr:
     """`ctr` for containers under one runtime, in one containerd namespace."""
@@ -72,7 +78,7 @@ class Ctr:
 
     def run_argv(self, id: str, *command: str, flags: Sequence[str] = ()) -> list[str]:
         return [
-            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *self.run_flags, *flags,
+            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *_node_flags(), *self.run_flags, *flags,
             self.image, id, *command,
         ]  # fmt: skip
 

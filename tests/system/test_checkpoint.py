@@ -214,6 +214,9 @@ def test_restored_container_lives_like_any_other(ctr: Ctr, counter: Counter, scr
         ctr("task", "resume", second.id)
         assert len(ctr("task", "ps", second.id).splitlines()) >= 2
         assert ctr.metrics(second.id)
+        cgroups = Path(f"/proc/{ctr.pid(second.id)}/cgroup").read_text()
+        assert f"/{second.id}\n" in cgroups, cgroups
+        assert counter.id not in cgroups, cgroups
         ctr("task", "kill", "-s", "SIGKILL", second.id)
         eventually(lambda: ctr.status(second.id) == "STOPPED")
         expected = ["create", "start", "exec-added", "exec-started", "exit", "paused", "resumed", "exit"]
