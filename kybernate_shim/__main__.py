@@ -1,48 +1,58 @@
 """The program `containerd-shim-kybernate-v1`: what containerd runs for every container.
 
-Each action imports only what it needs: `start` and `delete` are on the way of every container.
+`start` and `delete` are on the way of every container, and mostly another process does them, the fork server: until it
+is known that nobody does, nothing is imported that an interpreter does not have anyway.
 """
 
 from __future__ import annotations
 
+import posix
 import sys
 
-from kybernate_shim import __version__
-from kybernate_shim.invocation import BadInvocation, Invocation, parse
+from kybernate_shim.fork_server import client
 
 
 def main() -> int:
     """Do what the command line asks and return the exit status. Errors are one line on stderr."""
+    argv = sys.argv[1:]
+    if argv and argv[-1] in client.PATIENCE:
+        try:
+            return _ask(argv)
+        except (client.NoServer, client.NotDone):
+            pass  # the same work, here and more slowly
+    _enter_site()
+    from kybernate_shim.actions import run
+
+    return run(argv)
+
+
+def _ask(argv: list[str]) -> int:
+    """Hand the call over. A `start` that finds no fork server leaves one behind; a `delete` is done sooner without."""
     try:
-        return _act(parse(sys.argv[1:]))
-    except BadInvocation as error:
-        sys.stderr.write(f"containerd-shim-kybernate-v1: {error}\n")
-        return 2
+        return client.ask(argv)
+    except client.NoServer:
+        if argv[-1] != "start":
+            raise
+    _enter_site()
+    from kybernate_shim.fork_server.server import leave
+
+    leave()
+    return client.ask(argv)
 
 
-def _act(invocation: Invocation) -> int:
-    if invocation.v:
-        sys.stdout.write(
-            f"containerd-shim-kybernate-v1:\n  Version: {__version__}\n  Python: {sys.version.split()[0]}\n"
-        )
-        return 0
-    if invocation.info:
-        from kybernate_shim.info import info
+def _enter_site() -> None:
+    """Make installed packages importable, where the interpreter was told not to (by -S, which saves a client time)."""
+    if "site" not in sys.modules:
+        import site
 
-        return info()
-    if not invocation.namespace:
-        raise BadInvocation("no -namespace given")
-    if not invocation.id:
-        raise BadInvocation("no -id given")
-    if invocation.action == "start":
-        from kybernate_shim.start import start
+        site.main()
 
-        return start(invocation)
-    if invocation.action == "delete":
-        from kybernate_shim.delete import delete
 
-        return delete(invocation)
-    raise BadInvocation("no action given: containerd starts the daemon itself through `start`")
+def launch() -> None:
+    """Be the program, as launcher.py writes it, and end at once: taking an interpreter down in order takes its time."""
+    status = main()
+    sys.stdout.flush()
+    posix._exit(status)
 
 
 if __name__ == "__main__":

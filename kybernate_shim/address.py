@@ -45,19 +45,19 @@ def exclusive(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def listen(path: Path) -> socket.socket | None:
-    """Return a listening socket at `path`, or None when a daemon already answers there.
+def listen(path: Path, kind: int = socket.SOCK_STREAM) -> socket.socket | None:
+    """Return a listening socket at `path`, or None when somebody already answers there.
 
     A socket file that nobody listens on, as a killed daemon leaves it, is replaced.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         try:
             listener.bind(str(path))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            if _answers(path):
+            if _answers(path, kind):
                 listener.close()
                 return None
             path.unlink(missing_ok=True)
@@ -78,8 +78,8 @@ def clear_away(path: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool:
+def _answers(path: Path, kind: int = socket.SOCK_STREAM) -> bool:
     """Tell whether somebody listens at `path`; a daemon whose queue of callers is full does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in NOBODY_LISTENS

@@ -201,6 +201,9 @@ class Config:
         TEXTS,
         "annotations that pods may use; `*` stands for any text",
     )
+    fork_server_idle: float = setting(
+        900.0, SECONDS, "the node's fork server ends after so long without a start or a removal; 0: there is none"
+    )
     deadlines: Deadlines = table(Deadlines)
     gpu: Gpu = table(Gpu)
     warnings: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from kybernate_shim.address import exclusive, group_of, listen, socket_path
@@ -25,27 +26,64 @@ class StartFailed(Exception):
 def start(invocation: Invocation) -> int:
     """Answer with the address of the pod's daemon, started now unless another container of the pod did before."""
     try:
-        path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
-        _write_address(f"unix://{path}")  # before anything lives that a full disk would leave behind
-        with exclusive(path.parent):
-            listener = listen(path)
-            if listener is not None:
-                try:
-                    _leave_daemon(invocation, listener, path)
-                except BaseException:
-                    path.unlink(missing_ok=True)
-                    raise
+        path, listener = claim(invocation)
+        if listener is not None:
+            try:
+                _leave_daemon(invocation, listener, path)
+            except BaseException:
+                path.unlink(missing_ok=True)  # still ours: the socket has been listening all the time
+                raise
     except (OSError, ValueError, StartFailed) as error:
-        sys.stderr.write(f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {error}\n")
+        sys.stderr.write(failure(invocation, error))
         return 1
     sys.stdout.write(f"unix://{path}")
     return 0
 
 
+def failure(invocation: Invocation, error: BaseException) -> str:
+    """Return what containerd is to read when `start` fails."""
+    return f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {error}\n"
+
+
+def claim(invocation: Invocation) -> tuple[Path, socket.socket | None]:
+    """Return the pod's address and a socket that listens there, None when another container's daemon does already.
+
+    The address is in the bundle afterwards. Raises OSError, and ValueError for a config.json that is none.
+    """
+    path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
+    _write_address(f"unix://{path}")  # before anything lives that a full disk would leave behind
+    with exclusive(path.parent):
+        return path, listen(path)
+
+
+def serve_from_here(
+    invocation: Invocation, listener: socket.socket, path: Path, *, containerd: int, ready: Callable[[], None]
+) -> int:
+    """Be the daemon, in a process that was forked for it and that keeps no descriptor but `listener` and those above.
+
+    `containerd` is the pid of whoever executed the binary. Returns the exit status, once the daemon has ended; raises
+    what kept it from coming up, with the address free again.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(path.unlink, missing_ok=True)
+
+        def announce() -> None:
+            ready()
+            undo.pop_all()  # from now on the daemon takes its address away itself, once
+
+        if options := _read_options():
+            _place_in_cgroup(options, os.getpid())
+        _set_core_scheduling()
+        _detach(containerd)
+        from kybernate_shim import serve  # here, because the pod's second container needs none of it
+
+        return serve.serve(invocation, listener, path, ready=announce)
+
+
 def _leave_daemon(invocation: Invocation, listener: socket.socket, path: Path) -> None:
     """Fork the daemon and return when it serves; raise StartFailed with its words when it does not."""
     _set_core_scheduling()
-    options = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    options = _read_options()
     said, say = os.pipe()
     containerd = os.getppid()
     pid = os.fork()
@@ -68,21 +106,27 @@ def _become_daemon(invocation: Invocation, listener: socket.socket, path: Path, 
     """Turn this forked process into the daemon. Never returns, whatever happens: the parent's stack is not ours."""
     status = 1
     try:
-        os.setsid()
-        _set_oom_score(containerd)
-        keep = sorted((listener.fileno(), say))
-        _close_others(keep)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.close(null)
-        from kybernate_shim.serve import serve
+        keep_only(listener.fileno(), say)
+        _detach(containerd)
+        from kybernate_shim import serve  # here, because the pod's second container needs none of it
 
-        status = serve(invocation, listener, path, ready=lambda: _say(say, b"ready"))
+        status = serve.serve(invocation, listener, path, ready=lambda: _say(say, b"ready"))
     except BaseException as error:  # noqa: BLE001  # a daemon that cannot start must say so to its launcher
         _say(say, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(status)
+
+
+def _detach(containerd: int) -> None:
+    """Leave the session, the standard descriptors and the memory priority of whoever started us."""
+    os.setsid()
+    set_oom_score(containerd)
+    use_nothing()
+
+
+def _read_options() -> bytes:
+    """Return what containerd has written to our standard input."""
+    return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
 
 
 def _say(fd: int, words: bytes) -> None:
@@ -91,16 +135,24 @@ def _say(fd: int, words: bytes) -> None:
         os.close(fd)
 
 
-def _close_others(keep: list[int]) -> None:
-    """Close every inherited descriptor but `keep` (ascending) and 0 to 2: containerd's pipe among them."""
+def keep_only(*fds: int) -> None:
+    """Close every inherited descriptor but these and 0 to 2: containerd's pipe among them."""
     low = OWN_FD_LIMIT
-    for fd in keep:
+    for fd in sorted(fds):
         os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, os.sysconf("SC_OPEN_MAX"))
 
 
-def _set_oom_score(containerd: int) -> None:
+def use_nothing() -> None:
+    """Put /dev/null in the place of the standard descriptors."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def set_oom_score(containerd: int) -> None:
     """Be killed a little sooner than containerd; its own children inherit this until the runtime sets theirs."""
     try:
         score = int(Path(f"/proc/{containerd}/oom_score_adj").read_text())

@@ -17,8 +17,14 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 PR_SCHED_CORE = 62
+SCHED_CORE_GET = 0
 SCHED_CORE_CREATE = 1
+SCHED_CORE_SHARE_FROM = 3
+SCHED_CORE_SCOPE_THREAD = 0
 SCHED_CORE_SCOPE_THREAD_GROUP = 1
+PR_SET_MM = 35
+PR_SET_MM_MAP = 14
+M_ARENA_MAX = -8
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -106,6 +112,56 @@ def new_core_scheduling_cookie() -> None:
     Raises OSError on kernels without core scheduling. Source: the kernel's admin guide, "Core Scheduling".
     """
     prctl(PR_SCHED_CORE, SCHED_CORE_CREATE, 0, SCHED_CORE_SCOPE_THREAD_GROUP, 0)
+
+
+def core_scheduling_cookie(pid: int) -> int:
+    """Return the cookie of process `pid`, 0 for this one's; 0 also without one, and on kernels without cookies."""
+    import ctypes
+
+    cookie = ctypes.c_ulong(0)
+    try:
+        prctl(PR_SCHED_CORE, SCHED_CORE_GET, pid, SCHED_CORE_SCOPE_THREAD, ctypes.addressof(cookie))
+    except OSError:
+        return 0
+    return cookie.value
+
+
+def share_core_scheduling_cookie(pid: int) -> None:
+    """Take the cookie of process `pid`, or have none like it."""
+    prctl(PR_SCHED_CORE, SCHED_CORE_SHARE_FROM, pid, SCHED_CORE_SCOPE_THREAD, 0)
+
+
+def set_command_line(words: list[str]) -> None:
+    """Set what `ps` and /proc/<pid>/cmdline show, for a process that was forked and never executed anything.
+
+    Raises OSError on kernels that were built without checkpoint support. Source: PR_SET_MM_MAP in prctl(2), whose
+    addresses but for the two of the words stay what proc(5)'s `stat` tells.
+    """
+    import ctypes
+    from struct import pack
+
+    text = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
+    buffer = ctypes.create_string_buffer(text, len(text))
+    begin = ctypes.addressof(buffer)
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as stat:  # noqa: PTH123
+        fields = ["", "", "", *stat.read().rpartition(")")[2].split()]  # numbered as in proc(5)
+    code, stack, data, environment = fields[26:28], fields[28], fields[45:48], fields[50:52]
+    _libc().sbrk.restype = ctypes.c_void_p
+    addresses = (*code, *data, _libc().sbrk(0), stack, begin, begin + len(text), *environment)
+    layout = pack("=11QQIi", *map(int, addresses), 0, 0, -1)
+    raw = ctypes.create_string_buffer(layout, len(layout))
+    prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.addressof(raw), len(layout), 0)
+    _command_lines.append(buffer)  # the kernel reads it for as long as the process lives
+
+
+_command_lines: list[object] = []
+
+
+def use_one_heap() -> None:
+    """Let all threads allocate from the same heap: each one of their own costs pages that never come back."""
+    import ctypes
+
+    _libc().mallopt(ctypes.c_int(M_ARENA_MAX), ctypes.c_int(1))
 
 
 def unshare(flags: int) -> None:

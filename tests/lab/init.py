@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lab import cgroups, containerd_config
+from tests.lab import cgroups, containerd_config, project
 from tests.lab.lanes import LANES
 from tests.lab.namespaces import CHECKOUT
 from tests.lab.node import LOGS, STATE, Containerd, NotReady, Registry
@@ -54,6 +54,7 @@ def start_node(lane: str) -> None:
     config = Path("/etc/containerd/config.toml")
     level = os.environ.get("KYBERNATE_LAB_LOG_LEVEL", "info")
     config.write_text(containerd_config.text(LANES[lane], log_level=level))
+    project.install_shim()
     daemons = (Registry(), Containerd())
     for daemon in daemons:
         daemon.start()

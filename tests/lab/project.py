@@ -13,7 +13,7 @@ from tests.lab.failure import check
 from tests.lab.root import ENVIRONMENT, VENV
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "kybernate_shim", "kybernate")
-COMMANDS = ("containerd-shim-kybernate-v1", "kybernate")
+COMMANDS = ("kybernate",)  # the shim is not a link: `install_shim` writes it into the node
 PIP = f"{VENV}/bin/python -m pip install --no-index --no-deps --no-build-isolation --no-cache-dir -qq"
 # The root stays as it is: in a mount namespace of this command alone, the staging area appears on it. Its own /tmp
 # serves as pip's, which builds there.
@@ -38,6 +38,12 @@ def stage(checkout: Path, area: Path) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(source)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
+
+
+def install_shim() -> None:
+    """Put the shim where containerd finds it, as the README says; in a node, where the installation has its path."""
+    if Path(VENV, "bin/containerd-shim-kybernate-v1").exists():
+        check([f"{VENV}/bin/python", "-Im", "kybernate_shim.launcher", "/usr/local/bin"], env=ENVIRONMENT)
 
 
 def install(area: Path, root: Path, layer: Path) -> None:

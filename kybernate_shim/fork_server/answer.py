@@ -1,0 +1,110 @@
+"""Does one call of the binary in a process that the fork server has forked: ends as a `delete`, or as a pod's daemon."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+
+from kybernate_shim.actions import explained, required, run
+from kybernate_shim.fork_server.client import LARGEST_ANSWER, TAKEN, UNLIKE
+from kybernate_shim.fork_server.likeness import Unlike, become_like
+from kybernate_shim.invocation import BadInvocation, Invocation
+from kybernate_shim.linux.libc import set_command_line
+from kybernate_shim.linux.process import parent_of
+from kybernate_shim.start import claim, failure, keep_only, serve_from_here
+
+PROGRAM = "containerd-shim-kybernate-v1"
+STANDARD = (0, 1, 2)
+
+
+class Abandoned(Exception):
+    """The client is gone or does the work itself: nothing of ours may stay."""
+
+
+def answer(connection: socket.socket) -> int:
+    """Do what the client asks and return this process's exit status. The client does the work itself if we cannot."""
+    try:
+        argv, client = _receive(connection)
+        connection.send(b"%d" % os.getpid())
+    except (OSError, ValueError, Abandoned):
+        return 1
+    try:
+        become_like(client)
+        _show(argv)
+    except (Unlike, OSError, ValueError) as error:
+        _reply(connection, UNLIKE, str(error))
+        return 1
+    if argv[-1] == "start":
+        return _start(connection, argv, client)
+    status = run(argv)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _reply(connection, status)
+    return 0
+
+
+def _start(connection: socket.socket, argv: list[str], client: int) -> int:
+    try:
+        invocation = required(argv)
+    except BadInvocation as error:
+        _reply(connection, 2, explained(error))
+        return 2
+    try:
+        return _daemon(connection, invocation, parent_of(client))
+    except Abandoned:
+        return 1
+    except BaseException as error:  # noqa: BLE001  # a daemon that cannot start must say so to its launcher
+        words = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
+        _reply(connection, 1, failure(invocation, words))
+        return 1
+
+
+def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) -> int:
+    path, listener = claim(invocation)
+    if listener is None:
+        _reply(connection, 0, f"unix://{path}")
+        return 0
+
+    def ready() -> None:
+        """Answer, and serve only once the answer has arrived: until then the client may do without us."""
+        _reply(connection, 0, f"unix://{path}")
+        if _last_word(connection) != TAKEN:
+            raise Abandoned
+        connection.close()
+
+    return serve_from_here(invocation, listener, path, containerd=containerd, ready=ready)
+
+
+def _receive(connection: socket.socket) -> tuple[list[str], int]:
+    """Take the client's standard descriptors for ours, and return its words and its pid. Raises Abandoned."""
+    words, descriptors, _, _ = socket.recv_fds(connection, LARGEST_ANSWER, len(STANDARD))
+    pid, _, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if len(descriptors) != len(STANDARD) or not pid:
+        raise Abandoned
+    for number, fd in enumerate(descriptors):
+        os.dup2(fd, number)
+    keep_only(connection.fileno())
+    return [os.fsdecode(word) for word in words.split(b"\0")], pid
+
+
+def _show(argv: list[str]) -> None:
+    """Let `ps` tell this process from those for other containers."""
+    set_command_line([PROGRAM, *argv])
+
+
+def _reply(connection: socket.socket, status: int, text: str = "") -> None:
+    """Send the answer. Raises Abandoned."""
+    try:
+        connection.send(bytes([status]) + text.encode(errors="replace")[: LARGEST_ANSWER - 1])
+    except OSError:
+        raise Abandoned from None
+
+
+def _last_word(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(len(TAKEN))
+    except OSError:
+        return b""

@@ -1,0 +1,197 @@
+"""The fork server: an interpreter that has imported all a shim needs, and forks one process per call of the binary.
+
+It does nothing else: the forked process reads the call, because a server that waits for one client would let the others
+wait, too. It has no threads, keeps no descriptor of a pod, and ends when it has been of no use for some time, or when
+its socket's file is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+from pathlib import Path
+from typing import NoReturn
+
+from kybernate_shim.address import exclusive, listen
+from kybernate_shim.fork_server.place import DIRECTORY, socket_path
+from kybernate_shim.linux.libc import inotify_watch
+
+PROCESS_NAME = "kybernate-fork"  # the kernel keeps 15 bytes
+BACKLOG = 1024
+SETTLED_SECONDS = 0.5
+IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
+
+
+def leave() -> None:
+    """Return when a fork server listens, a new one unless there is one already; or none can.
+
+    It has not imported anything then: who connects waits for that, and so do all who start on a cold node at once,
+    instead of each importing for themselves.
+    """
+    heard, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become_server(tell)
+    os.close(tell)
+    with os.fdopen(heard, "rb") as pipe:
+        pipe.read()  # until it listens or has ended
+
+
+def _become_server(tell: int) -> NoReturn:
+    """Turn this forked process into the server. Never returns: the parent's stack is not ours."""
+    status = 1
+    try:
+        os.setsid()
+        idle = _idle_seconds()
+        path = Path(socket_path())
+        with exclusive(Path(DIRECTORY)):
+            listener = listen(path, socket.SOCK_SEQPACKET) if idle else None
+        if listener is not None:
+            listener.listen(BACKLOG)
+            _let_go(listener, tell)
+            Server(listener, path, idle).run()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _let_go(listener: socket.socket, tell: int) -> None:
+    """Keep nothing of the process that we were forked from, and let it go on."""
+    from kybernate_shim.linux.libc import set_command_line, set_process_name
+    from kybernate_shim.start import keep_only, set_oom_score, use_nothing
+
+    set_oom_score(os.getppid())
+    os.chdir("/")
+    use_nothing()
+    set_process_name(PROCESS_NAME)
+    with contextlib.suppress(OSError):
+        set_command_line(["containerd-shim-kybernate-v1", "fork-server"])
+    os.close(tell)
+    keep_only(listener.fileno())
+
+
+class Server:
+    """Waits for clients on `listener`, whose file is `path`, and ends after `idle` seconds without one."""
+
+    def __init__(self, listener: socket.socket, path: Path, idle: float) -> None:
+        self._listener = listener
+        self._path = path
+        self._idle = idle
+        self._file = _inode(path)
+
+    def run(self) -> None:
+        """Serve until nobody comes any more, or nobody can."""
+        import_first()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        gc.freeze()
+        events = select.poll()
+        events.register(self._listener, select.POLLIN)
+        # A listening socket keeps its inode: that its file is removed shows as a change of the count of links.
+        watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)
+        events.register(watch, select.POLLIN)
+        pause = SETTLED_SECONDS
+        while True:
+            found = dict(events.poll(pause * 1000))
+            if watch in found and not self._reachable():
+                return
+            if self._listener.fileno() in found:
+                self._serve_one()
+            elif pause == self._idle:
+                break
+            else:
+                import_rest()
+                gc.collect()
+                gc.freeze()
+                pause = self._idle
+        self._leave_address()
+
+    def _serve_one(self) -> None:
+        """Accept one client and fork the process that serves it; what cannot be served does its work itself."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        with connection:
+            if _user(connection) == os.geteuid() and _forked():
+                answer_and_exit(connection)
+
+    def _reachable(self) -> bool:
+        return _inode(self._path) == self._file
+
+    def _leave_address(self) -> None:
+        with exclusive(self._path.parent):
+            if self._reachable():
+                self._path.unlink()
+
+
+def answer_and_exit(connection: socket.socket) -> NoReturn:
+    """Serve `connection` in this forked process, whose parent's stack is not ours."""
+    status = 1
+    try:
+        gc.freeze()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        from kybernate_shim.fork_server.answer import answer
+
+        status = answer(connection)
+    finally:
+        os._exit(status)
+
+
+def import_first() -> None:
+    """Import what every container needs."""
+    import kybernate_shim.delete
+    import kybernate_shim.fork_server.answer
+    import kybernate_shim.serve  # noqa: F401
+
+
+def import_rest() -> None:
+    """Import what is imported on use otherwise.
+
+    A daemon outlives the upgrade of its files, after which it would get the new version's module.
+    """
+    for name in ON_USE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+ON_USE = (
+    "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.remains", "kybernate_shim.info",
+    "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2", "subprocess", "xxhash",
+)  # fmt: skip
+
+
+def _idle_seconds() -> float:
+    """Return the node's setting; a file that cannot be used is reported by each Create, so here the default will do."""
+    from kybernate_shim.config import Config, ConfigInvalid
+
+    try:
+        return Config.load().fork_server_idle
+    except ConfigInvalid:
+        return Config().fork_server_idle
+
+
+def _forked() -> bool:
+    """Fork; tell the child so. A machine that is out of processes or memory has no child."""
+    try:
+        return os.fork() == 0
+    except OSError:
+        return False
+
+
+def _user(connection: socket.socket) -> int:
+    _, user, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
