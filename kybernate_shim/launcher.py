@@ -35,15 +35,15 @@ def script(interpreter: str, packages: Path) -> str:
     return text
 
 
-def write(directory: Path) -> Path:
-    """Write the program into `directory` and return its path; whoever executes it meanwhile gets the old or the new."""
+def write(directory: Path) -> None:
+    """Write the program into `directory`; whoever executes it meanwhile gets the old or the new."""
     text = script(sys.executable, Path(kybernate_shim.__file__).resolve().parents[1])
     directory.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=directory, prefix=f".{NAME}.")
     with os.fdopen(fd, "w") as stream:
         stream.write(text)
         os.fchmod(fd, 0o755)
-    return Path(temporary).replace(directory / NAME)
+    Path(temporary).replace(directory / NAME)
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m kybernate_shim.launcher DIRECTORY\n")
         return 2
     try:
-        sys.stdout.write(f"{write(Path(sys.argv[1]))}\n")
+        write(Path(sys.argv[1]))
     except (OSError, InterpreterUnusable) as error:
         sys.stderr.write(f"kybernate_shim.launcher: {error}\n")
         return 1

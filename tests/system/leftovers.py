@@ -11,7 +11,7 @@ from tests.system.ctr import eventually
 STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
 SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
-VERSIONS = Path("/run/kybernate/versions")
+OF_THE_NODE = (Path("/run/kybernate/versions"), Path("/run/kybernate/fork-server"))
 LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
 
@@ -96,9 +96,9 @@ def _leases() -> list[str]:
 
 
 def _scratch() -> list[str]:
-    """Return the shims' own files, but for what they remember of programs' versions for the whole node."""
+    """Return the shims' own files, but for what serves the whole node: programs' versions, the fork server's socket."""
     found = [path for root in SCRATCH for path in Path(root).glob("**/*")]
-    return [str(path) for path in found if VERSIONS not in (path, path.parent)]
+    return [str(path) for path in found if not {path, *path.parents} & {*OF_THE_NODE}]
 
 
 def _runtime_state() -> list[str]:
