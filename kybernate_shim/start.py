@@ -34,15 +34,15 @@ def start(invocation: Invocation) -> int:
                 path.unlink(missing_ok=True)  # still ours: the socket has been listening all the time
                 raise
     except (OSError, ValueError, StartFailed) as error:
-        sys.stderr.write(failure(invocation, error))
+        sys.stderr.write(failure(invocation, str(error)))
         return 1
     sys.stdout.write(f"unix://{path}")
     return 0
 
 
-def failure(invocation: Invocation, error: BaseException) -> str:
+def failure(invocation: Invocation, reason: str) -> str:
     """Return what containerd is to read when `start` fails."""
-    return f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {error}\n"
+    return f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {reason}\n"
 
 
 def claim(invocation: Invocation) -> tuple[Path, socket.socket | None]:

@@ -1,4 +1,4 @@
-"""Does one call of the binary in a process that the fork server has forked: ends as a `delete`, or as a pod's daemon."""
+"""Does one call of the binary in a process that was forked for it, which becomes a pod's daemon if that was a start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import socket
 import struct
 import sys
-from pathlib import Path
 
 from kybernate_shim.actions import explained, required, run
 from kybernate_shim.fork_server.client import LARGEST_ANSWER, TAKEN, UNLIKE
-from kybernate_shim.fork_server.likeness import Unlike, become_like
+from kybernate_shim.fork_server.likeness import Nature, Unlike, become_like
 from kybernate_shim.invocation import BadInvocation, Invocation
 from kybernate_shim.linux.libc import set_command_line
 from kybernate_shim.linux.process import parent_of
@@ -24,16 +23,19 @@ class Abandoned(Exception):
     """The client is gone or does the work itself: nothing of ours may stay."""
 
 
-def answer(connection: socket.socket) -> int:
-    """Do what the client asks and return this process's exit status. The client does the work itself if we cannot."""
+def answer(connection: socket.socket, nature: Nature) -> int:
+    """Do what the client asks and return this process's exit status; `nature` is that of the server.
+
+    The client does the work itself if we cannot.
+    """
     try:
         argv, client = _receive(connection)
         connection.send(b"%d" % os.getpid())
     except (OSError, ValueError, Abandoned):
         return 1
     try:
-        become_like(client)
-        _show(argv)
+        become_like(client, nature)
+        set_command_line([PROGRAM, *argv])  # lets `ps` tell this process from those for other containers
     except (Unlike, OSError, ValueError) as error:
         _reply(connection, UNLIKE, str(error))
         return 1
@@ -57,8 +59,8 @@ def _start(connection: socket.socket, argv: list[str], client: int) -> int:
     except Abandoned:
         return 1
     except BaseException as error:  # noqa: BLE001  # a daemon that cannot start must say so to its launcher
-        words = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
-        _reply(connection, 1, failure(invocation, words))
+        expected = isinstance(error, OSError | ValueError)
+        _reply(connection, 1, failure(invocation, str(error) if expected else f"{type(error).__name__}: {error}"))
         return 1
 
 
@@ -88,11 +90,6 @@ def _receive(connection: socket.socket) -> tuple[list[str], int]:
         os.dup2(fd, number)
     keep_only(connection.fileno())
     return [os.fsdecode(word) for word in words.split(b"\0")], pid
-
-
-def _show(argv: list[str]) -> None:
-    """Let `ps` tell this process from those for other containers."""
-    set_command_line([PROGRAM, *argv])
 
 
 def _reply(connection: socket.socket, status: int, text: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The client: hands one call of the binary to the fork server, and is sure afterwards that it is done once or not at all.
+"""The client: hands one call of the binary to the fork server, and is sure that it is done once or not at all.
 
 It imports nothing but what every interpreter has loaded or built in, for it runs twice per container. One connection is
 one call, and one packet is one message:
@@ -8,9 +8,9 @@ one call, and one packet is one message:
     server: an exit status, and what is to be printed
     client: TAKEN, after a `start` that succeeded; the daemon ends if it never comes
 
-Whatever goes wrong, the caller does the work itself. Nothing may then be left of what the other side has begun: it works
-only if it could send its pid here, and a process whose pid is here and that does not answer is killed. A server that
-does not even fork is killed, too, for the next call to find a new one.
+Whatever goes wrong, the caller does the work itself. Nothing may then be left of what the other side has begun: it
+works only if it could send its pid here, and a process whose pid is here and that does not answer is killed. A server
+that does not even fork is killed, too, for the next call to find a new one.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _stop(connection: socket, pid: int) -> bool:
 
 def _kill(pid: int) -> None:
     """End a process and wait until it is gone, with all that it has locked or listened at."""
-    from _signal import pidfd_send_signal  # here, for this is a rare end
-    from select import poll
+    from select import poll  # here, for this is a rare end
+    from signal import pidfd_send_signal
 
     try:
         process = posix.pidfd_open(pid)

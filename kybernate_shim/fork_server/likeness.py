@@ -1,7 +1,7 @@
 """Makes a forked process what the client is, so that a daemon is the same whoever started it.
 
 What a process can take over, it does; what it cannot, such as another namespace, is looked at, and the client has to do
-its work itself. All of it is read from /proc while the client waits. Source: proc(5).
+its work itself. All of it is read from /proc while the client waits, so every read is counted. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim.linux.hierarchies import hierarchy_mounts, locate, parse_names
 from kybernate_shim.linux.libc import core_scheduling_cookie, share_core_scheduling_cookie
-from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.linux.mountinfo import read_cgroup_mounts
 
 NAMESPACES = ("mnt", "net", "pid", "pid_for_children", "user", "uts", "ipc", "cgroup", "time")
-FIELDS = frozenset({
-    "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
-})  # fmt: skip
+FIELDS = (
+    "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
+    "SigBlk", "SigIgn",
+)  # fmt: skip
 TEXTS = ("attr/current", "personality")  # the security label; what kernel and hardware pretend to be
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
@@ -27,96 +29,112 @@ class Unlike(Exception):
     """The client has something that a process cannot be given afterwards."""
 
 
-def become_like(pid: int) -> None:
+@dataclass(frozen=True)
+class Nature:
+    """What a process cannot take over from another one, and its umask, which it can."""
+
+    fixed: dict[str, str]
+    umask: int
+
+    @classmethod
+    def of(cls, process: str) -> Nature:
+        """Read it; `process` is a pid or "self"."""
+        status = dict(line.split(":", 1) for line in _read(process, "status").splitlines() if ":" in line)
+        fixed = {name: status.get(name, "").strip() for name in FIELDS}
+        for name in NAMESPACES:
+            fixed[f"{name} namespace"] = _link(process, f"ns/{name}")
+        for name in TEXTS:
+            fixed[name] = _read_if_any(process, name)
+        root = os.stat(f"/proc/{process}/root")  # noqa: PTH116
+        fixed["root directory"] = f"{root.st_dev}:{root.st_ino}"
+        return cls(fixed, int(status["Umask"], 8))
+
+
+def become_like(pid: int, own: Nature) -> None:
     """Take over everything that a child of process `pid` would have inherited, but its descriptors.
 
+    `own` is ours, as it has been since this process, or the one it was forked from, was executed.
     Raises Unlike, and OSError where something could not be taken over, which comes to the same.
     """
-    client = Path(f"/proc/{pid}")
-    status = _status(client)
-    _compare(client, status)
-    _join_cgroups(client)
+    theirs = Nature.of(str(pid))
+    for name, value in theirs.fixed.items():
+        if value != own.fixed[name]:
+            raise Unlike(f"the client's {name} is {value!r}, ours {own.fixed[name]!r}")
+    _join_cgroups(pid)
     _take_limits(pid)
     _take_schedule(pid)
-    os.umask(int(status["Umask"], 8))
-    _take_environment((client / "environ").read_bytes())
-    os.chdir(client / "cwd")
+    os.umask(theirs.umask)
+    _take_environment(_read(str(pid), "environ"))
+    os.chdir(f"/proc/{pid}/cwd")
 
 
-def _compare(client: Path, status: dict[str, str]) -> None:
-    ours = Path("/proc/self")
-    own = _status(ours)
-    for field in FIELDS & (status.keys() | own.keys()):
-        if status.get(field) != own.get(field):
-            raise Unlike(f"{field} of the client is {status.get(field)}, not {own.get(field)}")
-    for name in NAMESPACES:
-        if _link(client / "ns" / name) != _link(ours / "ns" / name):
-            raise Unlike(f"the client is in another {name} namespace")
-    for name in TEXTS:
-        if _text(client / name) != _text(ours / name):
-            raise Unlike(f"the client has another {name}")
-    if not (client / "root").samefile("/"):
-        raise Unlike("the client has another root directory")
-
-
-def _status(process: Path) -> dict[str, str]:
-    lines = (process / "status").read_text(errors="replace").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _link(path: Path) -> str | None:
-    """Return where a link of /proc points, None where this kernel has no such link."""
-    try:
-        return os.readlink(path)
-    except FileNotFoundError:
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None  # no security module
-
-
-def _join_cgroups(client: Path) -> None:
+def _join_cgroups(pid: int) -> None:
     """Move into the client's cgroup in every hierarchy; mostly it is ours already."""
-    theirs, ours = ((process / "cgroup").read_text() for process in (client, Path("/proc/self")))
+    theirs, ours = _read(str(pid), "cgroup"), _read("self", "cgroup")
     if theirs != ours:
-        for directory in _directories(parse_names(theirs), parse_names(ours), int(client.name)):
+        for directory in _directories(parse_names(theirs), parse_names(ours), pid):
             (directory / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def _directories(theirs: dict[str, str], ours: dict[str, str], pid: int) -> Iterator[Path]:
-    mounts = hierarchy_mounts(read_mountinfo())
-    different = [name for name in theirs if theirs[name] != ours.get(name)]
-    found = {name: locate(mounts.get(name, []), theirs[name], pid) for name in different}
-    if missing := [name for name, path in found.items() if path is None and name in mounts]:
+    mounts = hierarchy_mounts(read_cgroup_mounts())
+    found = {
+        name: locate(mounts[name], place, pid)
+        for name, place in theirs.items()
+        if place != ours.get(name) and name in mounts
+    }
+    if missing := [name for name, path in found.items() if path is None]:
         raise Unlike(f"the client's cgroup of {', '.join(missing)} cannot be seen from here")
     yield from dict.fromkeys(path for path in found.values() if path is not None)
 
 
 def _take_limits(pid: int) -> None:
-    for kind in LIMITS:
-        wanted = resource.prlimit(pid, kind)
-        if wanted != resource.getrlimit(kind):
-            resource.setrlimit(kind, wanted)
+    if _read(str(pid), "limits") != _read("self", "limits"):
+        for kind in LIMITS:
+            resource.setrlimit(kind, resource.prlimit(pid, kind))
 
 
 def _take_schedule(pid: int) -> None:
     nice, policy = os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)
-    if nice != os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
     if policy != os.sched_getscheduler(0):
         os.sched_setscheduler(0, policy, os.sched_getparam(pid))
+    if nice != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
     if (cpus := os.sched_getaffinity(pid)) != os.sched_getaffinity(0):
         os.sched_setaffinity(0, cpus)
     if core_scheduling_cookie(pid) != core_scheduling_cookie(0):
         share_core_scheduling_cookie(pid)
 
 
-def _take_environment(block: bytes) -> None:
-    wanted = dict(entry.partition(b"=")[::2] for entry in block.split(b"\0") if b"=" in entry)
-    if wanted != dict(os.environb):
-        os.environb.clear()
-        os.environb.update(wanted)
+def _take_environment(block: str) -> None:
+    wanted = dict(entry.split("=", 1) for entry in block.split("\0") if "=" in entry)
+    if wanted != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(wanted)
+
+
+def _link(process: str, name: str) -> str:
+    """Return where a link of /proc points, "" where this kernel has no such link."""
+    try:
+        return os.readlink(f"/proc/{process}/{name}")  # noqa: PTH115
+    except FileNotFoundError:
+        return ""
+
+
+def _read_if_any(process: str, name: str) -> str:
+    try:
+        return _read(process, name)
+    except OSError:
+        return ""  # such as the label without a security module
+
+
+def _read(process: str, name: str) -> str:
+    """Return a file of /proc, whose size nobody knows before."""
+    fd = os.open(f"/proc/{process}/{name}", os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(fd)
+    return os.fsdecode(b"".join(parts))

@@ -15,17 +15,25 @@ import select
 import signal
 import socket
 import struct
+import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from kybernate_shim.address import exclusive, listen
 from kybernate_shim.fork_server.place import DIRECTORY, socket_path
 from kybernate_shim.linux.libc import inotify_watch
 
+if TYPE_CHECKING:
+    from kybernate_shim.fork_server.likeness import Nature  # loaded only once it is the server's turn
+
 PROCESS_NAME = "kybernate-fork"  # the kernel keeps 15 bytes
 BACKLOG = 1024
-SETTLED_SECONDS = 0.5
+QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
+INOTIFY_BYTES = 4096
+REHEARSALS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
 IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
+TAKEN_OVER = b"taken over"
+IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
 
 
 def leave() -> None:
@@ -86,32 +94,54 @@ class Server:
         self._file = _inode(path)
 
     def run(self) -> None:
-        """Serve until nobody comes any more, or nobody can."""
+        """Serve until nobody comes any more, or nobody can.
+
+        Meanwhile, a successor prepares itself with all that would have made clients wait, and takes over.
+        """
         import_first()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        nature = _nature()
         gc.freeze()
+        if self._serve(nature, self._idle, self._raise_successor()) == IDLE:
+            self._leave_address()
+
+    def _raise_successor(self) -> int | None:
+        """Fork a better server, and return where it says that it has taken over. In the successor, return None then."""
+        heard, tell = os.pipe()
+        if not _forked():
+            os.close(tell)
+            return heard
+        os.close(heard)
+        os.setsid()
+        time.sleep(QUIET_SECONDS)
+        prepare()
+        self._listener.listen(BACKLOG)  # clients are told whose socket it is
+        os.write(tell, TAKEN_OVER)
+        os.close(tell)
+        return None
+
+    def _serve(self, nature: Nature, pause: float, successor: int | None = None) -> str:
+        """Serve until no client has come for `pause` seconds, or none can any more; return what ended it."""
         events = select.poll()
-        events.register(self._listener, select.POLLIN)
         # A listening socket keeps its inode: that its file is removed shows as a change of the count of links.
         watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)
-        events.register(watch, select.POLLIN)
-        pause = SETTLED_SECONDS
-        while True:
-            found = dict(events.poll(pause * 1000))
-            if watch in found and not self._reachable():
-                return
-            if self._listener.fileno() in found:
-                self._serve_one()
-            elif pause == self._idle:
-                break
-            else:
-                import_rest()
-                gc.collect()
-                gc.freeze()
-                pause = self._idle
-        self._leave_address()
+        for fd in (self._listener.fileno(), watch, *([successor] if successor is not None else [])):
+            events.register(fd, select.POLLIN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        try:
+            while found := dict(events.poll(pause * 1000)):
+                if watch in found and os.read(watch, INOTIFY_BYTES) and not self._reachable():
+                    return UNREACHABLE
+                if successor is not None and successor in found:
+                    if os.read(successor, len(TAKEN_OVER)):
+                        return REPLACED
+                    events.unregister(successor)  # it died, and we go on
+                if self._listener.fileno() in found:
+                    self._serve_one(nature)
+            return IDLE
+        finally:
+            os.close(watch)
 
-    def _serve_one(self) -> None:
+    def _serve_one(self, nature: Nature) -> None:
         """Accept one client and fork the process that serves it; what cannot be served does its work itself."""
         try:
             connection, _ = self._listener.accept()
@@ -119,7 +149,7 @@ class Server:
             return
         with connection:
             if _user(connection) == os.geteuid() and _forked():
-                answer_and_exit(connection)
+                answer_and_exit(connection, nature)
 
     def _reachable(self) -> bool:
         return _inode(self._path) == self._file
@@ -130,7 +160,7 @@ class Server:
                 self._path.unlink()
 
 
-def answer_and_exit(connection: socket.socket) -> NoReturn:
+def answer_and_exit(connection: socket.socket, nature: Nature) -> NoReturn:
     """Serve `connection` in this forked process, whose parent's stack is not ours."""
     status = 1
     try:
@@ -138,7 +168,7 @@ def answer_and_exit(connection: socket.socket) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from kybernate_shim.fork_server.answer import answer
 
-        status = answer(connection)
+        status = answer(connection, nature)
     finally:
         os._exit(status)
 
@@ -148,6 +178,19 @@ def import_first() -> None:
     import kybernate_shim.delete
     import kybernate_shim.fork_server.answer
     import kybernate_shim.serve  # noqa: F401
+
+
+def prepare() -> None:
+    """Do once, for all processes that will be forked, what each of them would do again."""
+    from kybernate_shim.fork_server.shared_pages import keep_shared
+    from kybernate_shim.linux.libc import use_one_heap
+    from kybernate_shim.serve import rehearse
+
+    import_rest()
+    use_one_heap()
+    for _ in range(REHEARSALS):
+        rehearse()
+    keep_shared()
 
 
 def import_rest() -> None:
@@ -164,6 +207,12 @@ ON_USE = (
     "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.remains", "kybernate_shim.info",
     "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2", "subprocess", "xxhash",
 )  # fmt: skip
+
+
+def _nature() -> Nature:
+    from kybernate_shim.fork_server.likeness import Nature
+
+    return Nature.of("self")
 
 
 def _idle_seconds() -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.linux.cgroup_files import parse_table
 from kybernate_shim.linux.hierarchies import UNIFIED, directories, hierarchy_mounts
-from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.linux.mountinfo import read_cgroup_mounts
 
 if TYPE_CHECKING:
     from kybernate_shim.messages import cgroup1_pb2, cgroup2_pb2
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.005
 
 def hierarchy_version() -> int:
     """Return the version of the cgroups that containers of this machine live in: 1 or 2."""
-    return 1 if any(controller in hierarchy_mounts(read_mountinfo()) for controller in DECISIVE) else 2
+    return 1 if any(controller in hierarchy_mounts(read_cgroup_mounts()) for controller in DECISIVE) else 2
 
 
 class NoSuchController(FileNotFoundError):
@@ -199,7 +199,7 @@ def join_shim_cgroup(path: str, pid: int) -> None:
     Raises FileNotFoundError when none has it.
     """
     name = path.strip("/")
-    mounts = hierarchy_mounts(read_mountinfo())
+    mounts = hierarchy_mounts(read_cgroup_mounts())
     legacy = [group[0].path for controller, group in mounts.items() if controller in TRACKING]
     roots = legacy or [group[0].path for controller, group in mounts.items() if controller == UNIFIED]
     targets = [root / name for root in dict.fromkeys(roots) if (root / name / "cgroup.procs").exists()]
@@ -222,7 +222,7 @@ def _pids_below(root: Path) -> list[int]:
 
 
 def _root_above(path: Path) -> Path:
-    roots = [mount.path for mount in hierarchy_mounts(read_mountinfo()).get(UNIFIED, [])]
+    roots = [mount.path for mount in hierarchy_mounts(read_cgroup_mounts()).get(UNIFIED, [])]
     return next((root for root in roots if path.is_relative_to(root)), path)
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from kybernate_shim.linux.mountinfo import MountPoint, read_mountinfo
+from kybernate_shim.linux.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting
 
 UNIFIED = ""  # the name under which the hierarchy of version 2 stands beside the controllers of version 1
@@ -27,7 +27,7 @@ def directories(pid: int) -> dict[str, Path]:
     names = read_names(pid)
     if any(controller != UNIFIED for controller in names) and is_exiting(pid):
         raise ProcessLookupError(f"process {pid} has left its cgroups")
-    mounts = hierarchy_mounts(read_mountinfo())
+    mounts = hierarchy_mounts(read_cgroup_mounts())
     found = {}
     for controller, name in names.items():
         path = locate(mounts.get(controller, []), name, pid)

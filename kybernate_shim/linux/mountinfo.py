@@ -27,7 +27,12 @@ class MountPoint:
 
 def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
     """Return the mounts of the namespace of `pid`, in the kernel's order. Raises OSError when the process is gone."""
-    return [parse_line(line) for line in Path(f"/proc/{pid}/mountinfo").read_bytes().split(b"\n") if line]
+    return [parse_line(line) for line in _lines(pid)]
+
+
+def read_cgroup_mounts() -> list[MountPoint]:
+    """Return our mounts of cgroup hierarchies, of either version: few among a mount or more for each container."""
+    return [parse_line(line) for line in _lines("self") if b" - cgroup" in line]
 
 
 def below(path: Path, mounts: Iterable[MountPoint] | None = None) -> list[MountPoint]:
@@ -36,7 +41,9 @@ def below(path: Path, mounts: Iterable[MountPoint] | None = None) -> list[MountP
     `path` is resolved except for its last component, which is what umount acts upon.
     """
     real = path.parent.resolve() / path.name
-    found = [mount for mount in (read_mountinfo() if mounts is None else mounts) if mount.path.is_relative_to(real)]
+    if mounts is None:
+        mounts = (parse_line(line) for line in _lines("self") if _is_beneath(line, os.fsencode(real)))
+    found = [mount for mount in mounts if mount.path.is_relative_to(real)]
     # Deepest first; of mounts stacked on one directory the topmost, which the kernel lists last.
     found.reverse()
     return sorted(found, key=lambda mount: -len(mount.path.parts))
@@ -66,6 +73,16 @@ def unescape(field: bytes) -> str:
     if b"\\" in field:
         field = re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), field)
     return os.fsdecode(field)
+
+
+def _lines(pid: int | str) -> list[bytes]:
+    return [line for line in Path(f"/proc/{pid}/mountinfo").read_bytes().split(b"\n") if line]
+
+
+def _is_beneath(line: bytes, path: bytes) -> bool:
+    """Tell whether a line may be of a mount at `path` or below, before the price of parsing it is paid."""
+    place = line.split(b" ", 5)[4]
+    return b"\\" in place or place.startswith(path)
 
 
 def _words(field: bytes) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from kybernate_shim.task.checkpointing import share_with_cri, work_directory
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
+from kybernate_shim.trace import step
 
 Publish = Callable[[str, Message], None]
 KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
@@ -134,7 +135,9 @@ class Container:
                 await asyncio.to_thread(
                     mount_rootfs, mounts, self.bundle.rootfs, run=partial(self._run_helper, asyncio.get_running_loop())
                 )
+                step("mounted")
             self.init.adopt(await self._open_stdio(self.init))
+            step("stdio opened")
             undo.callback(self.init.release)
             if self.image is None:
                 undo.push_async_callback(self._forget_in_runtime)
@@ -153,10 +156,13 @@ class Container:
                 console_socket=self.init.stdio.console_socket,
                 options=self.options,
             )
+            step("runtime created")
             await self.init.stdio.started()
             self.init.pid = event.pid = self.bundle.init_pid()
             self.cgroup = _cgroup_of(self.init.pid)
+            step("cgroup found")
             self._note(phase="idle")
+            step("noted")
             self._publish("/tasks/create", event)
             self._watch(self.init, early)
 
@@ -170,11 +176,14 @@ class Container:
             after(self.init.state, "delete")
             if self.init.state == "stopped":
                 await self._drain(self.init)
+                step("output drained")
             await self._forget_in_runtime(force=False)
+            step("runtime deleted")
             await self._await_last_exit()
             self.init.release()
             if self._mounts:
                 await self._unmount()
+                step("unmounted")
             self.init.move("delete")
             return self.init
 
@@ -252,6 +261,7 @@ class Container:
                 except BaseException:
                     self._watch(self.init, early)
                     raise
+                step("runtime started")
                 self.init.move("start")
                 self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
                 self._watch_memory()

@@ -21,6 +21,7 @@ from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFoun
 from kybernate_shim.checkpoint.rootfs import RootfsUnsupported
 from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.cuda.preflight import PreflightRefused
+from kybernate_shim.deleted import leave_answer
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
 from kybernate_shim.logs import Log
@@ -48,6 +49,7 @@ from kybernate_shim.task.lifecycle import InvalidMove
 from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig
+from kybernate_shim.trace import step, traced
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
@@ -130,7 +132,7 @@ class TaskService:
             "Shutdown": (wire.ShutdownRequest, self.shutdown),
         }
         return {
-            name: Method(request, translated(handle), cancellable=name == "Wait")
+            name: Method(request, translated(handle, self.log), cancellable=name == "Wait")
             for name, (request, handle) in table.items()
         }
 
@@ -149,6 +151,7 @@ class TaskService:
                 publish=self.publish,
                 log=self.log,
             )
+            step("prepared")
             mounts = [Mount(mount.type, mount.source, mount.options, mount.target) for mount in request.rootfs]
             await container.create(mounts, _created(request, str(container.image.path) if container.image else ""))
             self.containers[request.id] = container
@@ -172,6 +175,10 @@ class TaskService:
         init = await container.delete()
         self.containers.pop(request.id, None)
         reply = _deleted(init)
+        try:
+            leave_answer(str(container.bundle.path), reply.SerializeToString())
+        except OSError:
+            pass  # a full disk: `delete` will find out by itself that nothing is left
         self.publish(
             "/tasks/delete",
             events.TaskDelete(
@@ -288,12 +295,13 @@ class TaskService:
         return self.container(id).process(exec_id)
 
 
-def translated(handle: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Call], Awaitable[Message]]:
-    """Give the errors of the inner modules their RPC codes."""
+def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callable[[Any, Call], Awaitable[Message]]:
+    """Give the errors of the inner modules their RPC codes, and `log` the call's steps if it is to be traced."""
 
     async def answer(request: Any, call: Call) -> Message:
         try:
-            return await handle(request)
+            with traced(call.method, log):
+                return await handle(request)
         except tuple(error for error, _ in CODES) as error:
             code = next(code for kind, code in CODES if isinstance(error, kind))
             phrase = PHRASES.get(code, "")

@@ -22,10 +22,10 @@ class ShimService:
 
     def methods(self) -> dict[str, Method]:
         return {
-            "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint)),
-            "Suspend": Method(wire.SuspendRequest, translated(self.suspend)),
-            "Resume": Method(wire.ResumeRequest, translated(self.resume)),
-            "Status": Method(wire.StatusRequest, translated(self.status)),
+            "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint, self._tasks.log)),
+            "Suspend": Method(wire.SuspendRequest, translated(self.suspend, self._tasks.log)),
+            "Resume": Method(wire.ResumeRequest, translated(self.resume, self._tasks.log)),
+            "Status": Method(wire.StatusRequest, translated(self.status, self._tasks.log)),
         }
 
     async def checkpoint(self, request: wire.CheckpointRequest) -> Message:
