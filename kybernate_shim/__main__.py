@@ -4,8 +4,6 @@
 is known that nobody does, nothing is imported that an interpreter does not have anyway.
 """
 
-from __future__ import annotations
-
 import posix
 import sys
 

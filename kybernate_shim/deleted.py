@@ -4,8 +4,6 @@ containerd calls `delete` after each container, and nearly always nothing is lef
 interpreter has not loaded at its start, because that is then all that `delete` costs.
 """
 
-from __future__ import annotations
-
 import posix
 from _socket import AF_UNIX, SOCK_STREAM, socket
 

@@ -66,16 +66,17 @@ def _start(connection: socket.socket, argv: list[str], client: int) -> int:
 
 def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) -> int:
     path, listener = claim(invocation)
-    if listener is None:
-        _reply(connection, 0, f"unix://{path}")
-        return 0
 
     def ready() -> None:
-        """Answer, and serve only once the answer has arrived: until then the client may do without us."""
+        """Answer, and go on only once the answer has arrived: until then the client may do without us."""
         _reply(connection, 0, f"unix://{path}")
         if _last_word(connection) != TAKEN:
             raise Abandoned
         connection.close()
+
+    if listener is None:
+        ready()
+        return 0
 
     return serve_from_here(invocation, listener, path, containerd=containerd, ready=ready)
 

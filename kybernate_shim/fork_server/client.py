@@ -13,8 +13,6 @@ works only if it could send its pid here, and a process whose pid is here and th
 that does not even fork is killed, too, for the next call to find a new one.
 """
 
-from __future__ import annotations
-
 import posix
 import sys
 from _socket import (
@@ -35,6 +33,7 @@ LARGEST_ANSWER = 1 << 16
 CREDENTIALS_BYTES = 12
 MSG_DONTWAIT = 0x40
 TAKEN = b"taken"
+UNLIKE = 255  # in place of an exit status: the forked process could not be made what this one is
 SIGKILL = 9
 
 
@@ -51,13 +50,12 @@ def ask(argv: list[str]) -> int:
 
     Raises NoServer or NotDone.
     """
-    connection, server = _connect()
+    connection, server = connect()
     pid = 0
     try:
         first, whole = PATIENCE[argv[-1]]
         connection.settimeout(first)
-        _send_call(connection, argv)
-        pid = _read_pid(connection)
+        pid = _hand_over(connection, argv)
         connection.settimeout(whole)
         answer = connection.recv(LARGEST_ANSWER)
         if not answer:
@@ -79,10 +77,7 @@ def ask(argv: list[str]) -> int:
     return status
 
 
-UNLIKE = 255  # in place of an exit status: the forked process could not be made what this one is
-
-
-def _connect() -> tuple[socket, int]:
+def connect() -> tuple[socket, int]:
     """Return a connection, and the pid of the server."""
     connection = socket(AF_UNIX, SOCK_SEQPACKET)
     try:
@@ -100,14 +95,10 @@ def _connect() -> tuple[socket, int]:
     return connection, server
 
 
-def _send_call(connection: socket, argv: list[str]) -> None:
-    words = b"\0".join(word.encode(errors="surrogateescape") for word in argv)
-    standard = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
-    connection.sendmsg([words], [(SOL_SOCKET, SCM_RIGHTS, standard)])
-
-
-def _read_pid(connection: socket) -> int:
+def _hand_over(connection: socket, argv: list[str]) -> int:
+    """Send the call and return the pid of the process that does it. Raises NoServer, TimeoutError."""
     try:
+        send_call(connection, argv)
         said = connection.recv(LARGEST_ANSWER)
     except TimeoutError:
         raise
@@ -116,6 +107,13 @@ def _read_pid(connection: socket) -> int:
     if not said:
         raise NoServer("the fork server ended")
     return int(said)
+
+
+def send_call(connection: socket, argv: list[str]) -> None:
+    """Send the words of the command line, and our standard descriptors."""
+    words = b"\0".join(word.encode(errors="surrogateescape") for word in argv)
+    standard = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
+    connection.sendmsg([words], [(SOL_SOCKET, SCM_RIGHTS, standard)])
 
 
 def _stop(connection: socket, pid: int) -> bool:

@@ -5,8 +5,6 @@ or in another mount namespace there is another name, and a client cannot even fi
 Imports nothing that an interpreter has not loaded at its start, for every `start` and `delete` passes here.
 """
 
-from __future__ import annotations
-
 import posix
 import sys
 

@@ -121,6 +121,8 @@ class Server:
 
     def _serve(self, nature: Nature, pause: float, successor: int | None = None) -> str:
         """Serve until no client has come for `pause` seconds, or none can any more; return what ended it."""
+        if not self._reachable():
+            return UNREACHABLE
         events = select.poll()
         # A listening socket keeps its inode: that its file is removed shows as a change of the count of links.
         watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)

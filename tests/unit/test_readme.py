@@ -36,4 +36,4 @@ def test_every_file_that_is_named_exists(path: str) -> None:
 def test_packaged_configuration_names_the_shim_where_the_readme_puts_it(path: Path) -> None:
     (cri,) = tomllib.loads(path.read_text())["plugins"].values()
     assert cri["containerd"]["runtimes"]["kybernate"]["runtime_path"] == "/usr/local/bin/containerd-shim-kybernate-v1"
-    assert re.search(r"ln -s .*containerd-shim-kybernate-v1.* /usr/local/bin/$", README, re.MULTILINE)
+    assert "/opt/kybernate/bin/python -Im kybernate_shim.launcher /usr/local/bin " in README

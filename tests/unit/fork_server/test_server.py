@@ -1,0 +1,283 @@
+"""The fork server: there is one, its daemons are what their clients are, and it ends when it is of no use."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim import address, serve
+from kybernate_shim.fork_server import client, place, server
+from kybernate_shim.fork_server.client import NoServer, NotDone, ask
+from kybernate_shim.invocation import Invocation
+from kybernate_shim.linux.libc import prctl
+
+START = ["-namespace", "ns", "-id", "c1", "-address", "/run/containerd/containerd.sock", "start"]
+PR_SET_NO_NEW_PRIVS = 38
+DEADLINE = 10.0
+
+
+def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
+    """Be a daemon that tells its first caller what it is."""
+    ready()
+    facts = {
+        "pid": os.getpid(), "sid": os.getsid(0), "umask": os.umask(0), "nice": os.nice(0), "parent": os.getppid(),
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "environ": dict(os.environ), "cwd": str(Path.cwd()),
+        "cmdline": Path("/proc/self/cmdline").read_bytes().decode().split("\0")[:-1],
+        "fds": [str(fd.readlink()).partition(":")[0] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()],
+    }  # fmt: skip
+    with listener.accept()[0] as caller:
+        caller.sendall(json.dumps(facts).encode())
+    return 0
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Path]:
+    """A bundle to be in, and directories for sockets that nobody else uses; the fork server ends with the test."""
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text("{}")
+    monkeypatch.chdir(bundle)
+    with tempfile.TemporaryDirectory() as short:  # a socket's address has 108 bytes
+        monkeypatch.setattr(address, "SOCKETS", Path(short) / "s")
+        for module in (place, server):
+            monkeypatch.setattr(module, "DIRECTORY", f"{short}/f")
+        monkeypatch.setattr(server, "QUIET_SECONDS", 5.0)
+        monkeypatch.setattr(server, "_idle_seconds", lambda: 100.0)
+        monkeypatch.setattr(serve, "serve", tell_all)
+        yield Path(short)
+        end_server()
+
+
+def leave() -> None:
+    """Leave a server with the standard streams of a program, not those of pytest, which are other descriptors."""
+    names = ("stdin", "stdout", "stderr")
+    streams = [io.TextIOWrapper(io.FileIO(fd, "w" if fd else "r", closefd=False)) for fd in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in zip(names, streams, strict=True):
+            patch.setattr(sys, name, stream)
+        server.leave()
+
+
+def server_pid() -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.connect(place.socket_path())
+        pid, _, _ = struct.unpack("=iII", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+def end_server() -> None:
+    """Kill the server, and its successor, which is in no other group than its own yet."""
+    try:
+        pid = server_pid()
+    except OSError:
+        return
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):  # a daemon may end at any time
+            if Path(f"/proc/{child}/comm").read_text() == "kybernate-fork\n":
+                os.kill(int(child), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+
+
+def eventually(look: Callable[[], bool], seconds: float = DEADLINE) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"not so after {seconds} s"
+        time.sleep(0.01)
+
+
+def start(capfd: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """Start a daemon through the fork server, and return what it tells."""
+    assert ask(START) == 0
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(capfd.readouterr().out.removeprefix("unix://"))
+        facts: dict[str, object] = json.loads(caller.makefile().read())
+        return facts
+
+
+def test_daemon_is_what_its_client_is(
+    node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    before = os.umask(0o027)
+    try:
+        facts = start(capfd)
+    finally:
+        os.umask(before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert facts["sid"] == facts["pid"]
+    assert facts["umask"] == 0o027
+    assert facts["nofile"] == soft - 1
+    assert facts["nice"] == os.nice(0)
+    environment = dict(entry.split("=", 1) for entry in Path("/proc/self/environ").read_text().split("\0") if entry)
+    assert facts["environ"] == environment
+    assert facts["cwd"] == str(node) or facts["cwd"] == str(Path.cwd())
+    assert facts["cmdline"] == ["containerd-shim-kybernate-v1", *START]
+    assert facts["parent"] == server_pid()
+    assert sorted(kind for kind in facts["fds"] if "/fd" not in kind) == ["/dev/null"] * 3 + ["socket"]  # type: ignore[attr-defined]
+
+
+def test_second_container_of_the_pod_gets_the_address_of_the_first(
+    node: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leave()
+    assert ask(START) == 0
+    first = capfd.readouterr().out
+    assert ask(START) == 0
+    assert capfd.readouterr().out == first
+    assert Path("address").read_text() == first
+
+
+def test_failure_to_come_up_is_told_and_leaves_no_socket(
+    node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise RuntimeError("no memory for that")
+
+    monkeypatch.setattr(serve, "serve", fail)
+    leave()
+    assert ask(START) == 1
+    assert "cannot start the shim of c1: RuntimeError: no memory for that" in capfd.readouterr().err
+    assert list(address.SOCKETS.iterdir()) == []
+
+
+@pytest.mark.parametrize(("argv", "words"), [(["-id", "c1", "start"], "no -namespace given"), (["delete"], "no -name")])
+def test_wrong_command_line_is_answered_as_without_it(
+    node: Path, capfd: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    leave()
+    assert ask(argv) == 2
+    assert words in capfd.readouterr().err
+
+
+def test_delete_is_answered(node: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    leave()
+    assert ask(["-namespace", "ns", "-id", "c1", "-bundle", str(node / "none"), "delete"]) == 0
+    assert capfd.readouterr().out.startswith("\x08")
+
+
+def test_client_that_dies_before_it_takes_the_daemon_leaves_none(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave()
+    connection, _ = client.connect()
+    client.send_call(connection, START)
+    pid = int(connection.recv(100))
+    assert connection.recv(1000).startswith(b"\0unix://")
+    assert len(list(address.SOCKETS.iterdir())) == 1
+    connection.close()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    assert list(address.SOCKETS.iterdir()) == []
+
+
+def test_client_with_what_cannot_be_given_to_a_process_is_refused(node: Path) -> None:
+    leave()
+    pid = os.fork()
+    if pid == 0:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        try:
+            ask(START)
+        except NotDone as reason:
+            os._exit(0 if "NoNewPrivs" in str(reason) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_there_is_one_server_whoever_leaves_it(node: Path) -> None:
+    threads = [threading.Thread(target=leave) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = server_pid()
+    leave()
+    assert server_pid() == first
+
+
+def test_killed_server_is_none_and_is_replaced(node: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    leave()
+    end_server()
+    eventually(lambda: raises_no_server())
+    leave()
+    assert start(capfd)["cmdline"]
+
+
+def raises_no_server() -> bool:
+    try:
+        ask(["delete"])
+    except NoServer:
+        return True
+    return False
+
+
+def test_idle_server_ends_and_takes_its_socket_along(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_idle_seconds", lambda: 0.2)
+    leave()
+    eventually(lambda: list((node / "f").iterdir()) == [])
+
+
+def test_server_whose_socket_is_removed_ends(node: Path) -> None:
+    leave()
+    pid = server_pid()
+    Path(place.socket_path()).unlink()
+    eventually(lambda: not Path(f"/proc/{pid}/exe").exists())
+
+
+def test_server_is_not_wanted_where_the_configuration_says_so(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_idle_seconds", lambda: 0.0)
+    leave()
+    with pytest.raises(NoServer):
+        ask(START)
+
+
+def test_successor_takes_over_and_names_itself(
+    node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "QUIET_SECONDS", 0.0)
+    leave()
+    first = server_pid()
+    eventually(lambda: server_pid() != first and not Path(f"/proc/{first}/exe").exists())
+    assert start(capfd)["parent"] == server_pid()
+
+
+@pytest.mark.parametrize("what", ["package", "interpreter"])
+def test_other_installation_has_another_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    before = place.socket_path()
+    assert place.socket_path() == before
+    other = tmp_path / "lib" / "kybernate_shim"
+    (other / "fork_server").mkdir(parents=True)
+    (other / "__init__.py").touch()
+    if what == "package":
+        monkeypatch.setattr(place, "__file__", str(other / "fork_server" / "place.py"))
+    else:
+        monkeypatch.setattr("sys.executable", str(other / "__init__.py"))
+    assert place.socket_path() != before
+
+
+def test_replaced_package_has_another_address_even_with_the_same_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "kybernate_shim"
+    package.mkdir()
+    monkeypatch.setattr(place, "__file__", str(package / "fork_server" / "place.py"))
+    (package / "__init__.py").touch()
+    os.utime(package / "__init__.py", (1, 1))
+    before = place.socket_path()
+    (package / "new").touch()
+    os.utime(package / "new", (1, 1))
+    (package / "new").rename(package / "__init__.py")
+    assert place.socket_path() != before
