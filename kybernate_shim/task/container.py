@@ -141,6 +141,7 @@ class Container:
             undo.callback(self.init.release)
             if self.image is None:
                 undo.push_async_callback(self._forget_in_runtime)
+                undo.callback(self._stop_watching_memory)
                 await self._create_init(event)
             else:
                 self._publish("/tasks/create", event)
@@ -160,6 +161,7 @@ class Container:
             await self.init.stdio.started()
             self.init.pid = event.pid = self.bundle.init_pid()
             self.cgroup = _cgroup_of(self.init.pid)
+            self._watch_memory()  # before it starts: it may run out of memory within milliseconds
             step("cgroup found")
             self._note(phase="idle")
             step("noted")
@@ -264,7 +266,6 @@ class Container:
                 step("runtime started")
                 self.init.move("start")
                 self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
-                self._watch_memory()
                 self._watch(self.init, early)
             return self.init.pid
 
