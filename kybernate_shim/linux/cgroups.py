@@ -149,6 +149,7 @@ class Cgroup:
         try:
             if self.version == 2:
                 _write(self.path() / "cgroup.kill", "1")
+                self.thaw()  # they die frozen, too, but runc would take the empty cgroup for a paused one
                 return
         except OSError:
             pass  # before Linux 5.14, or gone

@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from signal import SIGKILL
 from typing import Any
@@ -179,6 +179,7 @@ class Container:
             if self.init.state == "stopped":
                 await self._drain(self.init)
                 step("output drained")
+                self._thaw()
             await self._forget_in_runtime(force=False)
             step("runtime deleted")
             await self._await_last_exit()
@@ -188,6 +189,12 @@ class Container:
                 step("unmounted")
             self.init.move("delete")
             return self.init
+
+    def _thaw(self) -> None:
+        """Let nothing look paused that has ended: a frozen init can be killed on cgroup v2, and runc is not told."""
+        if self.cgroup is not None:
+            with suppress(OSError):
+                self.cgroup.thaw()
 
     async def _await_last_exit(self) -> None:
         """The runtime kills the init of a container that was never started: let its exit event come first."""

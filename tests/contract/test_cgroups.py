@@ -187,6 +187,8 @@ def test_many_forking_processes_are_frozen_and_killed(cgroup: Cgroup) -> None:
     cgroup.kill()
     assert [ended(process) for process in processes] == [-signal.SIGKILL] * 4
     eventually(lambda: not cgroup.processes())
+    order = cgroup.path("freezer") / "freezer.state" if cgroup.version == 1 else cgroup.path() / "cgroup.freeze"
+    assert order.read_text().strip() in ("THAWED", "0"), "what is empty must not look like a paused container"
 
 
 def test_own_cgroup_is_neither_frozen_nor_killed(cgroup: Cgroup) -> None:
