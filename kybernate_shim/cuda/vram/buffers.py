@@ -26,11 +26,12 @@ class Buffer:
 
     def data_runs(self, size: int) -> list[tuple[int, int]]:
         """Return what is not zero in the first `size` bytes: (offset, length) in whole blocks, neighbours joined."""
-        compare, zeros = _memcmp(), _zeros().address
+        # Held by name: of threads that come first at the same time, all but one have a block that nobody else keeps.
+        compare, zeros = _memcmp(), _zeros()
         runs: list[tuple[int, int]] = []
         for offset in range(0, size, BLOCK_BYTES):
             length = min(BLOCK_BYTES, size - offset)
-            if compare(self.address + offset, zeros, length):
+            if compare(self.address + offset, zeros.address, length):
                 if runs and sum(runs[-1]) == offset:
                     runs[-1] = (runs[-1][0], runs[-1][1] + length)
                 else:

@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.cuda.vram import crew, digest, files
+from kybernate_shim.cuda.vram import buffers, crew, digest, files
 from kybernate_shim.cuda.vram.buffers import BLOCK_BYTES, Buffer
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
@@ -249,6 +250,22 @@ def test_data_runs_are_the_blocks_with_data(positions: list[int], size: int) -> 
         assert all(offset + length <= size for offset, length in runs)
     finally:
         buffer.close()
+
+
+def test_block_of_zeros_lives_as_long_as_it_is_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that ask first at the same time each make one, and the cache keeps one of them."""
+    made: list[weakref.ref[buffers._Zeros]] = []
+
+    def fresh() -> buffers._Zeros:
+        zeros = buffers._Zeros()
+        made.append(weakref.ref(zeros))
+        return zeros
+
+    monkeypatch.setattr(buffers, "_zeros", fresh)
+    monkeypatch.setattr(buffers, "_memcmp", lambda: lambda ours, zeros, length: int(made[-1]() is None))
+    buffer = Buffer(4 * BLOCK_BYTES)
+    assert buffer.data_runs(4 * BLOCK_BYTES) == []
+    buffer.close()
 
 
 def test_buffers_are_aligned_for_direct_io() -> None:
