@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 DEFAULT_PATH: Final = Path("/etc/kybernate/shim.toml")
 
 NODE: Final = "node"  # only the node's own file may set it
+MOST_THREADS: Final = 256
 OPTIONS: Final = "options"  # the runtime options that come with a container may change it
 
 
@@ -93,6 +94,21 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _among(*words: str) -> Form:
+    def parse(value: object) -> str:
+        if value not in words:
+            raise ValueError
+        return _text(value)
+
+    return Form(" or ".join(f'"{word}"' for word in words), parse)
+
+
+def _whole_number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_THREADS:
+        raise ValueError
+    return value
+
+
 TEXT = Form("a string", _text)
 SWITCH = Form('"auto", true or false', _switch)
 YES_OR_NO = Form("true or false", _yes_or_no)
@@ -102,6 +118,7 @@ OPTIONAL_PATH = Form('an absolute path, or "" for none', _optional_path)
 CRIU = Form('an absolute path that ends in /criu, the name that runtimes look for in PATH, or "" for PATH', _criu)
 LEVEL = Form('"debug", "info", "warning" or "error"', _level)
 TEXTS = Form("a list of strings", _texts)
+THREADS = Form(f"a number from 1 to {MOST_THREADS}, 0 to choose", _whole_number)
 
 
 @dataclass(frozen=True)
@@ -151,6 +168,18 @@ class Gpu:
     checkpoint: float = setting(600.0, SECONDS, "VRAM moves into host memory", by=OPTIONS)
     restore: float = setting(600.0, SECONDS, "it moves back", by=OPTIONS)
     unlock: float = setting(30.0, SECONDS, "processes may use the driver again", by=OPTIONS)
+    data_path: Literal["fast", "plain"] = setting(
+        "fast",
+        _among("fast", "plain"),
+        "whether VRAM bytes travel beside CRIU, by several threads, or through it",
+        by=OPTIONS,
+    )
+    huge_pages: Literal["node", "off"] = setting(
+        "node",
+        _among("node", "off"),
+        "whether the node's switch for transparent huge pages is `always` while VRAM moves; it halves that time",
+    )
+    threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 8", by=OPTIONS)
     helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
     denied_drivers: tuple[str, ...] = setting(
         ("570.158.*", "595.*"), TEXTS, "driver versions whose checkpoints are refused; `*` stands for any text"

@@ -36,11 +36,14 @@ from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.draft import draft
 from kybernate_shim.checkpoint.image import payload_names, require_space, write_manifest
 from kybernate_shim.checkpoint.manifest import (
+    DataPath,
+    File,
     Manifest,
     Process,
     Source,
     StdioKind,
     TcpPolicy,
+    VramFile,
     now,
 )
 from kybernate_shim.checkpoint.mounts import HookMount
@@ -51,6 +54,7 @@ from kybernate_shim.checkpoint.rootfs_diff import write_diff
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.threads import to_the_end
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
+from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.linux.mountinfo import read_mountinfo
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
@@ -128,7 +132,7 @@ async def dump(
     except TimeoutError as error:
         why = str(error) or f"it had not ended after {request.deadline:g} s"  # the deadline itself comes without words
         raise TimeoutError(f"{_failed(target)}: {why}") from error
-    except OSError as error:
+    except (OSError, VramError) as error:
         raise DumpFailed(f"{_failed(target)}: {error}") from error
     if lost is not None:
         raise lost
@@ -181,8 +185,9 @@ async def _steps(
             if was_frozen:
                 await to_the_end(cgroup.thaw)
             detached = await back.enter_async_context(accelerator.detached(operation, force=request.force))
-            back.push_async_callback(set_frozen, False)
             require_space(request.image, _memory_bytes(target))  # their memory has grown by what was in VRAM
+            await back.enter_async_context(detached.moved_out(request.image, operation))
+            back.push_async_callback(set_frozen, False)
         begin = time.monotonic()
         with operation.step("freeze"):
             await to_the_end(cgroup.freeze)
@@ -320,10 +325,19 @@ def _finish(
         cuda_processes=tuple(one for one in detached.cuda_processes if one.pid in there) if detached else (),
         gpus=detached.gpus if detached else (),
         machine_gpus=detached.machine_gpus if detached else (),
-        files=digester.files(request.image, payload_names(request.image)),
+        vram=detached.vram if detached else (),
+        data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
+        files=_files(request.image, detached.vram if detached else (), digester),
         steps=tuple(step for step in operation.steps if step.seconds),
     )
     return Dumped(manifest, write_manifest(request.image, manifest, durable=request.durable))
+
+
+def _files(image: Path, vram: Sequence[VramFile], digester: Digester) -> tuple[File, ...]:
+    """Return all files of the image; those with VRAM bytes were digested when they were written."""
+    done = {file.file: File(file.file, file.size, file.digest) for file in vram}
+    rest = digester.files(image, [name for name in payload_names(image) if name not in done])
+    return tuple(sorted([*done.values(), *rest], key=lambda file: file.name))
 
 
 def _stdio_kinds(descriptors: Path) -> tuple[StdioKind, ...]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kybernate_shim.checkpoint.compat import Finding
 from kybernate_shim.checkpoint.gpu_accounts import Accounts, draw_up, inner_pid, own_memory
-from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory, Manifest
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.manifest import DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
+from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, huge_pages
 from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
 from kybernate_shim.cuda.claim import claimed
 from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
@@ -26,6 +28,7 @@ from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.gpu_map import GpuMismatch
 from kybernate_shim.cuda.headroom import headroom
 from kybernate_shim.cuda.processes import cuda_processes
+from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.logs import Log
 
 FORCE = "kybernate.io/force"
@@ -53,6 +56,20 @@ class Left:
     machine_gpus: tuple[str, ...] = ()
     pids: Sequence[int] = ()
     gone: bool = False
+    way: WayOut | None = None
+
+    @property
+    def vram(self) -> tuple[VramFile, ...]:
+        return self.way.files if self.way is not None else ()
+
+    @property
+    def data_path(self) -> DataPath:
+        return self.way.data_path if self.way is not None else DataPath("plain")
+
+    def moved_out(self, image: Path, operation: Operation) -> AbstractAsyncContextManager[None]:
+        """Keep the VRAM bytes in files of `image` while the context lasts. Raises as WayOut.moved_out."""
+        assert self.way is not None
+        return self.way.moved_out(image, operation, lambda: self.gone)
 
     @property
     def cuda_processes(self) -> tuple[GpuMemory, ...]:
@@ -79,6 +96,8 @@ class CudaAccelerator:
             self._settings.lock, self._settings.checkpoint, self._settings.restore, self._settings.unlock
         )
         self.suspended: Left | None = None  # what `suspend` has taken out, until `resume`
+        self._lost = ""  # why processes that are off their GPUs must never come back to them
+        self._back = WayBack(target.children, self._settings, log)
 
     # -- Leaving ------------------------------------------------------------------------------------------------------
 
@@ -89,10 +108,15 @@ class CudaAccelerator:
         Raises PreflightRefused and GpuStepFailed with the container as it was, and NotBack when it could not be brought
         back in the end. A container that was suspended before stays so.
         """
-        async with self._helper() as helper:
-            left = await self._leave(helper, operation, force=force)
+        way = WayOut(self._target.children, self._settings, self._log)
+        async with self._helper() as helper, aclosing(way):
+            left = await self._leave(helper, operation, around=way.watching, force=force)
+            left.way = way
             try:
                 yield left
+            except BytesLost as error:
+                self._lost = f"{error}; the processes of container {self._target.id} cannot compute on: end it"
+                raise NotBack(self._lost) from error
             except BaseException as error:
                 await sequence.undisturbed(self._undo(helper, left, error))
                 raise
@@ -108,7 +132,9 @@ class CudaAccelerator:
         Raises NothingToSuspend, PreflightRefused and GpuStepFailed, with the container as it was.
         """
         async with self._helper() as helper:
-            left = await self._leave(helper, operation, force=force, lock_seconds=lock_seconds)
+            left = await self._leave(
+                helper, operation, around=self._only_huge_pages, force=force, lock_seconds=lock_seconds
+            )
         if not left.pids and self.suspended is None:
             raise NothingToSuspend(f"no process of container {self._target.id} holds CUDA state")
         if left.pids:
@@ -122,6 +148,8 @@ class CudaAccelerator:
         in a second attempt, the container stays suspended.
         Raises NothingToResume, GpuMismatch where the GPUs have not enough room, and NotBack.
         """
+        if self._lost:
+            raise NotBack(self._lost)
         async with self._helper() as helper:
             waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED)
             if not waiting:
@@ -133,7 +161,20 @@ class CudaAccelerator:
         self.suspended = None
         return left
 
-    async def _leave(self, helper: CudaHelper, operation: Operation, *, force: bool, lock_seconds: float = 0) -> Left:
+    @asynccontextmanager
+    async def _only_huge_pages(self, pids: Sequence[int]) -> AsyncIterator[None]:
+        with huge_pages(self._settings, self._log):
+            yield
+
+    async def _leave(
+        self,
+        helper: CudaHelper,
+        operation: Operation,
+        *,
+        around: sequence.Around,
+        force: bool,
+        lock_seconds: float = 0,
+    ) -> Left:
         target = self._target
         assert target.cgroup is not None
         try:
@@ -145,7 +186,7 @@ class CudaAccelerator:
                 memory = own_memory(active)
             limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
-                done = await sequence.suspend(helper, target.cgroup.processes, limits, note=self._note)
+                done = await sequence.suspend(helper, target.cgroup.processes, limits, note=self._note, around=around)
         except CudaError as error:
             raise self._failed(error) from error
         grown = {pid: after - memory[pid] for pid, after in own_memory(done.pids).items() if pid in memory}
@@ -249,16 +290,22 @@ class CudaAccelerator:
             return [Finding("GPU", "", str(error), "refusal")]
         return list(_driver_findings(manifest, info))
 
-    async def attach(self, manifest: Manifest, operation: Operation) -> None:
+    def expecting(self, image: Image) -> AbstractAsyncContextManager[None]:
+        """Enclose the whole of a restore, and read VRAM bytes ahead meanwhile."""
+        return self._back.expecting(image)
+
+    async def attach(self, image: Image, operation: Operation) -> None:
         """Bring restored processes onto the GPUs of their new container. Raises NotBack with them still off."""
         assert self._target.cgroup is not None
+        manifest = image.manifest
         wanted = {process.pid for process in manifest.cuda_processes}
         try:
             async with self._helper() as helper:
                 info = await helper.info()
                 plan = self._plan(manifest, info)
                 waiting = await self._in_state(helper, State.CHECKPOINTED)
-                if missing := wanted - {inner_pid(process.pid) for process in waiting}:
+                names = {inner_pid(process.pid): process.pid for process in waiting}
+                if missing := wanted - names.keys():
                     raise NotBack(
                         f"{len(wanted)} processes of the image held CUDA state, and the driver does not know of"
                         f" {', '.join(map(str, sorted(missing)))} (pids in the container) that they wait for a GPU"
@@ -266,11 +313,12 @@ class CudaAccelerator:
                 pids = [process.pid for process in waiting]
                 self._note(pids)
                 self._make_device_nodes()
+                await self._back.fill(image, {name: pid for name, pid in names.items() if name is not None}, operation)
                 async with claimed(plan.bytes):
                     gpu_map.require_room(plan, (await helper.info()).gpus)
                     with _telling(operation, "cuda-resume"):
                         steps = await sequence.resume(helper, pids, plan.pairs, self._limits)
-        except (CudaError, GpuMismatch) as error:
+        except (CudaError, GpuMismatch, VramError) as error:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
         self._note(())
         _add_steps(operation, steps, "cuda-restore", sum(process.bytes for process in manifest.cuda_processes))

@@ -17,6 +17,9 @@ from pathlib import Path
 from kybernate_shim.checkpoint import manifest as manifests
 from kybernate_shim.checkpoint.digests import Digester, DigestUnknown, FileChanged, algorithm_of
 from kybernate_shim.checkpoint.manifest import File, Manifest, ManifestInvalid, is_flat
+from kybernate_shim.cuda.vram import digest as vram_digest
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.errors import VramError
 
 LOGS = ".log"  # logs are for people: they may grow after the manifest, so they are no part of the image
 
@@ -139,9 +142,12 @@ def _absent(directory: Path) -> str:
     return f"{directory}: no {manifests.NAME}, so this is no finished checkpoint image"
 
 
-def verify(directory: Path, progress: Callable[[int, int], object] | None = None) -> list[Problem]:
+def verify(
+    directory: Path, progress: Callable[[int, int], object] | None = None, *, vram: bool = True
+) -> list[Problem]:
     """Compare every file with the manifest, digests included; an empty list means that the image is whole.
 
+    Without `vram`, files of VRAM bytes are not read: whoever restores them compares them on the way.
     `progress` is told the bytes done and the bytes in all, from several threads. Raises CheckpointNotFound, and
     CheckpointInvalid where the manifest itself cannot be read.
     """
@@ -153,7 +159,8 @@ def verify(directory: Path, progress: Callable[[int, int], object] | None = None
         raise CheckpointInvalid(f"{directory / manifests.NAME}: {error}") from error
     problems = _size_problems(directory, manifest.files) + _extra(directory, manifest)
     damaged = {problem.file for problem in problems}
-    whole = [file for file in manifest.files if file.name not in damaged]
+    later = set() if vram else {file.file for file in manifest.vram}
+    whole = [file for file in manifest.files if file.name not in damaged | later]
     problems += _digest_problems(directory, whole, progress or (lambda done, total: None))
     return sorted(problems, key=lambda problem: problem.file)
 
@@ -185,11 +192,14 @@ def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[
     problems = []
     for file in files:
         try:
-            groups.setdefault(algorithm_of(file.digest), []).append(file)
+            algorithm = vram_digest.KIND if file.digest.startswith(vram_digest.KIND) else algorithm_of(file.digest)
+            groups.setdefault(algorithm, []).append(file)
         except DigestUnknown as error:
             problems.append(Problem(file.name, "unreadable", str(error)))
     total = sum(file.size for group in groups.values() for file in group)
     count = _Counter(total, progress)
+    for file in groups.pop(vram_digest.KIND, ()):
+        problems += _compare_vram(directory, file, count)
     for algorithm, group in groups.items():
         with Digester(algorithm, count) as digester:
             problems += [problem for file in group if (problem := _compare(digester, directory, file))]
@@ -204,6 +214,24 @@ def _compare(digester: Digester, directory: Path, file: File) -> Problem | None:
     if digest != file.digest:
         return Problem(file.name, "changed", f"digest {digest} found, {file.digest} expected")
     return None
+
+
+def _compare_vram(directory: Path, file: File, count: Callable[[int], None]) -> list[Problem]:
+    done = 0
+
+    def progress(now: int) -> None:
+        nonlocal done
+        count(now - done)
+        done = now
+
+    try:
+        pieces = vram_digest.piece_bytes_of(file.digest)
+        digest = vram_digest.of_file(directory / file.name, pieces, Transfer(on_progress=progress))
+    except VramError as error:
+        return [Problem(file.name, "unreadable", str(error))]
+    if digest != file.digest:
+        return [Problem(file.name, "changed", f"digest {digest} found, {file.digest} expected")]
+    return []
 
 
 class _Counter:

@@ -7,7 +7,7 @@ on another node is said in compat.py.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -89,6 +89,30 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class VramFile:
+    """A file with VRAM bytes, and the memory of a process that they belong into; pid as in the container.
+
+    Addresses and sizes in bytes; what is zero may be a hole in the file, `data_bytes` is the rest. `digest` has the
+    form of cuda.vram.digest: it is computed while the bytes are moved, and compared while they are moved back.
+    """
+
+    pid: int
+    file: str
+    start: int
+    size: int
+    data_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """How VRAM bytes came into the image: `fast` in files of their own, `plain` in CRIU's, and why."""
+
+    name: Literal["fast", "plain"]
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Mount:
     """A mount of the container. `kind` says where its content lives; only `pseudo` and `private` are in the image.
 
@@ -104,7 +128,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class File:
-    """One file of the image. `digest` has the form of digests.py."""
+    """One file of the image. `digest` has the form of digests.py, or is the one of `vram`."""
 
     name: str
     size: int
@@ -134,6 +158,8 @@ class Manifest:
     cuda_processes: tuple[GpuMemory, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     machine_gpus: tuple[str, ...] = ()
+    vram: tuple[VramFile, ...] = ()
+    data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     mounts: tuple[Mount, ...] = ()
     files: tuple[File, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -190,6 +216,9 @@ def _check(manifest: Manifest) -> None:
         if file.name in seen:
             raise FieldInvalid(place, f"{file.name!r} is there twice")
         seen.add(file.name)
+    for index, vram in enumerate(manifest.vram):
+        if vram.file not in seen:
+            raise FieldInvalid(f"vram[{index}].file", f"{vram.file!r} is not among the files")
 
 
 def _check_time(text: str) -> None:

@@ -97,7 +97,8 @@ async def prepare(
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
     (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
     if target.config.verify and not image.checked:
-        with operation.step("verify", total_bytes=image.manifest.bytes):
+        total = image.manifest.bytes - sum(file.size for file in image.manifest.vram)
+        with operation.step("verify", total_bytes=total):
             await _verify(image, operation)
     with operation.step("compare"):
         matching = await _compare(target, image, log, accelerator)
@@ -114,7 +115,7 @@ async def _verify(image: Image, operation: Operation) -> None:
     def progress(done: int, total: int) -> None:
         operation.done_bytes, operation.total_bytes = done, total
 
-    if problems := await asyncio.to_thread(verify, image.path, progress):
+    if problems := await asyncio.to_thread(verify, image.path, progress, vram=False):
         raise CheckpointInvalid(f"{image.path}: {'; '.join(map(str, problems))}. Nothing was restored")
 
 
@@ -219,7 +220,7 @@ def _kept_hostname(spec: Spec) -> Iterator[None]:
 async def attach(target: Target, image: Image, operation: Operation, accelerator: Accelerator) -> None:
     """Bring the restored processes onto their GPUs. Raises RestoreFailed; nothing of the container is left then."""
     try:
-        await accelerator.attach(image.manifest, operation)
+        await accelerator.attach(image, operation)
     except BaseException as error:
         if target.cgroup is not None:
             await asyncio.to_thread(target.cgroup.kill)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from kybernate_shim.checkpoint.compat import Finding
-from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory, Manifest
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.manifest import DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
@@ -50,6 +52,18 @@ class Detached(Protocol):
     def gpus(self) -> tuple[Gpu, ...]: ...
 
     @property
+    def vram(self) -> tuple[VramFile, ...]: ...
+
+    @property
+    def data_path(self) -> DataPath: ...
+
+    def moved_out(self, image: Path, operation: Operation) -> AbstractAsyncContextManager[None]:
+        """Keep VRAM bytes in files of `image` while the context lasts, so that a dump finds small processes.
+
+        They must run, not be frozen, at both ends. Raises a VramError with the container as it was.
+        """
+
+    @property
     def machine_gpus(self) -> tuple[str, ...]: ...
 
 
@@ -65,5 +79,5 @@ class Accelerator(Protocol):
     async def compare(self, manifest: Manifest) -> list[Finding]:
         """Return what speaks against restoring the image here."""
 
-    async def attach(self, manifest: Manifest, operation: Operation) -> None:
+    async def attach(self, image: Image, operation: Operation) -> None:
         """Bring restored processes onto GPUs. Raises with the processes still off, to be killed."""

@@ -21,12 +21,14 @@ from typing import Any, TextIO
 
 import structlog
 
+from kybernate_shim.cuda import pages
 from kybernate_shim.cuda import workers as pool
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server, Services
 
 SERVICE = "kybernate.cuda.v1.Cuda"
 IDLE_SECONDS = 900.0
+LOOK_SECONDS = 5.0
 INFO_SECONDS = 60.0
 LOCK_GRACE_SECONDS = 2.0  # the driver gives up a lock by itself; after this it is taken to hang
 # The driver's states in the order of its numbers. Source: CUDA Driver API, CUprocessState.
@@ -165,13 +167,15 @@ async def serve(path: Path, idle: float, log: Any) -> None:
 
 
 async def _until_idle(helper: Helper, idle: float, stop: asyncio.Event) -> None:
+    """Wait until nobody has called for `idle` seconds; meanwhile, undo what killed shims have left switched on."""
     loop = asyncio.get_running_loop()
     while not stop.is_set():
+        pages.restore_node()
         left = helper.last_call + idle - loop.time() if not helper.running else idle
         if left <= 0:
             return
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(min(left, LOOK_SECONDS)):
                 await stop.wait()
         except TimeoutError:
             pass

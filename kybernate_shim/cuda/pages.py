@@ -1,12 +1,13 @@
 """Transparent huge pages for the driver's host copy, made while a CUDA checkpoint runs.
 
-The driver maps the copy and fills it in one call, with small pages unless something asks for huge ones. Ways to ask:
+The driver maps the copy and fills it in one call, with small pages unless something asks for huge ones:
 
     off      nothing is done (measured with 16 GiB: 8.4 s out and 2.6 s back, instead of 5.0 and 2.0)
-    process  watch the process's map during the call and advise each mapping that appears, by a call made in the process
-             (ptrace): nothing outside the process changes, so this is the default
     node     set the node's switch to "always" for the duration: every program that faults memory meanwhile is affected
 
+Tried and of no use: to watch the process's map during the call and advise each mapping that appears, by a call made in
+the process. The driver faults its mapping in as soon as it has it, and the advice has to wait for the lock that it
+holds meanwhile: after 13 GiB, 2 MiB were huge (H100, driver 580.159.04).
 Rejected: prctl (PR_SET_THP_DISABLE and its PR_THP_DISABLE_EXCEPT_ADVISED can only forbid, up to Linux 6.18), memory
 cgroups (they have no such setting), process_madvise (takes no MADV_HUGEPAGE for another process).
 """
@@ -15,23 +16,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from kybernate_shim.cuda.regions import appeared
-from kybernate_shim.linux.memory import Region, read_maps
-from kybernate_shim.linux.ptrace import advise_huge_pages
-from kybernate_shim.linux.tracee import InjectionFailed
-
-Mode = Literal["off", "process", "node"]
-DEFAULT_MODE: Mode = "process"
+Mode = Literal["off", "node"]
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 STATE = Path("/run/kybernate/huge-pages")
-LOOK_SECONDS = 0.002  # at 2 GB/s the driver fills 4 MB in that time
-ADVISE_SECONDS = 0.5  # a thread that does not stop by then is in the driver's hands
 
 
 class HugePagesUnavailable(Exception):
@@ -39,54 +31,13 @@ class HugePagesUnavailable(Exception):
 
 
 @contextmanager
-def huge_pages(mode: Mode, pids: Iterable[int]) -> Iterator[None]:
-    """Have what the processes map meanwhile filled with huge pages, as far as `mode` allows.
-
-    In mode "process" failures are silent: the copy is slower then. Raises HugePagesUnavailable in mode "node".
-    """
-    with ExitStack() as stack:
-        if mode == "process":
-            for pid in pids:
-                stack.enter_context(Advisor(pid))
-        elif mode == "node":
-            stack.enter_context(node_wide())
+def huge_pages(mode: Mode) -> Iterator[None]:
+    """Have what processes fault in meanwhile filled with huge pages, if `mode` says so. Raises HugePagesUnavailable."""
+    if mode == "off":
         yield
-
-
-class Advisor:
-    """A thread that looks at a process's map every 2 ms and advises huge pages for each mapping that has appeared."""
-
-    def __init__(self, pid: int) -> None:
-        self.advised: list[Region] = []
-        self._pid = pid
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"huge-pages-{pid}")
-
-    def __enter__(self) -> Advisor:
-        try:
-            self._known = read_maps(self._pid)
-        except OSError:
-            self._stop.set()  # the process is gone, which others notice as well
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
-            try:
-                now = read_maps(self._pid)
-                for region in appeared(self._known, now):
-                    advise_huge_pages(self._pid, region.start, region.size, seconds=ADVISE_SECONDS)
-                    self.advised.append(region)
-            except (OSError, InjectionFailed):
-                return  # gone, or traced by another: it does without
-            self._known = now
-
-
-# -- The node's switch ------------------------------------------------------------------------------------------------
+        return
+    with node_wide():
+        yield
 
 
 @contextmanager
@@ -120,6 +71,8 @@ def _enter(switch: Path, state: Path) -> int:
         with _gate(state):
             _restore_if_unused(switch, state)
             previous = state / "previous"
+            if _selected(switch) == "never":
+                raise HugePagesUnavailable(f"{switch} says never, which whoever has set it will have a reason for")
             if not previous.exists():
                 _write_durably(previous, _selected(switch))
             switch.write_text("always")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from kybernate_shim.cuda.errors import CudaError, GpuPair
 from kybernate_shim.cuda.processes import ListPids, lock_all
 
 T = TypeVar("T")
+Around = Callable[[Sequence[int]], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,12 @@ async def suspend(
     limits: Limits = DEFAULT_LIMITS,
     *,
     note: Callable[[Sequence[int]], None] = lambda pids: None,
+    around: Around = lambda pids: nullcontext(),
 ) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
 
-    `note` is told of all processes that may be locked by now, each time before more are.
+    `note` is told of all processes that may be locked by now, each time before more are. `around` is what encloses the
+    checkpoint of locked processes; it must not raise by itself.
     Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
     well, the notes of the error name the processes and what is wrong with them.
     """
@@ -81,7 +85,8 @@ async def suspend(
         suspended.pids = await _timed(
             suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
         )
-        await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
+        async with around(suspended.pids):
+            await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
     except BaseException as error:  # CancelledError included: cancelled must not mean locked for ever
         await undisturbed(_add_notes(error, bring_back(helper, touched, limits)))
         raise

@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from signal import SIGKILL
 from typing import Any
@@ -285,14 +285,15 @@ class Container:
             if gpus is not None:
                 self.spec = await gpu_spec.prepare_restore(self.runtime, self.bundle, self.id)
             prepared = await restore.prepare(self, image, operation, self._log, work=work, accelerator=gpus)
-            await restore.run(
-                self, prepared, operation, fds=self.init.stdio.fds, console=self.init.stdio.console_socket
-            )
-            await self.init.stdio.started()
-            self.init.pid = self.bundle.init_pid()
-            self.cgroup = _cgroup_of(self.init.pid)
-            if gpus is not None:
-                await self._attach(image, operation, gpus)
+            async with gpus.expecting(image) if gpus is not None else nullcontext():
+                await restore.run(
+                    self, prepared, operation, fds=self.init.stdio.fds, console=self.init.stdio.console_socket
+                )
+                await self.init.stdio.started()
+                self.init.pid = self.bundle.init_pid()
+                self.cgroup = _cgroup_of(self.init.pid)
+                if gpus is not None:
+                    await self._attach(image, operation, gpus)
             self.init.move("start")
             self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
             self._watch_memory()

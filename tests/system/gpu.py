@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from kybernate_shim.cuda import pages
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.ttrpc import Client
 from tests.fakes.cuda import Cards, build
@@ -64,6 +65,8 @@ def install_driver() -> Cards:
         node = Path(f"/dev/nvidia{index}")
         node.touch()
         subprocess.run(["mount", "--bind", "/dev/null", node], check=True)
+    with pages.node_wide():
+        pass  # its files stay, as on a node that has moved VRAM before
     return Cards.create(CARDS, size=512 << 20)
 
 
@@ -75,8 +78,8 @@ def remove_driver() -> None:
         subprocess.run(["umount", f"/dev/nvidia{index}"], check=True)
         Path(f"/dev/nvidia{index}").unlink()
     RUNTIME.unlink()
-    shutil.rmtree(LIBRARIES)
-    shutil.rmtree(CARDS)
+    for directory in (LIBRARIES, CARDS, pages.STATE):
+        shutil.rmtree(directory)
 
 
 def helpers() -> list[psutil.Process]:

@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,8 @@ import pytest
 
 from kybernate.messages import cri_config_pb2
 from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate_shim.cuda import pages
+from kybernate_shim.linux.ptrace import Held
 from tests.fakes.cuda import Cards
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, assert_no_image, assert_whole, kybernate, refused
@@ -423,6 +426,108 @@ def test_too_little_memory_in_the_cgroup_is_refused(ctr: Ctr, cards: Cards, imag
     with gpu.computing(ctr, *gpu.command(mib=120), flags=limit) as container:
         assert "memory" in refused("kybernate", "suspend", container.id)
         container.computes_on()
+
+
+# -- the data path -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings() -> Iterator[Callable[[str], None]]:
+    """Write the `[gpu]` table of the node's settings."""
+    config = Path("/etc/kybernate/shim.toml")
+    config.parent.mkdir(exist_ok=True)
+    yield lambda text: (config.write_text(f"[gpu]\n{text}\n"), None)[1]
+    config.unlink(missing_ok=True)
+
+
+def test_vram_travels_beside_criu(ctr: Ctr, cards: Cards, image: Path) -> None:
+    log = image.parent / "log"
+    with gpu.computing(ctr, *gpu.command(mib=64), log=log) as container:
+        answer = json.loads(kybernate("checkpoint", container.id, str(image), "--json"))
+        container.computes_on()
+    names = [step["name"] for step in answer["steps"]]
+    assert names.index("cuda-checkpoint") < names.index("vram-save") < names.index("vram-drop") < names.index("dump")
+    assert names.index("dump") < names.index("vram-load") < names.index("cuda-restore")
+    manifest = assert_whole(image)
+    (file,) = manifest.vram
+    assert manifest.data_path.name == "fast"
+    assert file.size >= 64 << 20
+    assert next(one.digest for one in manifest.files if one.name == file.file) == file.digest
+    pages = sum(one.size for one in manifest.files if one.name.startswith("pages-"))
+    held = next(process.rss_bytes for process in manifest.processes if process.pid == file.pid)
+    assert pages < 80 << 20, f"{pages} bytes went through CRIU, of a process with {held}"
+    assert "verified" in kybernate("inspect", str(image), "--verify")
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_any_number_of_threads_moves_all_processes(
+    ctr: Ctr, cards: Cards, image: Path, settings: Callable[[str], None], count: int
+) -> None:
+    settings(f'threads = {count}\nhuge_pages = "off"')
+    log = image.parent / "log"
+    with gpu.computing(ctr, *gpu.command(3, mib=9), programs=3, log=log) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+        assert len({file.pid for file in assert_whole(image).vram}) == 3
+    with gpu.computing_again(ctr, image, log, programs=3) as again:
+        again.computes_on()
+
+
+def test_plain_way_is_there_by_setting(ctr: Ctr, cards: Cards, image: Path, settings: Callable[[str], None]) -> None:
+    settings('data_path = "plain"')
+    log = image.parent / "log"
+    with gpu.computing(ctr, log=log) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    manifest = assert_whole(image)
+    assert (manifest.data_path.name, manifest.vram) == ("plain", ())
+    with gpu.computing_again(ctr, image, log) as again:
+        again.computes_on()
+
+
+def test_process_that_cannot_be_traced_goes_the_plain_way(ctr: Ctr, cards: Cards, image: Path) -> None:
+    """Another tracer holds it until its memory is in the host's; CRIU, which traces, too, finds it free again."""
+    with gpu.computing(ctr, *gpu.command(pause_ms=1000)) as container, ExitStack() as holding:
+        before = container.steps()
+        eventually(lambda: container.steps() != before)  # it pauses now, and is not in the driver's hands
+        holding.enter_context(Held(ctr.pid(container.id), spare=lambda name: name.startswith("cuda")))
+        with gpu.begun("kybernate", "checkpoint", container.id, str(image)) as checkpoint:
+            eventually(lambda: cards.used() == [0, 0], seconds=30)
+            holding.close()
+            assert checkpoint.wait(30) == 0
+        manifest = assert_whole(image)
+        assert (manifest.data_path.name, manifest.vram) == ("plain", ())
+        assert "traces it already" in manifest.data_path.why
+        container.computes_on()
+
+
+def test_wrong_byte_of_vram_stops_the_restore_before_the_process_runs(ctr: Ctr, cards: Cards, image: Path) -> None:
+    log = image.parent / "log"
+    with gpu.computing(ctr, log=log) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    (vram,) = assert_whole(image).vram
+    file = image / vram.file
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    before = log.read_text()
+    with (
+        pytest.raises(CommandFailed, match="does not hold the bytes that were saved"),
+        gpu.computing_again(ctr, image, log),
+    ):
+        pass
+    assert (log.read_text(), cards.used()) == (before, [0, 0])
+    assert vram.file in kybernate("inspect", str(image), "--verify", status=1)
+
+
+def test_killed_shim_leaves_the_nodes_huge_pages_as_they_were(ctr: Ctr, cards: Cards) -> None:
+    before = pages.SWITCH.read_text()
+    with gpu.computing(ctr) as container:
+        cards.slow(1000)
+        with gpu.begun("kybernate", "suspend", container.id) as suspend:
+            eventually(lambda: "[always]" in pages.SWITCH.read_text())
+            daemon_of(ctr, container.id).kill()
+            assert suspend.wait(30)
+        eventually(lambda: pages.SWITCH.read_text() == before)
+        eventually(lambda: ctr.status(container.id) == "")
 
 
 # -- another card ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+FILES = "kybernate-vram-*.bin"
+
 
 @dataclass(frozen=True)
 class SavedRegion:

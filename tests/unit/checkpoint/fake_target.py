@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from kybernate_shim.checkpoint.compat import Finding
-from kybernate_shim.checkpoint.manifest import NAME, Gpu, GpuMemory, Manifest
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.manifest import NAME, DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Finished
@@ -85,7 +86,19 @@ class FakeDetached:
     cuda_processes: tuple[GpuMemory, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     machine_gpus: tuple[str, ...] = ()
+    vram: tuple[VramFile, ...] = ()
+    data_path: DataPath = field(default_factory=lambda: DataPath("plain"))
     gone: bool = False
+    steps: list[str] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def moved_out(self, image: Path, operation: Operation) -> AsyncIterator[None]:
+        self.steps.append("bytes out")
+        try:
+            yield
+        finally:
+            if not self.gone:
+                self.steps.append("bytes back")
 
 
 @dataclass
@@ -98,7 +111,7 @@ class FakeAccelerator:
     @asynccontextmanager
     async def detached(self, operation: Operation, *, force: bool) -> AsyncIterator[FakeDetached]:
         self.steps.append("detach")
-        left = FakeDetached()
+        left = FakeDetached(steps=self.steps)
         try:
             yield left
         finally:
@@ -107,7 +120,7 @@ class FakeAccelerator:
     async def compare(self, manifest: Manifest) -> list[Finding]:
         return self.findings
 
-    async def attach(self, manifest: Manifest, operation: Operation) -> None:
+    async def attach(self, image: Image, operation: Operation) -> None:
         self.steps.append("attach")
 
 

@@ -95,19 +95,29 @@ def test_criu_ends_what_keeps_its_connections(target: FakeTarget) -> None:
 def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTarget) -> None:
     target.cgroup.frozen = True
     run(target, FakeAccelerator(target.steps))
-    assert target.steps == ["thaw", "detach", "freeze", "checkpoint", "thaw", "attach", "freeze"]
+    assert target.steps == [
+        "thaw",
+        "detach",
+        "bytes out",
+        "freeze",
+        "checkpoint",
+        "thaw",
+        "bytes back",
+        "attach",
+        "freeze",
+    ]
 
 
 def test_nobody_is_brought_back_after_the_end(target: FakeTarget) -> None:
     run(target, FakeAccelerator(target.steps), exit=True)
-    assert target.steps == ["detach", "freeze", "checkpoint", "kill with an image", "forget"]
+    assert target.steps == ["detach", "bytes out", "freeze", "checkpoint", "kill with an image", "forget"]
 
 
 def test_failed_criu_is_quoted_and_everything_undone(target: FakeTarget) -> None:
     target.children.on["checkpoint"] = writes(target, 1, "(00.01) Error (criu/x.c:1): no luck\n")
     with pytest.raises(DumpFailed, match=r"goes on as before.*no luck.*work/dump\.log"):
         run(target, FakeAccelerator(target.steps))
-    assert target.steps == ["detach", "freeze", "checkpoint", "thaw", "attach", "thaw"]
+    assert target.steps == ["detach", "bytes out", "freeze", "checkpoint", "thaw", "bytes back", "attach", "thaw"]
     assert not target.image.exists()
 
 

@@ -1,4 +1,4 @@
-"""Huge pages for a process while it maps memory; the node's switch, with a file in its place and killed users."""
+"""The node's switch for huge pages, with a file in its place and killed users."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.cuda.pages import SWITCH, Advisor, HugePagesUnavailable, huge_pages, node_wide, restore_node
-from tests.fakes.memory_process import MemoryProcess
+from kybernate_shim.cuda.pages import HugePagesUnavailable, huge_pages, node_wide, restore_node
 
-MIB = 1 << 20
-MAP_AND_FILL = "[globals().update(m=mmap.mmap(-1, {size}, flags=34)), time.sleep({pause}), m.write(b'x' * {size})][-1]"
 USER = """
 import sys
 from pathlib import Path
@@ -24,32 +21,19 @@ with node_wide(Path(sys.argv[1]), Path(sys.argv[2])):
 """
 
 
-def test_mapping_that_appears_is_advised_and_an_old_one_is_not() -> None:
-    with MemoryProcess() as target:
-        old = target.region("a", 16 * MIB)
-        with Advisor(target.pid) as advisor:
-            assert target.ask(MAP_AND_FILL.format(size=64 * MIB, pause=0.3)) == 64 * MIB
-        assert sum(region.size for region in advisor.advised) >= 64 * MIB
-        if SWITCH.exists() and "[never]" not in SWITCH.read_text():
-            huge = sum(target.resident_kib(region, "AnonHugePages") for region in advisor.advised)
-            assert huge >= 32 * 1024
-        assert not any(region.start < old.end and old.start < region.end for region in advisor.advised)
-
-
-def test_advisor_of_a_process_that_ends_or_has_ended_just_stops() -> None:
-    with MemoryProcess() as target:
-        with Advisor(target.pid) as advisor:
-            target.kill()
-        with huge_pages("process", [target.pid]):
-            pass
-        assert advisor.advised == []
-
-
 def test_off_does_nothing_and_an_unwritable_switch_is_named(tmp_path: Path) -> None:
-    with huge_pages("off", [1]):
+    with huge_pages("off"):
         pass
     with pytest.raises(HugePagesUnavailable, match="cannot be set: No such file"), node_wide(tmp_path / "no", tmp_path):
         pass
+    assert not (tmp_path / "previous").exists()
+
+
+def test_never_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "enabled").write_text("always madvise [never]\n")
+    with pytest.raises(HugePagesUnavailable, match="says never"), node_wide(tmp_path / "enabled", tmp_path):
+        pass
+    assert (tmp_path / "enabled").read_text() == "always madvise [never]\n"
     assert not (tmp_path / "previous").exists()
 
 

@@ -1,0 +1,251 @@
+"""How the VRAM bytes of a container travel: beside CRIU, which moves pages in one thread, or through it.
+
+    fast    after the CUDA checkpoint, several threads copy the driver's host copy into files of the image and drop its
+            pages, so that CRIU finds a small process; at a restore they fill it again before the CUDA restore
+    plain   CRIU carries them as any other memory
+
+What stands in the way of the fast path before anything was changed (a process that cannot be traced, memory that
+cannot be read) leads to the plain one, and the image says why. Failures after that are those of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.checkpoint.gpu_accounts import inner_pid
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.manifest import DataPath, VramFile
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.config import Gpu as Settings
+from kybernate_shim.cuda import pages
+from kybernate_shim.cuda.sequence import undisturbed
+from kybernate_shim.cuda.vram.client import HoldRefused, Spawner, VramWorker, WorkerLost, vram_worker
+from kybernate_shim.cuda.vram.errors import NotDropped, TargetRefused, VramError
+from kybernate_shim.cuda.vram.saved import FILES, SavedRegion
+from kybernate_shim.logs import Log
+
+# The processes are as they were when these are raised.
+PLAIN_INSTEAD = (HoldRefused, TargetRefused, NotDropped, WorkerLost)
+ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is replaced for the second
+
+
+class BytesLost(Exception):
+    """Dropped bytes could not be put back: the processes must not compute on, for their memory is wrong."""
+
+
+class WayOut:
+    """The bytes of one checkpoint. `data_path` and `files` are for its manifest; `aclose` ends the worker."""
+
+    def __init__(self, children: Spawner, settings: Settings, log: Log) -> None:
+        self.data_path = DataPath("plain", "gpu.data_path")
+        self.files: tuple[VramFile, ...] = ()
+        self._children = children
+        self._settings = settings
+        self._log = log
+        self._stack = AsyncExitStack()
+        self._worker: VramWorker | None = None
+        self._found: Mapping[int, int] = {}
+        self._saved: dict[int, list[SavedRegion]] = {}
+
+    async def aclose(self) -> None:
+        await self._stack.aclose()
+
+    @asynccontextmanager
+    async def watching(self, pids: Sequence[int]) -> AsyncIterator[None]:
+        """Enclose the CUDA checkpoint of `pids`, and find out where in them it puts the VRAM."""
+        with huge_pages(self._settings, self._log):
+            if not pids:
+                self.data_path = DataPath("plain", "the processes were off their GPUs before")
+            if self._settings.data_path != "fast" or not pids or not await self._watch(pids):
+                yield
+                return
+            assert self._worker is not None
+            try:
+                yield
+            except BaseException:
+                await self.aclose()  # lets go of the threads, without which nothing can be undone
+                raise
+            try:
+                self._found = {int(pid): size for pid, size in (await self._worker.ask("compare")).items()}
+            except VramError as error:
+                await self._go_plain(error)
+
+    async def _watch(self, pids: Sequence[int]) -> bool:
+        try:
+            self._worker = await self._stack.enter_async_context(vram_worker(self._children))
+            await self._worker.ask("watch", pids=list(pids))
+        except VramError as error:
+            await self._go_plain(error)
+            return False
+        self.data_path = DataPath("fast")
+        return True
+
+    async def _go_plain(self, error: VramError) -> None:
+        self.data_path = DataPath("plain", str(error))
+        self._log.warning("vram.goes_plain_way", error=str(error))
+        await self.aclose()
+
+    @asynccontextmanager
+    async def moved_out(self, image: Path, operation: Operation, gone: Callable[[], bool]) -> AsyncIterator[None]:
+        """Keep the bytes in files of `image`, and out of the processes, which may be `gone` in the end.
+
+        The processes must be neither running CUDA nor frozen at both ends. Raises a VramError with the processes as
+        they were, and BytesLost.
+        """
+        if self.data_path.name == "plain":
+            yield
+            return
+        try:
+            await self._save(image, operation)
+            await self._drop(image, operation)
+        except PLAIN_INSTEAD as error:
+            await self._put_back(image, operation)
+            self._forget(image)
+            await self._go_plain(error)
+        except BaseException:
+            await self._put_back(image, operation)
+            raise
+        try:
+            yield
+        finally:
+            if not gone():
+                await self._put_back(image, operation)
+
+    async def _save(self, image: Path, operation: Operation) -> None:
+        assert self._worker is not None
+        names = {pid: inner_pid(pid) or pid for pid in self._found}
+        with _moving(operation, "vram-save", sum(self._found.values())) as count:
+            found = await self._worker.ask("save", on_progress=count, names=names, **self._how(image))
+        saved: dict[int, list[SavedRegion]] = {pid: [] for pid in names}
+        files = []
+        for pid, regions in found.items():
+            saved[int(pid)] = [SavedRegion(**region) for region in regions]
+            files += [
+                VramFile(names[int(pid)], one.file, one.start, one.size, one.data_bytes, one.digest)
+                for one in saved[int(pid)]
+            ]
+        self.files = tuple(files)
+        self._saved = saved
+
+    async def _drop(self, image: Path, operation: Operation) -> None:
+        assert self._worker is not None
+        with operation.step("vram-drop"):
+            await self._worker.ask("drop", **self._how(image))
+
+    async def _put_back(self, image: Path, operation: Operation) -> None:
+        if self._saved:
+            with _moving(operation, "vram-load", sum(file.size for file in self.files)):
+                await undisturbed(self._try_to_put_back(image))
+
+    async def _try_to_put_back(self, image: Path) -> None:
+        failure: VramError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                async with vram_worker(self._children) as worker:
+                    await worker.ask("load", undo=True, regions=_by_pid(self._saved), **self._how(image))
+            except VramError as error:
+                failure = error
+            else:
+                return
+        raise BytesLost(f"VRAM bytes could not be put back: {failure}")
+
+    def _forget(self, image: Path) -> None:
+        for file in image.glob(FILES):
+            file.unlink()
+        self.files, self._saved = (), {}
+
+    def _how(self, image: Path) -> dict[str, Any]:
+        return {"directory": str(image), "threads": self._settings.threads}
+
+
+class WayBack:
+    """The bytes of one restore."""
+
+    def __init__(self, children: Spawner, settings: Settings, log: Log) -> None:
+        self._children = children
+        self._settings = settings
+        self._log = log
+        self._worker: VramWorker | None = None
+
+    @asynccontextmanager
+    async def expecting(self, image: Image) -> AsyncIterator[None]:
+        """Read the files of `image` ahead while the context lasts, in which CRIU works and `fill` is called."""
+        files = image.manifest.vram
+        with huge_pages(self._settings, self._log):
+            if not files:
+                yield
+                return
+            async with vram_worker(self._children) as self._worker:
+                wanted = [asdict(_region(file)) for file in files]
+                reading = asyncio.ensure_future(
+                    self._worker.ask(
+                        "prefetch", files=wanted, directory=str(image.path), threads=self._settings.threads
+                    )
+                )
+                try:
+                    yield
+                finally:
+                    await asyncio.wait({reading})
+
+    async def fill(self, image: Image, pids: Mapping[int, int], operation: Operation) -> None:
+        """Fill the memory of the restored processes, `pids` from the container's to the host's.
+
+        Every byte is compared with the manifest's digest. Raises a VramError; the processes must not run then.
+        """
+        files = image.manifest.vram
+        if not files:
+            return
+        assert self._worker is not None
+        regions: dict[int, list[SavedRegion]] = {pids[file.pid]: [] for file in files}
+        for file in files:
+            regions[pids[file.pid]].append(_region(file))
+        with _moving(operation, "vram-load", sum(file.size for file in files)) as count:
+            await self._worker.ask(
+                "load",
+                on_progress=count,
+                undo=False,
+                regions=_by_pid(regions),
+                directory=str(image.path),
+                threads=self._settings.threads,
+            )
+
+
+@contextmanager
+def huge_pages(settings: Settings, log: Log) -> Iterator[None]:
+    """Have the driver's host copy made of huge pages, as far as the settings allow and the node can."""
+    try:
+        context = pages.huge_pages(settings.huge_pages)
+        context.__enter__()
+    except pages.HugePagesUnavailable as error:
+        log.warning("huge_pages.unavailable", error=str(error))
+        yield
+        return
+    try:
+        yield
+    finally:
+        context.__exit__(None, None, None)
+
+
+def _region(file: VramFile) -> SavedRegion:
+    return SavedRegion(file.file, file.start, file.size, file.data_bytes, file.digest)
+
+
+def _by_pid(regions: Mapping[int, Sequence[SavedRegion]]) -> dict[int, list[dict[str, Any]]]:
+    return {pid: [asdict(region) for region in listed] for pid, listed in regions.items()}
+
+
+@contextmanager
+def _moving(operation: Operation, step: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Time a step that moves bytes, and let the operation tell how many."""
+
+    def count(done: int) -> None:
+        operation.done_bytes = done
+
+    with operation.step(step, total_bytes=total) as entry:
+        yield count
+        entry.bytes = total

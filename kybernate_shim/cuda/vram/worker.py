@@ -1,0 +1,184 @@
+"""The process that moves VRAM bytes for a shim: it holds, compares, copies and drops, one job after the other.
+
+Not the shim itself, because a tracer must not wait for any child, as a shim's reaper does, and because the copies keep
+an interpreter busy. It reads jobs from the socket that it inherits and answers them, both as lines of JSON; it ends
+with its shim, and the kernel then lets go of whatever it held. Started as `python -m` with the socket's descriptor.
+
+Job:    {"do": "save", ...}, see `Desk`; {"do": "cancel"} ends the job that runs
+Answer: {"done": ...} or {"failed": "RegionChanged", "text": "why"}, after any number of {"progress": bytes}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.cuda.regions import appeared
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.errors import TargetGone, VramError
+from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
+from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.cuda.vram.saved import SavedRegion, file_name
+from kybernate_shim.linux.memory import Region, read_maps
+from kybernate_shim.linux.ptrace import Held
+from kybernate_shim.linux.tracee import InjectionFailed
+
+Send = Callable[[dict[str, Any]], None]
+DRIVER_THREADS = "cuda"  # begins the names of the driver's own threads, which must go on for its calls to be answered
+HOLD_SECONDS = 5.0
+PROGRESS_SECONDS = 0.1
+
+
+class Desk:
+    """The jobs, each a method; pids are the host's, processes are told apart by `names`, their pids in the container.
+
+    `watch` and `compare` enclose the driver's checkpoint, `save`, `drop` and `put_back` follow for what was found;
+    `prefetch` and `load` are for a restore.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self.cancel = threading.Event()
+        self._send = send
+        self._told = 0.0
+        self._holds = ExitStack()
+        self._before: dict[int, list[Region]] = {}
+        self._found: dict[int, list[Region]] = {}
+        self._saved: dict[int, list[SavedRegion]] = {}
+        self._reading = ExitStack()
+
+    def watch(self, *, pids: list[int]) -> None:
+        """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone."""
+        try:
+            for pid in pids:
+                self._holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
+                self._before[pid] = read_maps(pid)
+        except BaseException:
+            self.release()
+            raise
+
+    def compare(self) -> dict[int, int]:
+        """Find the regions that have appeared, let the threads go, and return the bytes by pid."""
+        try:
+            self._found = {pid: appeared(before, read_maps(pid)) for pid, before in self._before.items()}
+        finally:
+            self.release()
+        return {pid: sum(region.size for region in regions) for pid, regions in self._found.items()}
+
+    def release(self) -> None:
+        self._holds.close()
+
+    def save(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, list[dict[str, Any]]]:
+        """Copy what `compare` has found into files of `directory`; after a failure there are none of them."""
+        how, done = self._how(threads), 0
+        try:
+            for pid, regions in self._found.items():
+                files = [file_name(names[str(pid)], number) for number in range(len(regions))]
+                self._saved[pid] = save(pid, regions, Path(directory), files, self._counting(how, done))
+                done += sum(region.size for region in regions)
+        except BaseException:
+            for region in self._all():
+                (Path(directory) / region.file).unlink(missing_ok=True)
+            raise
+        return {pid: [asdict(region) for region in saved] for pid, saved in self._saved.items()}
+
+    def drop(self, *, directory: str, threads: int) -> None:
+        """Give the saved pages back to the kernel; after a failure every process has its bytes again."""
+        dropped: list[int] = []
+        try:
+            for pid, saved in self._saved.items():
+                drop(pid, saved, Path(directory), self._how(threads))
+                dropped.append(pid)
+        except BaseException:
+            for pid in dropped:
+                put_back(pid, self._saved[pid], Path(directory), self._how(threads))
+            raise
+
+    def prefetch(self, *, directory: str, files: list[dict[str, Any]], threads: int) -> None:
+        """Begin to read files into the page cache, and go on while other work is done."""
+        wanted = [SavedRegion(**file) for file in files]
+        self._reading.enter_context(Prefetch(wanted, Path(directory), self._how(threads)))
+
+    def load(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int, undo: bool) -> None:
+        """Fill the regions of each process. With `undo`, nothing may cancel it."""
+        self._reading.close()
+        done = 0
+        for pid, saved in ((int(pid), [SavedRegion(**one) for one in listed]) for pid, listed in regions.items()):
+            if undo:
+                try:
+                    put_back(pid, saved, Path(directory), self._how(threads))
+                except TargetGone:
+                    continue  # who has ended needs no bytes
+            else:
+                load(pid, saved, Path(directory), self._counting(self._how(threads), done))
+            done += sum(region.size for region in saved)
+
+    def _all(self) -> Iterable[SavedRegion]:
+        return [region for saved in self._saved.values() for region in saved]
+
+    def _how(self, threads: int) -> Transfer:
+        return Transfer(threads=threads, cancel=self.cancel) if threads else Transfer(cancel=self.cancel)
+
+    def _counting(self, how: Transfer, before: int) -> Transfer:
+        return replace(how, on_progress=lambda done: self._tell(before + done))
+
+    def _tell(self, done: int) -> None:
+        if (now := time.monotonic()) - self._told >= PROGRESS_SECONDS:
+            self._told = now
+            self._send({"progress": done})
+
+
+def _drivers_threads(pid: int) -> Callable[[str], bool]:
+    """Return what tells the driver's threads by their names; a program of such a name hands it to its own threads."""
+    try:
+        program = Path(f"/proc/{pid}/comm").read_text().removesuffix("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        program = ""
+    return lambda thread: thread.startswith(DRIVER_THREADS) and thread != program
+
+
+def main() -> None:
+    """Serve jobs until the shim closes its end."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    writing = threading.Lock()
+
+    def send(message: dict[str, Any]) -> None:
+        with writing:
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+    desk = Desk(send)
+    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_work, args=(desk, jobs, send), daemon=True).start()
+    try:
+        for line in connection.makefile("rb"):
+            job = json.loads(line)
+            if job["do"] == "cancel":
+                desk.cancel.set()
+            else:
+                desk.cancel.clear()  # one that came after its job was done is not meant for the next
+                jobs.put(job)
+    except OSError:
+        pass  # the shim is gone
+    os._exit(0)  # nobody is left to tell of a job that still runs; the kernel lets go of what is held
+
+
+def _work(desk: Desk, jobs: queue.SimpleQueue[dict[str, Any]], send: Send) -> None:
+    while True:
+        job = jobs.get()
+        try:
+            send({"done": getattr(desk, job.pop("do"))(**job)})
+        except (VramError, InjectionFailed, OSError) as error:
+            send({"failed": type(error).__name__, "text": str(error)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,419 @@
+"""The whole way out and back of VRAM bytes, by real worker processes on real memory, without a driver.
+
+The programs play the driver's part: a thread with its name maps and fills memory while all others are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+
+from kybernate_shim.checkpoint.image import Image, verify, write_manifest
+from kybernate_shim.checkpoint.manifest import File, Host, Manifest, Program, Source, now
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut
+from kybernate_shim.config import Gpu
+from kybernate_shim.cuda.vram.client import MODULE, vram_worker
+from kybernate_shim.cuda.vram.errors import DigestMismatch, FileFailed, RegionChanged, VramError
+from kybernate_shim.linux.children import Children
+from kybernate_shim.linux.memory import Region
+from kybernate_shim.linux.ptrace import Held, drop_pages
+from tests.fakes.memory_process import MemoryProcess
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+SETTINGS = Gpu(huge_pages="off", threads=2)
+LOG = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
+
+
+# What talks to us from then on is another thread than the first.
+TAKE_OVER = (
+    "(lambda thread: (thread.start(), print(repr('taken over'), flush=True), thread.join()))(threading.Thread(target="
+    "lambda: [libc.prctl(15, b'cuda00001400006')] + [print(repr(eval(line, globals())), flush=True)"
+    " for line in iter(sys.stdin.readline, '')]))"
+)
+
+
+class Actor(MemoryProcess):
+    """A program whose talking thread has a name like the driver's, and that counts in another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask("globals().update(count=[0])")
+        loop = "while True: count[0] += 1; time.sleep(0.001)"
+        self.ask(f"threading.Thread(target=exec, args=({loop!r}, globals()), daemon=True).start()")
+        assert self.ask(TAKE_OVER) == "taken over"
+
+    def counts(self) -> bool:
+        before = self.ask("count[0]")
+        time.sleep(0.1)
+        return bool(self.ask("count[0]") > before)
+
+
+@pytest.fixture
+def program() -> Iterator[Actor]:
+    with Actor() as one:
+        yield one
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    directory = tmp_path / "image"
+    directory.mkdir()
+    return directory
+
+
+def run(body: Callable[[Children], Awaitable[None]]) -> None:
+    async def main() -> None:
+        children = Children()
+        children.attach(asyncio.get_running_loop())
+        async with asyncio.timeout(60):
+            await body(children)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def out(
+    children: Children,
+    image: Path,
+    checkpoint: Callable[[], object],
+    *programs: MemoryProcess,
+    settings: Gpu = SETTINGS,
+    gone: bool = False,
+) -> AsyncIterator[WayOut]:
+    """Take what `checkpoint` maps in the programs out, and put it back in the end."""
+    way = WayOut(children, settings, LOG)
+    async with aclosing(way):
+        async with way.watching([program.pid for program in programs]):
+            checkpoint()
+        async with way.moved_out(image, Operation("checkpoint"), lambda: gone):
+            yield way
+
+
+def maps_and_fills(program: MemoryProcess, name: str = "vram", size: int = 8 * MIB) -> Callable[[], None]:
+    def act() -> None:
+        program.region(name, size)
+        program.fill(name, 0, size)
+
+    return act
+
+
+def assert_filled(program: MemoryProcess, size: int = 8 * MIB) -> None:
+    """The memory of `maps_and_fills` holds what it was filled with."""
+    maps_and_fills(program, "same", size)()
+    assert program.digest("vram") == program.digest("same")
+
+
+def place(program: MemoryProcess, name: str = "vram", size: int = 8 * MIB) -> Region:
+    start = program.ask(f"where({name!r})")
+    return Region(start, start + size, "rw-p", 0, "")
+
+
+def workers() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children() if MODULE in process.cmdline()]
+
+
+# -- the way out -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_bytes_leave_and_come_back(program: Actor, image: Path, threads: int) -> None:
+    program.region("own", 4 * MIB)
+    program.fill("own", 0, 4 * MIB)
+
+    async def body(children: Children) -> None:
+        checkpoint = maps_and_fills(program, size=33 * MIB)
+        async with out(children, image, checkpoint, program, settings=replace(SETTINGS, threads=threads)) as way:
+            before = program.digest("own")
+            assert way.data_path.name == "fast"
+            (file,) = way.files
+            assert (file.pid, file.size) == (program.pid, 33 * MIB)
+            assert [path.name for path in image.iterdir()] == [f"kybernate-vram-{program.pid}-0.bin"]
+            assert program.resident_kib(place(program, size=33 * MIB)) == 0
+        assert program.digest("own") == before
+
+    run(body)
+    assert_filled(program, 33 * MIB)
+    assert program.counts()
+
+
+def test_other_threads_stand_still_while_the_driver_works_and_not_longer(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        def checkpoint() -> None:
+            assert not program.counts()
+            maps_and_fills(program)()
+
+        async with out(children, image, checkpoint, program):
+            assert program.counts()
+
+    run(body)
+
+
+def test_several_processes_and_regions_with_holes(image: Path) -> None:
+    async def body(children: Children) -> None:
+        with Actor() as one, Actor() as two:
+            digests: list[str] = []
+
+            def checkpoint() -> None:
+                for number, program in enumerate((one, two)):
+                    program.region("a", 4 * MIB)
+                    program.fill("a", 0, 4 * MIB, seed=number)
+                    program.region("big", 64 * MIB)
+                    program.fill("big", 20 * MIB, 21 * MIB, seed=number)
+                digests.extend(program.digest(name) for program in (one, two) for name in ("a", "big"))
+
+            async with out(children, image, checkpoint, one, two) as way:
+                assert {file.pid for file in way.files} == {one.pid, two.pid}
+                assert sum(path.stat().st_blocks for path in image.iterdir()) * 512 < 14 * MIB
+                assert sum(file.data_bytes for file in way.files) == 10 * MIB
+            assert [program.digest(name) for program in (one, two) for name in ("a", "big")] == digests
+            assert one.resident_kib(place(one, "big", 64 * MIB)) <= 4 * 1024  # zeros were not written
+
+    run(body)
+
+
+def test_failure_after_the_drop_puts_the_bytes_back(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        async def fail() -> None:
+            async with out(children, image, maps_and_fills(program), program):
+                assert program.resident_kib(place(program)) == 0
+                raise RuntimeError("CRIU failed")
+
+        with pytest.raises(RuntimeError, match="CRIU failed"):
+            await fail()
+
+    run(body)
+    assert_filled(program)
+
+
+def test_nobody_is_filled_who_is_gone(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        async with out(children, image, maps_and_fills(program), program, gone=True):
+            pass
+        assert program.resident_kib(place(program)) == 0
+
+    run(body)
+
+
+def test_traced_process_goes_the_plain_way(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        with Held(program.pid, spare=lambda name: name.startswith("cuda")):
+            way = WayOut(children, SETTINGS, LOG)
+            async with aclosing(way), way.watching([program.pid]):
+                maps_and_fills(program)()
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                assert (way.data_path.name, way.files) == ("plain", ())
+                assert "traces it already" in way.data_path.why
+                assert program.resident_kib(place(program)) == 8 * 1024
+        assert list(image.iterdir()) == []
+        assert workers() == []
+
+    run(body)
+
+
+def test_setting_plain_starts_no_worker(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        settings = replace(SETTINGS, data_path="plain")
+        async with out(children, image, maps_and_fills(program), program, settings=settings) as way:
+            assert (way.data_path.name, way.data_path.why) == ("plain", "gpu.data_path")
+            assert workers() == []
+
+    run(body)
+
+
+def test_failed_checkpoint_lets_go_of_the_threads(program: Actor) -> None:
+    async def body(children: Children) -> None:
+        way = WayOut(children, SETTINGS, LOG)
+        with pytest.raises(RuntimeError, match="driver"):
+            async with aclosing(way), way.watching([program.pid]):
+                raise RuntimeError("the driver failed")
+
+    run(body)
+    assert program.counts()
+
+
+@pytest.mark.parametrize("change", ["maps['vram'].resize(4 << 20)", "maps['vram'].close()"], ids=["shrunk", "unmapped"])
+def test_region_that_changes_size_fails_the_checkpoint_alone(program: Actor, image: Path, change: str) -> None:
+    async def body(children: Children) -> None:
+        way = WayOut(children, SETTINGS, LOG)
+        async with aclosing(way):
+            async with way.watching([program.pid]):
+                maps_and_fills(program)()
+            program.ask(change)
+            with pytest.raises(RegionChanged):
+                async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                    raise AssertionError("it was moved out")
+        assert list(image.iterdir()) == []
+
+    run(body)
+    assert program.counts()
+
+
+def test_full_disk_fails_the_checkpoint_alone(program: Actor, tmp_path: Path) -> None:
+    async def body(children: Children) -> None:
+        with pytest.raises(FileFailed):
+            async with out(children, tmp_path / "absent", maps_and_fills(program), program):
+                raise AssertionError("it was moved out")
+        assert program.resident_kib(place(program)) == 8 * 1024
+
+    run(body)
+
+
+def test_target_that_is_killed_in_the_middle_is_named(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        way = WayOut(children, SETTINGS, LOG)
+        async with aclosing(way):
+            async with way.watching([program.pid]):
+                maps_and_fills(program, size=64 * MIB)()
+                for number in range(8):
+                    program.region(f"more{number}", 64 * MIB)  # zeros, quick to make and slow enough to read
+
+            asyncio.get_running_loop().call_later(0.03, os.kill, program.pid, signal.SIGKILL)
+            with pytest.raises(VramError, match=r"has ended|no private memory|not all there"):
+                await way.moved_out(image, Operation("checkpoint"), lambda: False).__aenter__()
+        assert list(image.iterdir()) == []
+
+    run(body)
+
+
+def test_worker_that_is_killed_after_the_drop_is_replaced(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        async with out(children, image, maps_and_fills(program), program):
+            for worker in workers():
+                worker.kill()
+            assert program.resident_kib(place(program)) == 0
+
+    run(body)
+    assert_filled(program)
+
+
+def test_worker_that_is_killed_before_costs_only_the_fast_way(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        way = WayOut(children, SETTINGS, LOG)
+        async with aclosing(way):
+            async with way.watching([program.pid]):
+                maps_and_fills(program)()
+            for worker in workers():
+                worker.kill()
+            (image / f"kybernate-vram-{program.pid}-0.bin").touch()  # as it would leave it
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                assert way.data_path.name == "plain"
+                assert list(image.iterdir()) == []
+
+    run(body)
+    assert program.counts()
+
+
+def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        way = WayOut(children, SETTINGS, LOG)
+        async with aclosing(way):
+            async with way.watching([program.pid]):
+                maps_and_fills(program, size=128 * MIB)()
+
+            async def move() -> None:
+                async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                    await asyncio.sleep(60)
+
+            moving = asyncio.ensure_future(move())
+            await asyncio.sleep(0.03)
+            moving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await moving
+        assert program.resident_kib(place(program, size=128 * MIB)) == 128 * 1024
+
+    run(body)
+    assert program.counts()
+
+
+def test_bytes_that_cannot_be_put_back_are_lost_aloud(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        with pytest.raises(BytesLost, match="does not hold the bytes that were saved"):
+            async with out(children, image, maps_and_fills(program), program) as way:
+                flip(image / way.files[0].file)
+
+    run(body)
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(MIB + 7)
+        byte = file.read(1)[0]
+        file.seek(MIB + 7)
+        file.write(bytes([byte ^ 1]))
+
+
+# -- the way back ------------------------------------------------------------------------------------------------------
+
+
+def finished(directory: Path, way: WayOut) -> Image:
+    """Make an image of what was moved out."""
+    manifest = Manifest(
+        id="i",
+        time=now(),
+        source=Source("c"),
+        runtime=Program("runc", "1"),
+        criu=Program("criu", "4.2"),
+        host=Host("6", "x86_64", (), 2, 4096),
+        vram=way.files,
+        data_path=way.data_path,
+        files=tuple(File(file.file, file.size, file.digest) for file in way.files),
+    )
+    write_manifest(directory, manifest, durable=False)
+    return Image(directory, manifest)
+
+
+def test_restored_memory_is_filled_and_its_digests_compared(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        async with out(children, image, maps_and_fills(program), program) as way:
+            made = finished(image, way)
+        before, region = program.digest("vram"), place(program)
+        drop_pages(program.pid, region.start, region.size)
+        back, operation = WayBack(children, SETTINGS, LOG), Operation("restore")
+        async with back.expecting(made):
+            await back.fill(made, {program.pid: program.pid}, operation)
+        assert program.digest("vram") == before
+        assert [(step.name, step.bytes) for step in operation.steps] == [("vram-load", 8 * MIB)]
+        assert verify(image) == []
+        assert workers() == []
+
+    run(body)
+
+
+def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image: Path) -> None:
+    async def body(children: Children) -> None:
+        async with out(children, image, maps_and_fills(program), program) as way:
+            made = finished(image, way)
+        flip(image / way.files[0].file)
+        back = WayBack(children, SETTINGS, LOG)
+        async with back.expecting(made):
+            with pytest.raises(DigestMismatch, match="must not run"):
+                await back.fill(made, {program.pid: program.pid}, Operation("restore"))
+        assert [(problem.file, problem.kind) for problem in verify(image)] == [(way.files[0].file, "changed")]
+        assert verify(image, vram=False) == []
+
+    run(body)
+
+
+def test_worker_ends_with_its_shim(program: Actor) -> None:
+    async def body(children: Children) -> None:
+        async with vram_worker(children) as worker:
+            await worker.ask("watch", pids=[program.pid])
+            process = psutil.Process(worker.pid)
+            worker._writer.close()
+            await asyncio.to_thread(process.wait, 10)
+
+    run(body)
+    assert program.counts()
