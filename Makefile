@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto demo test test-unit test-contract test-system bench lint shell clean
+.PHONY: help venv proto demo test test-unit test-contract test-system bench bench-gpu lint shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
+	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node"
 	@echo "make proto        generate messages from proto/"
 	@echo "make clean        remove what was built in this checkout (the lab's cache stays)"
@@ -44,6 +45,10 @@ bench:
 	set -f; status=0; for lane in $(or $(LANE),trixie sid); do \
 	    tests/lab/run $$lane -- /opt/kybernate/bin/python -m tests.bench --lane $$lane $(FIGURES) || status=$$?; \
 	done; exit $$status
+
+# On the machine with the GPU, which needs build/gpu-kit and no network. ARGS='--gib 2,16 --rounds 5' picks.
+bench-gpu:
+	tests/gpu/bench $(ARGS)
 
 shell:
 	tests/lab/run $(or $(LANE),trixie)

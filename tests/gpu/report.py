@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     machine = Machine.start(root, arguments.kit)
     failures: dict[str, str] = {}
     try:
-        bench = _bench(machine, arguments)
+        bench = prepared(machine, arguments)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
         wanted = [*scenarios.ONE_GPU, *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ())]
         for scenario in wanted:
@@ -53,7 +53,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _bench(machine: Machine, arguments: argparse.Namespace) -> Bench:
+def prepared(machine: Machine, arguments: argparse.Namespace) -> Bench:
+    """Return what scenarios work with, by `mib` and `pretended` of the arguments."""
     images = machine.root / "images"
     images.mkdir(exist_ok=True)
     libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]

@@ -1,0 +1,362 @@
+"""Measures the data path of VRAM bytes on a real card: the plain way and the fast one in turns, in one run.
+
+For each size, and with huge pages as the machine has them and as we set them: a container is checkpointed into memory
+and restored from there, again and again; every other time its bytes take the other way. A container that was created
+with one way restores an image of the other, and is then checkpointed by its own, so that both are measured on both
+verbs in every two cycles. Then suspend and resume in place, against the bare calls of the driver.
+
+A JSON line per figure goes to build/bench-gpu.jsonl, as `make bench` writes them; the steps of each go beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.figures import HEADING, Figure, record, row
+from tests.gpu.machine import CHECKOUT, IMAGE, Machine, filesystem_for_overlays, mounts, remove
+from tests.gpu.report import prepared
+from tests.gpu.scenarios import Bench
+
+GIB = 1 << 30
+SIZES = "2,16,60"
+WAYS = ("plain", "fast")
+PAGES = {"as-is": "off", "thp": "node"}
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Of ours to theirs, at 16 GiB and more: what must be reached.
+BARS = {"checkpoint": 0.70, "restore": 0.42, "suspend": 1.03, "resume": 1.05}
+BAR_GIB = 16
+START_SECONDS = 300
+POLL_SECONDS = 0.02
+NAME = "bench"
+# The kernel shall end this process, and no other, where there is not enough.
+TOUCH = """
+import mmap, sys
+piece = bytes(2 << 20)
+open("/proc/self/oom_score_adj", "w").write("1000")
+memory = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_HUGEPAGE)
+for offset in range(0, len(memory) // len(piece) * len(piece), len(piece)):
+    memory[offset : offset + len(piece)] = piece
+"""
+SETTINGS = """runtime = "runc"
+verify = false
+log_file = "{log}"
+[gpu]
+data_path = "{way}"
+huge_pages = "{pages}"
+"""
+
+
+@dataclass
+class Measured:
+    """What the rounds of one size have cost: seconds by verb, way and kind of pages, and their steps."""
+
+    seconds: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    steps: dict[tuple[str, str, str], list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    peaks: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, key: tuple[str, str, str], seconds: float, steps: dict[str, float], peak: int) -> None:
+        self.seconds[key].append(seconds)
+        self.steps[key].append(steps)
+        self.peaks[key].append(peak / GIB)
+        told = " ".join(f"{name} {cost:.2f}" for name, cost in steps.items() if cost >= 0.005)
+        print(f"  {' '.join(key):24} {seconds:8.3f} s   peak {peak / GIB:6.2f} GiB   {told}", flush=True)
+
+
+@dataclass
+class Cycle:
+    """One container after the other on one node, each restored from the image of the one before."""
+
+    bench: Bench
+    memory: Path
+    measured: Measured
+    number: int = 0
+
+    @property
+    def log(self) -> Path:
+        return self.bench.images / "bench.log"
+
+    @property
+    def shim_log(self) -> Path:
+        return self.bench.images / "shim.log"
+
+    def settings(self, way: str, pages: str) -> None:
+        text = SETTINGS.format(log=self.shim_log, way=way, pages=PAGES[pages])
+        Path("/etc/kybernate/shim.toml").write_text(text)
+
+    def start(self, *flags: str, command: Sequence[str] = ("/never/run",)) -> float:
+        """Run a container until it computes, and return the seconds."""
+        self.number += 1
+        before = self.log.read_text() if self.log.exists() else ""
+        argv = ["ctr", "run", "-d", "--runtime", "io.containerd.kybernate.v1", "--log-uri", f"file://{self.log}"]
+        begin = time.monotonic()
+        self.bench.machine(*argv, *mounts(), *self.bench.flags, *flags, IMAGE, self.id, *command, seconds=START_SECONDS)
+        _await(lambda: _computes(self.log, len(before)), START_SECONDS)
+        return time.monotonic() - begin
+
+    @property
+    def id(self) -> str:
+        return f"{NAME}-{self.number}"
+
+    def remove(self) -> None:
+        machine = self.bench.machine
+        machine("ctr", "task", "kill", "-s", "SIGKILL", "-a", self.id, status=None)
+        _await(self._gone, 60)
+        machine("ctr", "container", "rm", self.id, status=None)
+
+    def _gone(self) -> bool:
+        self.bench.machine("ctr", "task", "rm", "-f", self.id, status=None)
+        return self.id not in self.bench.machine("ctr", "task", "ls")
+
+    def checkpoint(self, way: str, pages: str, image: Path, *, kept: bool = True) -> None:
+        """Checkpoint the container that runs, which ends it."""
+        with Peak() as peak:
+            answer = json.loads(
+                self.bench.kybernate("checkpoint", self.id, str(image), "--no-rootfs", "--exit", "--json")
+            )
+        self.remove()
+        manifest = json.loads((image / "kybernate-manifest.json").read_text())
+        assert manifest["data_path"]["name"] == way, manifest["data_path"]
+        if kept:
+            steps = {step["name"]: step["seconds"] for step in answer["steps"]}
+            self.measured.note(("checkpoint", way, pages), answer["seconds"], steps, peak.bytes)
+
+    def restore(self, way: str, pages: str, image: Path, *, kept: bool = True) -> None:
+        """Restore an image that was made `way`, and remove it."""
+        with Peak() as peak:
+            seconds = self.start("--annotation", f"kybernate.io/restore-from={image}")
+        subprocess.run(["rm", "-r", image], check=True)
+        if kept:
+            self.measured.note(("restore", way, pages), seconds, self._last_steps("task.restored"), peak.bytes)
+
+    def in_place(self, pages: str, rounds: int) -> None:
+        """Suspend and resume, by ours and by the driver's bare calls, in turns; the first of each does not count."""
+        for number in range(rounds + 1):
+            for who in ("bare", "ours") if number % 2 else ("ours", "bare"):
+                for verb in ("suspend", "resume"):
+                    with Peak() as peak:
+                        steps = self._by_driver(verb, pages) if who == "bare" else self._by_us(verb)
+                    if number:
+                        self.measured.note((verb, who, pages), sum(steps.values()), steps, peak.bytes)
+        _computes_on(self.log)
+
+    def _by_us(self, verb: str) -> dict[str, float]:
+        answer = json.loads(self.bench.kybernate(verb, self.id, "--json"))
+        return {step["name"]: step["seconds"] for step in answer["steps"]}
+
+    def _by_driver(self, verb: str, pages: str) -> dict[str, float]:
+        row = next(line for line in self.bench.machine("ctr", "task", "ls").splitlines() if line.startswith(self.id))
+        with thp("always" if pages == "thp" else None):
+            answer = json.loads(self.bench.kybernate("cuda", verb, "--pid", row.split()[1], "--json"))
+        return {step["name"]: step["seconds"] for step in answer["steps"]}
+
+    def _last_steps(self, event: str) -> dict[str, float]:
+        lines = [json.loads(line) for line in self.shim_log.read_text().splitlines()]
+        return next(dict(line["seconds"]) for line in reversed(lines) if line.get("event") == event)
+
+
+class Peak:
+    """Samples the machine's memory in use; `bytes` is the most above what it was at first."""
+
+    def __enter__(self) -> Peak:
+        self.bytes, self._first = 0, _used()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.05):
+            self.bytes = max(self.bytes, _used() - self._first)
+
+
+def _used() -> int:
+    found = dict(re.findall(r"^(\w+):\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    return (int(found["MemTotal"]) - int(found["MemAvailable"])) << 10
+
+
+def _computes(log: Path, since: int) -> bool:
+    text = log.read_text()[since:] if log.exists() else ""
+    assert "wrong" not in text, text[-2000:]
+    return "step " in text
+
+
+def _computes_on(log: Path) -> None:
+    since = len(log.read_text())
+    _await(lambda: _computes(log, since), 60)
+
+
+def _await(look: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < until, f"not after {seconds:g} s"
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def thp(word: str | None) -> Iterator[None]:
+    """Set the node's switch for huge pages, as we would, for a while."""
+    if word is None:
+        yield
+        return
+    before = re.findall(r"\[(\w+)\]", THP.read_text())[0]
+    THP.write_text(word)
+    try:
+        yield
+    finally:
+        THP.write_text(before)
+
+
+@contextmanager
+def tmpfs(directory: Path, size: int) -> Iterator[Path]:
+    directory.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", directory], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def warm(size: int) -> bool:
+    """Touch `size` bytes of memory once, in another process: a virtual machine may get its memory only then.
+
+    Return whether they were to be had.
+    """
+    return subprocess.run([sys.executable, "-c", TOUCH, str(size)], check=False).returncode == 0
+
+
+def measure(bench: Bench, size: int, rounds: int) -> Measured:
+    """Measure one size, `bench.mib` MiB of payload."""
+    measured = Measured()
+    with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
+        for pages in PAGES:
+            cycle = Cycle(bench, memory, measured)
+            cycle.log.unlink(missing_ok=True)
+            cycle.settings("plain", pages)
+            cycle.start(command=bench.payload("one"))
+            try:
+                _cycles(cycle, pages, rounds)
+                cycle.in_place(pages, rounds)
+            finally:
+                cycle.remove()
+    return measured
+
+
+def _cycles(cycle: Cycle, pages: str, rounds: int) -> None:
+    """Each round: a checkpoint the plain way, its restore, one the fast way, its restore; the first does not count."""
+    for number in range(rounds + 1):
+        for way, other in (WAYS, WAYS[::-1]):
+            image = cycle.memory / way
+            cycle.checkpoint(way, pages, image, kept=number > 0)
+            cycle.settings(other, pages)  # how the container that is now restored will be checkpointed
+            cycle.restore(way, pages, image, kept=number > 0)
+
+
+def figures(measured: Measured, gib: float, lane: str) -> list[Figure]:
+    """Return the comparisons: fast to plain, ours to the driver's bare calls, and what each needs of memory."""
+    found = []
+    for verb in ("checkpoint", "restore", "suspend", "resume"):
+        ours, theirs = ("fast", "plain") if verb in ("checkpoint", "restore") else ("ours", "bare")
+        for pages in PAGES:
+            costs, stock = measured.seconds[verb, ours, pages], measured.seconds[verb, theirs, pages]
+            name = f"gpu-{verb}.{gib:g}GiB.{pages}"
+            # In place, only with our pages is there anything to compare.
+            bar = BARS[verb] if gib >= BAR_GIB and (pages == "thp" or ours == "fast") else None
+            found.append(Figure(name, lane, _middle(costs), _middle(stock), "s", bar, len(costs)))
+            if ours == "fast":
+                peaks, others = measured.peaks[verb, ours, pages], measured.peaks[verb, theirs, pages]
+                found.append(Figure(f"{name}.peak", lane, _middle(peaks), _middle(others), "GiB", None, len(peaks)))
+    return found
+
+
+def _middle(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def shares(measured: Measured, gib: float) -> list[str]:
+    """Return the rows of a table with the median seconds of each step, and its share of the whole."""
+    rows = []
+    for (verb, way, pages), each in measured.steps.items():
+        whole = _middle(measured.seconds[verb, way, pages])
+        for step in dict.fromkeys(name for one in each for name in one):
+            cost = _middle([one.get(step, 0.0) for one in each])
+            rows.append(f"| {verb} | {gib:g} | {way} | {pages} | {step} | {cost:.3f} | {cost / whole:.0%} |")
+        rows.append(f"| {verb} | {gib:g} | {way} | {pages} | **whole** | {whole:.3f} | |")
+    return rows
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return 1 when a figure misses its bar."""
+    arguments = _arguments(argv)
+    root = arguments.root or filesystem_for_overlays()
+    machine = Machine.start(root, arguments.kit)
+    good, rows = True, ["| verb | GiB | way | huge pages | step | seconds | share |", "|---|---|---|---|---|---|---|"]
+    try:
+        lane = arguments.lane or _card(machine)
+        for gib in map(float, arguments.gib.split(",")):
+            size = int(gib * GIB)
+            print(f"{gib:g} GiB on {lane}, huge pages {THP.read_text().strip()}", flush=True)
+            if gib >= 1 and not warm(2 * size + 4 * GIB):
+                print(f"  left out: the machine has not {2 * gib + 4:g} GiB of memory", flush=True)
+                continue
+            bench = prepared(machine, replace_mib(arguments, size >> 20))
+            measured = measure(bench, size, arguments.rounds)
+            found = figures(measured, gib, lane)
+            record(found, arguments.output)
+            print("\n".join([HEADING, *map(row, found), ""]), flush=True)
+            good = good and all(figure.good for figure in found)
+            rows += shares(measured, gib)
+            arguments.output.with_suffix(".md").write_text("\n".join([*_header(lane), *rows, ""]))
+    except BaseException:
+        print(machine.log(), file=sys.stderr)
+        raise
+    finally:
+        machine.stop()
+        remove(root)
+    return 0 if good else 1
+
+
+def replace_mib(arguments: argparse.Namespace, mib: int) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(arguments), "mib": mib})
+
+
+def _card(machine: Machine) -> str:
+    (first, *_) = json.loads(machine("kybernate", "cuda", "gpus", "--json"))
+    return str(first["name"])
+
+
+def _header(lane: str) -> list[str]:
+    return [
+        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {lane}, {os.cpu_count()} cores, kernel"
+        f" {os.uname().release}, huge pages as they are: {THP.read_text().strip()}",
+        "",
+    ]
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests/gpu/bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kit", type=Path, default=CHECKOUT / "build/gpu-kit", help="made by python -m tests.gpu.kit")
+    parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
+    parser.add_argument("--gib", default=SIZES, help=f"sizes of the payload ({SIZES})")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that does not count (3)")
+    parser.add_argument("--lane", help="what the figures are kept under (the card's name)")
+    parser.add_argument("--output", type=Path, default=CHECKOUT / "build/bench-gpu.jsonl")
+    parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
+    return parser.parse_args(argv)
