@@ -110,9 +110,9 @@ def _show(image: Image) -> None:
     _section("GPUs", ("UUID", "MODEL", "VRAM"), [(gpu.uuid, gpu.model, _told(_held(gpu))) for gpu in manifest.gpus])
     used = {gpu.uuid for gpu in manifest.gpus}
     _section(
-        "GPUs of the machine",
+        "GPUs of the container",
         ("UUID", ""),
-        [(uuid, "used" if uuid in used else "") for uuid in manifest.machine_gpus],
+        [(uuid, "used" if uuid in used else "") for uuid in manifest.visible_gpus],
     )
     _section(
         "mounts",
@@ -173,8 +173,8 @@ def needs(manifest: Manifest) -> list[str]:
         f"a {gpu.model} with {size(_held(gpu)) if _held(gpu) else 'enough'} of free VRAM, driver {gpu.driver}"
         for gpu in manifest.gpus
     ]
-    if (count := len(manifest.machine_gpus)) > 1:
-        wanted.append(f"to move to other GPUs, a machine with {count} or more: the driver wants a place for each")
+    if (count := len(manifest.visible_gpus)) > 1:
+        wanted.append(f"{count} GPUs, whether it used them all or not: the driver wants a place for each")
     outside = [mount.destination for mount in manifest.mounts if mount.kind not in INSIDE]
     if outside:
         wanted.append(f"mounts at {', '.join(outside)}")

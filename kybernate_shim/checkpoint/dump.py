@@ -324,7 +324,7 @@ def _finish(
         processes=tuple(Process(process.pid, process.name, process.rss_bytes) for process in processes),
         cuda_processes=tuple(one for one in detached.cuda_processes if one.pid in there) if detached else (),
         gpus=detached.gpus if detached else (),
-        machine_gpus=detached.machine_gpus if detached else (),
+        visible_gpus=detached.visible_gpus if detached else (),
         vram=detached.vram if detached else (),
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         files=_files(request.image, detached.vram if detached else (), digester),

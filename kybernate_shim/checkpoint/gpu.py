@@ -53,7 +53,7 @@ class Left:
     """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
 
     accounts: Accounts = field(default_factory=Accounts)
-    machine_gpus: tuple[str, ...] = ()
+    visible_gpus: tuple[str, ...] = ()
     pids: Sequence[int] = ()
     gone: bool = False
     way: WayOut | None = None
@@ -193,7 +193,7 @@ class CudaAccelerator:
         waiting = [process.pid for process in found if process.state is State.CHECKPOINTED]
         before = (self.suspended or Left()).accounts
         accounts = draw_up(info, [*waiting, *done.pids], grown, self._usable(info), before)
-        left = Left(accounts, tuple(gpu.uuid for gpu in info.gpus), done.pids)
+        left = Left(accounts, tuple(self._usable(info)), done.pids)
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
 
@@ -328,9 +328,8 @@ class CudaAccelerator:
         text = spec.annotations.get(gpu_map.ANNOTATION, "") if config.pod_may_use(gpu_map.ANNOTATION) else ""
         return gpu_map.make_plan(
             [gpu_map.Used(gpu.uuid, gpu.model, _bytes(gpu)) for gpu in manifest.gpus],
-            manifest.machine_gpus,
-            info.gpus,
-            self._usable(info),
+            manifest.visible_gpus,
+            [gpu for gpu in info.gpus if gpu.uuid in self._usable(info)],
             gpu_map.parse_map(text),
         )
 
@@ -361,7 +360,7 @@ def _bytes(gpu: Gpu) -> int:
 def _joined(first: Left | None, second: Left) -> Left:
     if first is None:
         return second
-    return Left(second.accounts, second.machine_gpus, [*first.pids, *second.pids])
+    return Left(second.accounts, second.visible_gpus, [*first.pids, *second.pids])
 
 
 def _driver_findings(manifest: Manifest, info: CudaInfo) -> Iterable[Finding]:

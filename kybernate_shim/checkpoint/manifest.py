@@ -140,8 +140,8 @@ class Manifest:
     """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2.
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them runs on before it
-    is back on a GPU. `machine_gpus` are the UUIDs of all GPUs of the machine, used or not, in the driver's order: a map
-    to others names each of them.
+    is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
+    driver's order: a map to others names each of them.
     """
 
     id: str
@@ -157,7 +157,7 @@ class Manifest:
     processes: tuple[Process, ...] = ()
     cuda_processes: tuple[GpuMemory, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    machine_gpus: tuple[str, ...] = ()
+    visible_gpus: tuple[str, ...] = ()
     vram: tuple[VramFile, ...] = ()
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     mounts: tuple[Mount, ...] = ()

@@ -64,7 +64,7 @@ class Detached(Protocol):
         """
 
     @property
-    def machine_gpus(self) -> tuple[str, ...]: ...
+    def visible_gpus(self) -> tuple[str, ...]: ...
 
 
 class Accelerator(Protocol):

@@ -83,7 +83,7 @@ def checkpoint(pid: int) -> Answer:
 
 
 def restore(pid: int, pairs: Iterable[Sequence[str]]) -> Answer:
-    """Restore `pid`; `pairs` are (old, new) UUIDs of all GPUs of the machine, or none."""
+    """Restore `pid`; `pairs` are (old, new) UUIDs of all GPUs that it could open, or none."""
     arguments = cuda.CUcheckpointRestoreArgs()
     made = [_pair(old, new) for old, new in pairs]
     if made:

@@ -15,12 +15,12 @@ _CONSEQUENCES: Mapping[tuple[str, str], str] = {
         "checkpoint image"
     ),
     ("restore", "CUDA_ERROR_NOT_SUPPORTED"): (
-        "it used something that the driver checkpoints and cannot restore, such as managed memory or peer access: end "
-        "the process, it cannot be brought back"
+        "a GPU that it could open is closed to it now, or it used something that the driver checkpoints and cannot "
+        "restore, such as managed memory or peer access: give it its GPUs, or end the process"
     ),
     ("restore", "CUDA_ERROR_INVALID_VALUE"): (
-        "it is still checkpointed; a GPU map must name every GPU of the machine exactly once on each side, and a "
-        "restore without a map goes back to where it was"
+        "it is still checkpointed; a GPU map must name every GPU that the process could open, exactly once on each "
+        "side, and a restore without a map goes back to where it was"
     ),
     ("restore", "CUDA_ERROR_OPERATING_SYSTEM"): (
         "an earlier restore of it has failed, or it is gone; the driver cannot bring it back: end the process"

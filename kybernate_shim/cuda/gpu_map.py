@@ -1,7 +1,8 @@
-"""Which GPU a process comes back to: from the GPUs that it had, those of this machine, and those its container may use.
+"""Which GPU a process comes back to: from the GPUs that its container could open, and those that the new one can.
 
-The driver wants a map that names every GPU of the old machine, as a permutation, so the ones that were not in use are
-carried along. Plain functions. Source: CUDA Driver API, CUcheckpointRestoreArgs; measured with driver 580.159.
+The driver wants a map that names every GPU that the process could open, whatever CUDA_VISIBLE_DEVICES said, so the ones
+that were not in use are carried along; and each must be open to it again, where it was or where the map puts it.
+Plain functions. Source: CUDA Driver API, CUcheckpointRestoreArgs; measured with driver 580.159.
 """
 
 from __future__ import annotations
@@ -50,30 +51,29 @@ def parse_map(text: str) -> dict[str, str]:
 
 def make_plan(
     used: Sequence[Used],
-    machine: Sequence[str],
-    node: Sequence[Gpu],
-    usable: Sequence[str],
+    visible: Sequence[str],
+    usable: Sequence[Gpu],
     explicit: Mapping[str, str],
 ) -> Plan:
-    """Decide the GPU of everything in `used`, GPUs of a machine whose GPUs were `machine`.
+    """Decide the GPU of everything in `used`, some of the GPUs `visible` to the container that was checkpointed.
 
-    `node` are the GPUs here, `usable` the UUIDs of those that the container may use, `explicit` overrides the choice.
-    A GPU that is here again and usable is kept. Raises GpuMismatch; room is not looked at, see `require_room`.
+    `usable` are the GPUs that the new container may use, `explicit` overrides the choice. A GPU that is usable again is
+    kept. Raises GpuMismatch; room is not looked at, see `require_room`.
     """
-    here = {gpu.uuid: gpu for gpu in node}
-    moves = _explicit(explicit, used, machine, here)
+    here = {gpu.uuid: gpu for gpu in usable}
+    moves = _explicit(explicit, used, visible, here)
     for one in used:
-        if one.uuid not in moves and one.uuid in usable and one.uuid not in moves.values():
+        if one.uuid not in moves and one.uuid in here and one.uuid not in moves.values():
             moves[one.uuid] = one.uuid
     for one in used:
         if one.uuid not in moves:
-            moves[one.uuid] = _choose(one, [uuid for uuid in usable if uuid not in moves.values()], here)
+            moves[one.uuid] = _choose(one, [uuid for uuid in here if uuid not in moves.values()], here)
     for one in used:
         _require_alike(one, here[moves[one.uuid]])
     needed: dict[str, int] = {}
     for one in used:
         needed[moves[one.uuid]] = one.bytes
-    return Plan(_permutation(moves, machine, list(here)), needed)
+    return Plan(_complete(moves, visible, list(here)), needed)
 
 
 def require_room(plan: Plan, node: Sequence[Gpu]) -> None:
@@ -107,14 +107,14 @@ def device_numbers(devices: Sequence[str]) -> list[int]:
 
 
 def _explicit(
-    wanted: Mapping[str, str], used: Sequence[Used], machine: Sequence[str], here: Mapping[str, Gpu]
+    wanted: Mapping[str, str], used: Sequence[Used], visible: Sequence[str], here: Mapping[str, Gpu]
 ) -> dict[str, str]:
-    known = {*machine, *(one.uuid for one in used)}
+    known = {*visible, *(one.uuid for one in used)}
     for old, new in wanted.items():
         if old not in known:
             raise GpuMismatch(f"{ANNOTATION}: the image knows no GPU {old}, only {', '.join(sorted(known))}")
         if new not in here:
-            raise GpuMismatch(f"{ANNOTATION}: there is no GPU {new} here, only {', '.join(here)}")
+            raise GpuMismatch(f"{ANNOTATION}: the container has no GPU {new}, only {', '.join(here)}")
     if len(set(wanted.values())) < len(wanted):
         raise GpuMismatch(f"{ANNOTATION}: two GPUs cannot become one")
     return dict(wanted)
@@ -135,9 +135,9 @@ def _require_alike(one: Used, gpu: Gpu) -> None:
         raise GpuMismatch(f"GPU {gpu.uuid} has {gpu.total_bytes >> 20} MiB, the image needs {one.bytes >> 20} MiB")
 
 
-def _permutation(moves: dict[str, str], machine: Sequence[str], here: Sequence[str]) -> tuple[GpuPair, ...]:
-    """Complete `moves` to a map of all GPUs of the old machine; one that moves nothing is no map."""
-    rest = [uuid for uuid in machine if uuid not in moves]
+def _complete(moves: dict[str, str], visible: Sequence[str], here: Sequence[str]) -> tuple[GpuPair, ...]:
+    """Complete `moves` to a map of all GPUs that the old container could open; one that moves nothing is no map."""
+    rest = [uuid for uuid in visible if uuid not in moves]
     for old in rest:
         if old in here and old not in moves.values():
             moves[old] = old
@@ -145,10 +145,10 @@ def _permutation(moves: dict[str, str], machine: Sequence[str], here: Sequence[s
         left = [uuid for uuid in here if uuid not in moves.values()]
         if not left:
             raise GpuMismatch(
-                f"the image comes from a machine with {len(machine)} GPUs, and the driver wants a place for each; here"
-                f" are {len(here)}"
+                f"the image comes from a container with {len(visible)} GPUs, and the driver wants a place for each:"
+                f" this one has {len(here)}; give it as many"
             )
         moves[old] = left[0]
     if all(old == new for old, new in moves.items()):
         return ()
-    return tuple(GpuPair(old, moves[old]) for old in machine or moves)
+    return tuple(GpuPair(old, moves[old]) for old in visible or moves)

@@ -17,19 +17,19 @@ from kybernate_shim.cuda.headroom import Headroom
 
 # What was measured to survive: two ranks, shared-memory transport without the driver's own handles.
 # NVLS would make multicast objects, on which the driver's checkpoint hangs. The last one is for the store where
-# PyTorch's ranks meet: it runs on libuv, which opens an io_uring.
+# PyTorch's ranks meet: its libuv opens an io_uring whatever UV_USE_IO_URING says.
 NCCL_SAFE: Mapping[str, str] = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_CUMEM_HOST_ENABLE": "0",
     "NCCL_NVLS_ENABLE": "0",
-    "UV_USE_IO_URING": "0",
+    "USE_LIBUV": "0",
 }
 NCCL_SAFE_ANNOTATION = "kybernate.io/nccl-safe"
 SPARE_BYTES = 256 << 20  # page tables and the driver's own bookkeeping beside the copy
 UNDUMPABLE = {
     "anon_inode:[io_uring]": (
         "io_uring",
-        "CRIU cannot dump it; forbid it, as by seccomp, kernel.io_uring_disabled=2 or UV_USE_IO_URING=0 (for libuv)",
+        "CRIU cannot dump it; forbid it, as by seccomp, kernel.io_uring_disabled=2 or USE_LIBUV=0 (PyTorch)",
     ),
     "/dev/infiniband/": ("RDMA", "CRIU cannot dump its queue pairs; run without it, as by NCCL_IB_DISABLE=1"),
     "/dev/gdrdrv": ("GDRCopy", "CRIU cannot dump it; run without it"),

@@ -178,7 +178,7 @@ def test_pause_stops_the_processes_and_resume_lets_them_go_on(bench: Run) -> Non
             os.set_blocking(out[0], False)
             await b.run("sh", "-c", "while :; do echo tick; sleep 0.01; done", fds={1: out[1]})
             await b.runtime.pause(b.id)
-            assert (await b.runtime.state(b.id))["status"] == "paused"
+            await b.until_state("paused")  # crun does not wait for the last process to stop
             os.read(out[0], 1 << 20)
             await asyncio.sleep(0.2)
             with pytest.raises(BlockingIOError):

@@ -213,7 +213,7 @@ def move(bench: Bench) -> None:
 def nccl(bench: Bench) -> None:
     """Two ranks: refused as they are, restored with the environment that is safe."""
     name, image = "nccl", bench.images / "nccl"
-    both = ["--device", "/dev/nvidia1", "--cap-add", "CAP_NET_ADMIN", "--env", "UV_USE_IO_URING=0"]
+    both = ["--device", "/dev/nvidia1", "--cap-add", "CAP_NET_ADMIN", "--env", "USE_LIBUV=0"]
     with container(bench, name, *bench.payload("ranks"), programs=2, flags=both) as one:
         said = bench.kybernate("checkpoint", name, str(image), "--no-rootfs", status=1)
         assert "NCCL" in said, said

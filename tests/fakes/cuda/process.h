@@ -17,7 +17,7 @@ struct process {
     int count;
     struct device devices[MAX_CARDS]; /* those that CUDA_VISIBLE_DEVICES shows */
     int known_count;
-    CUuuid known[MAX_CARDS]; /* the machine's cards in order: a GPU map must name each */
+    struct device known[MAX_CARDS]; /* the cards that it could open at cuInit: a GPU map must name each */
     pthread_rwlock_t gate;   /* programs pass it to read; a locked process is one whose restore thread writes */
 };
 
@@ -26,6 +26,9 @@ extern struct process process;
 /* Pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. */
 CUresult enter(void);
 void leave(void);
+
+/* Tell whether this process can open a card; where there are no device nodes at all, it can open each. */
+bool can_open(int card);
 
 /* The device of this thread's current context, or -1. */
 int current_device(void);

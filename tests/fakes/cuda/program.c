@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "process.h"
 #include "switches.h"
@@ -53,26 +54,41 @@ static void make_gate(void)
     pthread_rwlockattr_destroy(&kind);
 }
 
-/* Show the cards that CUDA_VISIBLE_DEVICES lists by index, in its order; all of them when it is not set. */
+bool can_open(int card)
+{
+    char node[32];
+    bool any = false;
+    for (int i = 0; i < MAX_CARDS; i++) {
+        snprintf(node, sizeof node, "/dev/nvidia%d", i);
+        if (access(node, F_OK) == 0) {
+            if (i == card)
+                return true;
+            any = true;
+        }
+    }
+    return !any;
+}
+
+/* Show the cards that CUDA_VISIBLE_DEVICES lists by index, in its order; all that can be opened when it is not set. */
 static void list_devices(const struct machine *machine)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     char text[256], *rest = text, *one;
-    process.count = 0;
-    for (int i = 0; !visible && i < machine->count; i++)
-        process.devices[process.count++] = (struct device){i, machine->cards[i].uuid};
+    process.count = process.known_count = 0;
+    for (int i = 0; i < machine->count; i++)
+        if (can_open(i))
+            process.known[process.known_count++] = (struct device){i, machine->cards[i].uuid};
+    for (int i = 0; !visible && i < process.known_count; i++)
+        process.devices[process.count++] = process.known[i];
     if (visible) {
         snprintf(text, sizeof text, "%s", visible);
         while ((one = strsep(&rest, ",")) && *one && process.count < MAX_CARDS) {
             int index = atoi(one);
-            if (index < 0 || index >= machine->count)
+            if (index < 0 || index >= process.known_count)
                 break;
-            process.devices[process.count++] = (struct device){index, machine->cards[index].uuid};
+            process.devices[process.count++] = process.known[index];
         }
     }
-    process.known_count = machine->count;
-    for (int i = 0; i < machine->count; i++)
-        process.known[i] = machine->cards[i].uuid;
 }
 
 static CUresult start(void)

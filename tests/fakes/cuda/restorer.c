@@ -42,26 +42,27 @@ static CUresult shut_gate(uint32_t timeout_ms)
     return pthread_rwlock_clockwrlock(&process.gate, CLOCK_MONOTONIC, &until) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-static int find_card(const CUuuid *uuids, int count, const CUuuid *wanted)
+static int find_card(const struct device *cards, int count, const CUuuid *wanted)
 {
     for (int i = 0; i < count; i++)
-        if (memcmp(&uuids[i], wanted, sizeof *wanted) == 0)
+        if (memcmp(&cards[i].uuid, wanted, sizeof *wanted) == 0)
             return i;
     return -1;
 }
 
-/* Read a GPU map: it must name every card of the machine, as a permutation, or it is INVALID_VALUE. */
+/*
+ * Read a GPU map: it must name every card that the program could open at cuInit, or it is INVALID_VALUE. What the
+ * program could open it must be able to open again, there or where the map puts it, or it is NOT_SUPPORTED.
+ */
 static CUresult read_moves(const struct question *question, const struct machine *machine, int moves[MAX_CARDS])
 {
-    CUuuid here[MAX_CARDS];
+    struct device here[MAX_CARDS];
     bool taken[MAX_CARDS] = {false}, named[MAX_CARDS] = {false};
     for (int i = 0; i < MAX_CARDS; i++)
         moves[i] = i;
     for (int i = 0; i < machine->count; i++)
-        here[i] = machine->cards[i].uuid;
-    if (question->pair_count == 0)
-        return CUDA_SUCCESS;
-    if (question->pair_count != (uint32_t)process.known_count)
+        here[i] = (struct device){i, machine->cards[i].uuid};
+    if (question->pair_count && question->pair_count != (uint32_t)process.known_count)
         return CUDA_ERROR_INVALID_VALUE;
     for (uint32_t i = 0; i < question->pair_count; i++) {
         int old = find_card(process.known, process.known_count, &question->pairs[i].old);
@@ -69,8 +70,11 @@ static CUresult read_moves(const struct question *question, const struct machine
         if (old < 0 || new < 0 || named[old] || taken[new])
             return CUDA_ERROR_INVALID_VALUE;
         named[old] = taken[new] = true;
-        moves[old] = new;
+        moves[process.known[old].place] = new;
     }
+    for (int i = 0; i < process.known_count; i++)
+        if (!can_open(moves[process.known[i].place]))
+            return CUDA_ERROR_NOT_SUPPORTED;
     return CUDA_SUCCESS;
 }
 
@@ -93,9 +97,10 @@ static CUresult restore(const struct question *question)
     }
     for (int i = 0; i < process.count; i++)
         process.devices[i].place = moves[process.devices[i].place];
-    process.known_count = machine.count;
-    for (int i = 0; i < machine.count; i++)
-        process.known[i] = machine.cards[i].uuid;
+    for (int i = 0; i < process.known_count; i++) {
+        int place = moves[process.known[i].place];
+        process.known[i] = (struct device){place, machine.cards[place].uuid};
+    }
     return CUDA_SUCCESS;
 }
 

@@ -85,7 +85,7 @@ class FakeRunner:
 class FakeDetached:
     cuda_processes: tuple[GpuMemory, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    machine_gpus: tuple[str, ...] = ()
+    visible_gpus: tuple[str, ...] = ()
     vram: tuple[VramFile, ...] = ()
     data_path: DataPath = field(default_factory=lambda: DataPath("plain"))
     gone: bool = False

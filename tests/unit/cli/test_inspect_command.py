@@ -25,7 +25,7 @@ def test_image_is_shown(node: Node) -> None:
         "  7     unknown",
         "  GPU-1   NVIDIA H200   1.00 GiB",
         "  GPU-1   used",
-        "  to move to other GPUs, a machine with 2 or more: the driver wants a place for each",
+        "  2 GPUs, whether it used them all or not: the driver wants a place for each",
         "  /data         ext4   host     /srv/data",
         "  dump   1.50 s   4.00 KiB",
         "  pages-1.img           16.0 KiB",
