@@ -151,12 +151,20 @@ def _summary(image: Image) -> dict[str, object]:
         "size": f"{size(manifest.bytes)} in {len(manifest.files)} files",
         "memory": size(memory(manifest)),
         "VRAM": _told(vram(manifest)) if manifest.has_gpu_state else "",
+        "VRAM bytes": _way(manifest) if manifest.has_gpu_state else "",
         "changed files": "included" if manifest.rootfs_diff else "not included",
         "connections": {"close": "closed", "established": "kept"}[manifest.tcp],
         "runtime": f"{manifest.runtime.name} {manifest.runtime.version}",
         "criu": manifest.criu.version,
         "kernel": f"{manifest.host.kernel} {manifest.host.architecture}",
     }
+
+
+def _way(manifest: Manifest) -> str:
+    """Say where the bytes are that a restore moves back into VRAM."""
+    if manifest.data_path.name == "fast":
+        return f"in {len(manifest.vram)} files of their own"
+    return f"in CRIU's files ({manifest.data_path.why})"
 
 
 def needs(manifest: Manifest) -> list[str]:

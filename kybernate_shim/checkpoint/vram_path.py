@@ -82,6 +82,9 @@ class WayOut:
         except VramError as error:
             await self._go_plain(error)
             return False
+        except BaseException:
+            await self.aclose()  # lets go of the threads
+            raise
         self.data_path = DataPath("fast")
         return True
 

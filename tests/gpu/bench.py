@@ -226,8 +226,9 @@ def thp(word: str | None) -> Iterator[None]:
 
 @contextmanager
 def tmpfs(directory: Path, size: int) -> Iterator[Path]:
+    """Keep images in memory, in huge pages: small ones cost a third more to write."""
     directory.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},huge=within_size", "none", directory], check=True)
     try:
         yield directory
     finally:

@@ -609,7 +609,9 @@ def test_suspended_container_can_be_checkpointed_and_stays_suspended(ctr: Ctr, c
         kybernate("suspend", container.id)
         kybernate("checkpoint", container.id, str(image))
         assert cards.used() == [0, 0]
-        assert [process.bytes for process in assert_whole(image).gpus[0].processes] == [used[0]]
+        manifest = assert_whole(image)
+        assert [process.bytes for process in manifest.gpus[0].processes] == [used[0]]
+        assert (manifest.data_path.name, manifest.vram) == ("plain", ())
         kybernate("resume", container.id)
         container.computes_on()
         assert "waits" in refused("kybernate", "resume", container.id)

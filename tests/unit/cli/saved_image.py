@@ -8,7 +8,18 @@ from typing import Any
 
 from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.image import write_manifest
-from kybernate_shim.checkpoint.manifest import File, Gpu, GpuMemory, Host, Manifest, Mount, Process, Program, Source
+from kybernate_shim.checkpoint.manifest import (
+    DataPath,
+    File,
+    Gpu,
+    GpuMemory,
+    Host,
+    Manifest,
+    Mount,
+    Process,
+    Program,
+    Source,
+)
 from kybernate_shim.checkpoint.operation import Step
 
 SPEC: dict[str, Any] = {"process": {"args": ["count"]}, "root": {"path": "rootfs"}, "linux": {"cgroupsPath": "/d/c"}}
@@ -37,6 +48,7 @@ def save(directory: Path, *, spec: dict[str, Any] | None = SPEC, **source: str) 
         cuda_processes=(GpuMemory(1, 1 << 30), GpuMemory(7, 0)),
         gpus=(Gpu("GPU-1", "NVIDIA H200", "580.1", (GpuMemory(1, 1 << 30),)),),
         visible_gpus=("GPU-0", "GPU-1"),
+        data_path=DataPath("plain", "process 7 is traced"),
         mounts=(Mount("/proc", "proc", "pseudo"), Mount("/data", "ext4", "host", "/srv/data")),
         files=tuple(files),
         steps=(Step("dump", 1.5, 4096),),

@@ -21,6 +21,7 @@ def test_image_is_shown(node: Node) -> None:
         "made:          2026-11-21T05:00:00.000Z on here",
         "memory:        3.00 MiB",
         "VRAM:          1.00 GiB",
+        "VRAM bytes:    in CRIU's files (process 7 is traced)",
         "  7     helper   2.00 MiB",
         "  7     unknown",
         "  GPU-1   NVIDIA H200   1.00 GiB",
