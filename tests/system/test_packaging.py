@@ -51,6 +51,9 @@ def install(config: Path) -> None:
     else:
         DROP_INS.mkdir(exist_ok=True)
         shutil.copy(PACKAGING / "kybernate-2.toml", DROP_INS / "kybernate.toml")
+        if tomllib.loads(config.read_text())["version"] < 3:
+            lines = run(["containerd", "config", "migrate"]).splitlines(keepends=True)
+            config.write_text("".join(line for line in lines if not line.startswith("imports")))
         if "imports" not in tomllib.loads(config.read_text()):
             config.write_text(f'imports = ["{DROP_INS}/*.toml"]\n{config.read_text()}')
 
