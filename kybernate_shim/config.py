@@ -179,7 +179,7 @@ class Gpu:
         _among("node", "off"),
         "whether the node's switch for transparent huge pages is `always` while VRAM moves; it halves that time",
     )
-    threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 8", by=OPTIONS)
+    threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 16", by=OPTIONS)
     helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
     denied_drivers: tuple[str, ...] = setting(
         ("570.158.*", "595.*"), TEXTS, "driver versions whose checkpoints are refused; `*` stands for any text"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -221,17 +221,12 @@ class WayBack:
 @contextmanager
 def huge_pages(settings: Settings, log: Log) -> Iterator[None]:
     """Have the driver's host copy made of huge pages, as far as the settings allow and the node can."""
-    try:
-        context = pages.huge_pages(settings.huge_pages)
-        context.__enter__()
-    except pages.HugePagesUnavailable as error:
-        log.warning("huge_pages.unavailable", error=str(error))
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(pages.huge_pages(settings.huge_pages))
+        except pages.HugePagesUnavailable as error:
+            log.warning("huge_pages.unavailable", error=str(error))
         yield
-        return
-    try:
-        yield
-    finally:
-        context.__exit__(None, None, None)
 
 
 def _region(file: VramFile) -> SavedRegion:

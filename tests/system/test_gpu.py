@@ -472,6 +472,18 @@ def test_any_number_of_threads_moves_all_processes(
         again.computes_on()
 
 
+def test_seccomp_profile_does_not_stand_in_the_way(ctr: Ctr, cards: Cards, image: Path) -> None:
+    log = image.parent / "log"
+    with gpu.computing(ctr, log=log, flags=["--seccomp"]) as container:
+        assert "Seccomp:\t2" in Path(f"/proc/{ctr.pid(container.id)}/status").read_text()
+        kybernate("checkpoint", container.id, str(image))
+        container.computes_on()
+        kybernate("checkpoint", container.id, f"{image}2", "--exit")
+        assert assert_whole(Path(f"{image}2")).data_path.name == "fast"
+    with gpu.computing_again(ctr, Path(f"{image}2"), log, flags=["--seccomp"]) as again:
+        again.computes_on()
+
+
 def test_plain_way_is_there_by_setting(ctr: Ctr, cards: Cards, image: Path, settings: Callable[[str], None]) -> None:
     settings('data_path = "plain"')
     log = image.parent / "log"
