@@ -29,6 +29,8 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 IO_URING = Path("/proc/sys/kernel/io_uring_disabled")
 MEMORY = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia")
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+NOBODY_TRACES = "3"  # not even root, until the next start of the machine
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def examine() -> list[Finding]:
         _criu,
         _runtimes,
         _tiers,
+        _data_path,
         _gpus,
     )
     return [finding for look in looks for finding in look(config)]
@@ -135,6 +138,18 @@ def _tiers(config: Config) -> Iterator[Finding]:
         place = place.parent
     free = shutil.disk_usage(place).free
     yield Finding("checkpoint root", "ok", f"{config.checkpoint_root}: {free / 2**30:.1f} GiB free")
+
+
+def _data_path(config: Config) -> Iterator[Finding]:
+    if config.gpu.data_path == "plain":
+        yield Finding(
+            "VRAM bytes", "note", "through CRIU, by gpu.data_path", "the fast way takes a fraction of the time"
+        )
+    elif YAMA.exists() and YAMA.read_text().strip() == NOBODY_TRACES:
+        advice = "every checkpoint needs it; start the node with a smaller kernel.yama.ptrace_scope"
+        yield Finding("VRAM bytes", "bad", f"{YAMA} is {NOBODY_TRACES}: nobody may trace", advice)
+    else:
+        yield Finding("VRAM bytes", "ok", f"beside CRIU, huge pages: {config.gpu.huge_pages}")
 
 
 def _gpus(config: Config) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from kybernate_shim.checkpoint.compat import Finding
@@ -110,7 +111,9 @@ class CudaAccelerator:
         """
         way = WayOut(self._target.children, self._settings, self._log)
         async with self._helper() as helper, aclosing(way):
-            left = await self._leave(helper, operation, around=way.watching, force=force)
+            left = await self._leave(
+                helper, operation, around=lambda size: partial(way.watching, size=size), force=force
+            )
             left.way = way
             try:
                 yield left
@@ -133,7 +136,7 @@ class CudaAccelerator:
         """
         async with self._helper() as helper:
             left = await self._leave(
-                helper, operation, around=self._only_huge_pages, force=force, lock_seconds=lock_seconds
+                helper, operation, around=lambda size: self._only_huge_pages, force=force, lock_seconds=lock_seconds
             )
         if not left.pids and self.suspended is None:
             raise NothingToSuspend(f"no process of container {self._target.id} holds CUDA state")
@@ -171,22 +174,25 @@ class CudaAccelerator:
         helper: CudaHelper,
         operation: Operation,
         *,
-        around: sequence.Around,
+        around: Callable[[int], sequence.Around],
         force: bool,
         lock_seconds: float = 0,
     ) -> Left:
+        """Take the processes off their GPUs; `around` is told how many bytes that moves, and encloses it."""
         target = self._target
         assert target.cgroup is not None
         try:
             with operation.step("preflight"):
                 info = await helper.info()
                 found = await cuda_processes(helper, target.cgroup.processes())
-                self._refuse_if_lost(info, found, force=force)
+                size = self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
                 memory = own_memory(active)
             limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
-                done = await sequence.suspend(helper, target.cgroup.processes, limits, note=self._note, around=around)
+                done = await sequence.suspend(
+                    helper, target.cgroup.processes, limits, note=self._note, around=around(size)
+                )
         except CudaError as error:
             raise self._failed(error) from error
         grown = {pid: after - memory[pid] for pid, after in own_memory(done.pids).items() if pid in memory}
@@ -197,7 +203,8 @@ class CudaAccelerator:
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
 
-    def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> None:
+    def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> int:
+        """Return the bytes that are about to move into host memory, at most. Raises PreflightRefused."""
         cgroup = self._target.cgroup
         assert cgroup is not None
         cuda = [process.pid for process in found]
@@ -222,6 +229,7 @@ class CudaAccelerator:
         annotated = self._target.config.pod_may_use(FORCE) and self._target.spec.annotations.get(FORCE) == "true"
         for taken in preflight.require_survivable(preflight.judge(subject), force=force or annotated):
             self._log.warning("preflight.overridden", fact=taken.fact, evidence=taken.evidence)
+        return subject.vram_bytes
 
     def _failed(self, error: CudaError) -> Exception:
         """Translate a failure whose undo has run already."""

@@ -31,6 +31,8 @@ from kybernate_shim.logs import Log
 
 # The processes are as they were when these are raised.
 PLAIN_INSTEAD = (HoldRefused, TargetRefused, NotDropped, WorkerLost)
+HOLD_SECONDS = 10.0
+SLOWEST_RATE = 512 << 20  # bytes a second; the driver was measured to move 1.9 GB/s with small pages
 ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is replaced for the second
 
 
@@ -56,12 +58,16 @@ class WayOut:
         await self._stack.aclose()
 
     @asynccontextmanager
-    async def watching(self, pids: Sequence[int]) -> AsyncIterator[None]:
-        """Enclose the CUDA checkpoint of `pids`, and find out where in them it puts the VRAM."""
+    async def watching(self, pids: Sequence[int], size: int = 0) -> AsyncIterator[None]:
+        """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
+
+        Their threads stand still meanwhile, but only as long as a slow driver takes: it would wait for ever for a lock,
+        such as an allocator's, that one of them happens to hold. Then they go on, and the bytes go the plain way.
+        """
         with huge_pages(self._settings, self._log):
             if not pids:
                 self.data_path = DataPath("plain", "the processes were off their GPUs before")
-            if self._settings.data_path != "fast" or not pids or not await self._watch(pids):
+            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, size):
                 yield
                 return
             assert self._worker is not None
@@ -75,10 +81,10 @@ class WayOut:
             except VramError as error:
                 await self._go_plain(error)
 
-    async def _watch(self, pids: Sequence[int]) -> bool:
+    async def _watch(self, pids: Sequence[int], size: int) -> bool:
         try:
             self._worker = await self._stack.enter_async_context(vram_worker(self._children))
-            await self._worker.ask("watch", pids=list(pids))
+            await self._worker.ask("watch", pids=list(pids), seconds=HOLD_SECONDS + size / SLOWEST_RATE)
         except VramError as error:
             await self._go_plain(error)
             return False

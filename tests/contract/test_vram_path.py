@@ -18,6 +18,7 @@ import psutil
 import pytest
 import structlog
 
+from kybernate_shim.checkpoint import vram_path
 from kybernate_shim.checkpoint.image import Image, verify, write_manifest
 from kybernate_shim.checkpoint.manifest import File, Host, Manifest, Program, Source, now
 from kybernate_shim.checkpoint.operation import Operation
@@ -244,6 +245,27 @@ def test_failed_checkpoint_lets_go_of_the_threads(program: Actor) -> None:
     assert program.counts()
 
 
+def test_threads_go_on_when_the_driver_takes_too_long(
+    program: Actor, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it waits for a lock that one of them holds."""
+    monkeypatch.setattr(vram_path, "HOLD_SECONDS", 0.5)
+
+    async def body(children: Children) -> None:
+        def checkpoint() -> None:
+            assert not program.counts()
+            time.sleep(0.7)
+            assert program.counts()
+            maps_and_fills(program)()
+
+        async with out(children, image, checkpoint, program) as way:
+            assert (way.data_path.name, way.files) == ("plain", ())
+            assert "longer than 0.5 s" in way.data_path.why
+            assert program.resident_kib(place(program)) == 8 * 1024
+
+    run(body)
+
+
 @pytest.mark.parametrize("change", ["maps['vram'].resize(4 << 20)", "maps['vram'].close()"], ids=["shrunk", "unmapped"])
 def test_region_that_changes_size_fails_the_checkpoint_alone(program: Actor, image: Path, change: str) -> None:
     async def body(children: Children) -> None:
@@ -410,7 +432,7 @@ def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image:
 def test_worker_ends_with_its_shim(program: Actor) -> None:
     async def body(children: Children) -> None:
         async with vram_worker(children) as worker:
-            await worker.ask("watch", pids=[program.pid])
+            await worker.ask("watch", pids=[program.pid], seconds=60)
             process = psutil.Process(worker.pid)
             worker._writer.close()
             await asyncio.to_thread(process.wait, 10)

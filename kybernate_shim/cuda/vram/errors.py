@@ -31,6 +31,10 @@ class DigestMismatch(VramError):
     """A file's bytes are not those that were saved. What was loaded of them is wrong: the process must not run."""
 
 
+class HoldExpired(VramError):
+    """The threads of a process stood still for too long and were let go: its maps prove nothing any more."""
+
+
 class NotDropped(VramError):
     """Pages could not be dropped; the process has all its bytes (again) and can be dumped the plain way."""
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.errors import TargetGone, VramError
+from kybernate_shim.cuda.vram.errors import HoldExpired, TargetGone, VramError
 from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
 from kybernate_shim.cuda.vram.save import drop, save
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name
@@ -50,32 +50,49 @@ class Desk:
         self.cancel = threading.Event()
         self._send = send
         self._told = 0.0
-        self._holds = ExitStack()
+        self._letting_go = threading.Lock()
+        self._holds: ExitStack | None = ExitStack()
+        self._expiry = threading.Timer(0, self._release)
         self._before: dict[int, list[Region]] = {}
         self._found: dict[int, list[Region]] = {}
         self._saved: dict[int, list[SavedRegion]] = {}
         self._reading = ExitStack()
 
-    def watch(self, *, pids: list[int]) -> None:
-        """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone."""
+    def watch(self, *, pids: list[int], seconds: float) -> None:
+        """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
+
+        After `seconds` they are let go, whatever happens.
+        """
+        self._expiry = threading.Timer(seconds, self._release)
+        self._expiry.daemon = True
         try:
             for pid in pids:
+                assert self._holds is not None
                 self._holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
                 self._before[pid] = read_maps(pid)
         except BaseException:
-            self.release()
+            self._release()
             raise
+        self._expiry.start()
 
     def compare(self) -> dict[int, int]:
         """Find the regions that have appeared, let the threads go, and return the bytes by pid."""
         try:
-            self._found = {pid: appeared(before, read_maps(pid)) for pid, before in self._before.items()}
+            found = {pid: appeared(before, read_maps(pid)) for pid, before in self._before.items()}
         finally:
-            self.release()
+            held = self._release()
+        if not held:
+            raise HoldExpired(f"the driver took longer than {self._expiry.interval:g} s, and the threads were let go")
+        self._found = found
         return {pid: sum(region.size for region in regions) for pid, regions in self._found.items()}
 
-    def release(self) -> None:
-        self._holds.close()
+    def _release(self) -> bool:
+        """Let go of the threads; return whether they had been held until now."""
+        with self._letting_go:
+            held, self._holds = self._holds, None
+            if held is not None:
+                held.close()
+        return held is not None
 
     def save(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, list[dict[str, Any]]]:
         """Copy what `compare` has found into files of `directory`; after a failure there are none of them."""
