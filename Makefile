@@ -22,7 +22,7 @@ venv: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y --no-install-recommends python3-venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
 	touch $@
 
 proto: venv
@@ -35,7 +35,7 @@ test: venv
 	$(BIN)/python tests/run_all.py
 
 test-unit: venv
-	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto tests/unit $(PYTEST_ARGS)
 
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)

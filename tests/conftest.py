@@ -1,8 +1,15 @@
-"""Shows each failure when it happens, in one line: a long run that is cut short must not take its reasons along."""
+"""Shows each failure when it happens, in one line: a long run that is cut short must not take its reasons along.
+
+No property has a deadline: how long an example takes is the machine's affair.
+"""
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 class Teller:

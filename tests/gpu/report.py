@@ -30,11 +30,17 @@ def main(argv: Sequence[str]) -> int:
         bench = prepared(machine, arguments)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
         wanted = [*scenarios.ONE_GPU, *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ())]
-        for scenario in wanted:
-            if failure := _attempt(scenario, bench):
-                failures[scenario.__name__] = failure
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "RESULTS.md").write_text(_report(bench, gpus, [one.__name__ for one in wanted], failures))
+        done: list[str] = []
+        for scenario in wanted:
+            name = scenario.__name__
+            if arguments.only and name not in arguments.only:
+                continue
+            done.append(name)
+            if failure := _attempt(scenario, bench):
+                failures[name] = failure
+            # After each, so that a run that is cut short leaves what it has found out.
+            (arguments.out / "RESULTS.md").write_text(_report(bench, gpus, done, failures))
     finally:
         if failures:
             print(machine.log(), file=sys.stderr)
@@ -49,6 +55,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build/gpu", help="where RESULTS.md goes")
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
+    parser.add_argument("--only", action="append", metavar="SCENARIO", help="leave the others out; may be repeated")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
     return parser.parse_args(argv)
 
@@ -84,6 +91,7 @@ def prepared(machine: Machine, arguments: argparse.Namespace) -> Bench:
 
 def _attempt(scenario: Callable[[Bench], None], bench: Bench) -> str:
     begin = time.monotonic()
+    print(f"begins {scenario.__name__}", flush=True)
     try:
         scenario(bench)
     except Exception as error:  # noqa: BLE001  # the others are still of interest, and the report names this one
