@@ -1,7 +1,7 @@
 """Packs what a machine with GPUs lacks: `python -m tests.gpu.kit` makes build/gpu-kit, about 40 MB.
 
-Programs (containerd, runc, CRIU) and the libraries below them come from the root of the lab's stable lane, Python
-packages from the package index, as wheels for the Python of the machine. `tests/gpu/run` unpacks both over there.
+Programs (containerd, runc, CRIU) and the libraries below them come from the roots of the lab, Python packages from the
+package index, as wheels for the Python of the machine. `tests/gpu/run` unpacks both over there.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 import tarfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab import wheels
@@ -19,8 +19,8 @@ from tests.lab.failure import check
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KIT = CHECKOUT / "build/gpu-kit"
-PROGRAMS = ("containerd", "ctr", "runc", "criu")
-LANE = "trixie"
+# CRIU before 4.2 cannot dump network sockets, as NCCL's ranks have them, on Linux 6.16 and later. It needs glibc 2.38.
+PROGRAMS = {"trixie": ("containerd", "ctr", "runc"), "sid": ("criu",)}
 # Of the C library, which every machine has, and which must not come from elsewhere.
 OWN = re.compile(r"/(ld-linux|libc|libm|libdl|libpthread|librt|libresolv)[.-]")
 
@@ -30,24 +30,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", default="3.12", help="version on the machine (3.12)")
     parser.add_argument("--into", type=Path, default=KIT, help="inside build/ (build/gpu-kit)")
-    parser.add_argument("--programs", type=Path, metavar="ARCHIVE", help="write the programs of this root")
+    parser.add_argument("--programs", choices=PROGRAMS, metavar="LANE", help="only write the programs of this root")
     arguments = parser.parse_args()
-    if arguments.programs:
-        pack_programs(arguments.programs)
-        return
     kit = arguments.into.absolute()
+    if arguments.programs:
+        pack_programs(PROGRAMS[arguments.programs], kit / f"programs-{arguments.programs}.tar.xz")
+        return
     kit.mkdir(parents=True, exist_ok=True)
-    inside = f"/src/{kit.relative_to(CHECKOUT)}/programs.tar.xz"
-    check([CHECKOUT / "tests/lab/run", LANE, "--", "python3", "-m", "tests.gpu.kit", "--programs", inside])
+    inside = f"/src/{kit.relative_to(CHECKOUT)}"
+    for lane in PROGRAMS:
+        pack = ["python3", "-m", "tests.gpu.kit", "--programs", lane, "--into", inside]
+        check([CHECKOUT / "tests/lab/run", lane, "--", *pack])
     needs = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
     wheels.download(needs, arguments.python, kit / "wheels")
     size = sum(path.stat().st_size for path in kit.rglob("*"))
     print(f"{kit}: {size / 1e6:.0f} MB")
 
 
-def pack_programs(archive: Path) -> None:
-    """Write PROGRAMS to libexec/ and the libraries that they load to lib/ of an archive."""
-    found = [_which(name) for name in PROGRAMS]
+def pack_programs(names: Sequence[str], archive: Path) -> None:
+    """Write programs to libexec/ and the libraries that they load to lib/ of an archive."""
+    found = [_which(name) for name in names]
     libraries = {library for program in found for library in _libraries(program)}
     with tarfile.open(archive, "w:xz") as tar:
         for program in found:
@@ -66,4 +68,4 @@ def _libraries(program: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -110,15 +110,17 @@ def mounts(paths: Sequence[str] = ()) -> list[str]:
 
 def _unpack(root: Path, kit: Path) -> dict[str, str]:
     """Put programs and packages into `root` and return the environment that uses them."""
-    with tarfile.open(kit / "programs.tar.xz") as tar:
-        tar.extractall(root, filter="data")
+    lanes = [root / archive.name.removesuffix(".tar.xz") for archive in kit.glob("programs-*.tar.xz")]
+    for lane in lanes:
+        with tarfile.open(kit / f"{lane.name}.tar.xz") as tar:
+            tar.extractall(lane, filter="data")
     programs = root / "bin"
     programs.mkdir(exist_ok=True)
     site = root / "site"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--target", site]
     subprocess.run([*pip, *sorted((kit / "wheels").glob("*.whl"))], check=True)
-    for program in (root / "libexec").iterdir():
-        _script(programs / program.name, f'LD_LIBRARY_PATH={root}/lib exec {program} "$@"')
+    for program in (program for lane in lanes for program in (lane / "libexec").iterdir()):
+        _script(programs / program.name, f'LD_LIBRARY_PATH={program.parents[1]}/lib exec {program} "$@"')
     for name, module in (("containerd-shim-kybernate-v1", "kybernate_shim.__main__"), ("kybernate", "kybernate.cli")):
         _script(
             programs / name, f'exec {sys.executable} -c "import sys; from {module} import main; sys.exit(main())" "$@"'
