@@ -8,6 +8,7 @@ Imports little, because `delete` has no time for more.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -62,7 +63,7 @@ class Traces:
             scratch.rmdir()
         unmount_tree(self.state / "criu-root")
         for directory in every_hierarchy(self.cgroups_path):
-            _remove_cgroup(directory)
+            _remove_cgroup(directory, deadline)
 
 
 def work_name(namespace: str, container: str, verb: str = "restore") -> str:
@@ -131,9 +132,22 @@ def _kill(pids: Iterable[int], deadline: float) -> None:
     time.sleep(POLL_SECONDS)
 
 
-def _remove_cgroup(directory: Path) -> None:
+def _remove_cgroup(directory: Path, deadline: float) -> None:
+    """Remove a cgroup and those below it, once processes that are not listed any more have freed their memory, too."""
     for inner, _, _ in os.walk(directory, topdown=False):
-        try:
-            Path(inner).rmdir()
-        except FileNotFoundError:
-            pass
+        while not _removed(Path(inner)):
+            if time.monotonic() > deadline:
+                raise RemainsStay(f"{inner} is still in use by processes that are ending")
+            time.sleep(POLL_SECONDS)
+
+
+def _removed(cgroup: Path) -> bool:
+    try:
+        cgroup.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from kybernate_shim.checkpoint import remains
 from kybernate_shim.checkpoint.remains import RemainsStay, Traces, plain_path, told_of
 
 
@@ -64,3 +67,31 @@ def started(configuration: Path) -> subprocess.Popen[bytes]:
     assert program.stdout is not None
     assert program.stdout.readline() == b"\n"
     return program
+
+
+def busy_cgroup(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """Let the removal of a directory fail so often, as that of a cgroup whose processes are still ending."""
+    left = iter(range(looks))
+    removed = Path.rmdir
+
+    def rmdir(self: Path) -> None:
+        if next(left, None) is not None:
+            raise OSError(errno.EBUSY, "busy", str(self))
+        removed(self)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+
+
+def test_cgroup_of_processes_that_are_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "container/inner"
+    inner.mkdir(parents=True)
+    busy_cgroup(monkeypatch, looks=3)
+    remains._remove_cgroup(inner.parent, time.monotonic() + 60)
+    assert not inner.parent.exists()
+
+
+def test_cgroup_that_stays_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "container").mkdir()
+    busy_cgroup(monkeypatch, looks=10**9)
+    with pytest.raises(RemainsStay, match="container is still in use"):
+        remains._remove_cgroup(tmp_path / "container", time.monotonic())
