@@ -18,7 +18,6 @@ from kybernate_shim.checkpoint import manifest as manifests
 from kybernate_shim.checkpoint.digests import Digester, DigestUnknown, FileChanged, algorithm_of
 from kybernate_shim.checkpoint.manifest import File, Manifest, ManifestInvalid, is_flat
 from kybernate_shim.cuda.vram import digest as vram_digest
-from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.errors import VramError
 
 LOGS = ".log"  # logs are for people: they may grow after the manifest, so they are no part of the image
@@ -217,6 +216,8 @@ def _compare(digester: Digester, directory: Path, file: File) -> Problem | None:
 
 
 def _compare_vram(directory: Path, file: File, count: Callable[[int], None]) -> list[Problem]:
+    from kybernate_shim.cuda.vram.crew import Transfer  # most images have no such file, and it wants ctypes
+
     done = 0
 
     def progress(now: int) -> None:

@@ -24,8 +24,8 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda.sequence import undisturbed
-from kybernate_shim.cuda.vram.client import HoldRefused, Spawner, VramWorker, WorkerLost, vram_worker
-from kybernate_shim.cuda.vram.errors import NotDropped, TargetRefused, VramError
+from kybernate_shim.cuda.vram.client import Spawner, VramWorker, WorkerLost, vram_worker
+from kybernate_shim.cuda.vram.errors import HoldRefused, NotDropped, TargetRefused, VramError
 from kybernate_shim.cuda.vram.saved import FILES, SavedRegion
 from kybernate_shim.logs import Log
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from kybernate_shim.cuda.vram import errors
 from kybernate_shim.cuda.vram.errors import VramError
-from kybernate_shim.linux import tracee
 from kybernate_shim.linux.children import Child
 
 MODULE = "kybernate_shim.cuda.vram.worker"
@@ -23,10 +22,6 @@ CANCEL_SECONDS = 10.0  # a cancelled transfer ends within a piece, unless a disk
 
 class WorkerLost(VramError):
     """The process that moves the bytes has ended; what it was doing may have been done or not."""
-
-
-class HoldRefused(VramError):
-    """The threads of a process could not be held, and nothing was changed: the bytes go the plain way."""
 
 
 class Spawner(Protocol):
@@ -127,6 +122,4 @@ def _error(name: str, text: str) -> VramError:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, VramError):
         return kind(text)
-    if isinstance(getattr(tracee, name, None), type):
-        return HoldRefused(text)
     return VramError(text)

@@ -31,6 +31,10 @@ class DigestMismatch(VramError):
     """A file's bytes are not those that were saved. What was loaded of them is wrong: the process must not run."""
 
 
+class HoldRefused(VramError):
+    """The threads of a process could not be held, and nothing was changed: take the plain path."""
+
+
 class HoldExpired(VramError):
     """The threads of a process stood still for too long and were let go: its maps prove nothing any more."""
 

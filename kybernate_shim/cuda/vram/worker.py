@@ -25,7 +25,7 @@ from typing import Any
 
 from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.errors import HoldExpired, TargetGone, VramError
+from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, TargetGone, VramError
 from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
 from kybernate_shim.cuda.vram.save import drop, save
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name
@@ -193,7 +193,9 @@ def _work(desk: Desk, jobs: queue.SimpleQueue[dict[str, Any]], send: Send) -> No
         job = jobs.get()
         try:
             send({"done": getattr(desk, job.pop("do"))(**job)})
-        except (VramError, InjectionFailed, OSError) as error:
+        except InjectionFailed as error:
+            send({"failed": HoldRefused.__name__, "text": str(error)})
+        except (VramError, OSError) as error:
             send({"failed": type(error).__name__, "text": str(error)})
 
 
