@@ -132,7 +132,8 @@ def test_process_that_somebody_suspended_before_is_in_the_image(ctr: Ctr, cards:
 @pytest.mark.parametrize("programs", [2, 8])
 def test_all_processes_of_a_container_come_back(ctr: Ctr, cards: Cards, image: Path, programs: int) -> None:
     log = image.parent / "log"
-    with gpu.computing(ctr, *gpu.command(programs, devices=[0, 1]), programs=programs, log=log) as container:
+    argv = gpu.command(programs, devices=[0, 1])
+    with gpu.computing(ctr, *argv, programs=programs, log=log, flags=gpu.both()) as container:
         used = cards.used()
         kybernate("checkpoint", container.id, str(image))
         container.computes_on()
