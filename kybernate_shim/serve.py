@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,18 +45,6 @@ def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready:
     )
     os.chdir("/")
     return asyncio.run(Daemon(invocation, path, log).run(listener, ready))
-
-
-def rehearse() -> None:
-    """Bring a daemon up and down again that nobody can call, so that the interpreter has been through all of it."""
-    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
-        path = Path(directory) / "s"
-        listener.bind(str(path))
-        listener.listen()
-        daemon = Daemon(
-            Invocation(), path, open_log(path / "none", None, debug=False, namespace="", shim="", shim_pid=0)
-        )
-        asyncio.run(daemon.run(listener, daemon.terminate))
 
 
 def _config() -> Config:
@@ -135,11 +122,8 @@ class Daemon:
             self._over.set()
 
     def _terminated(self) -> None:
+        """An administrator ends the daemon; containers keep running, and containerd will clean up after it."""
         self._log.warning("shim.terminated", tasks=len(self._service.containers))
-        self.terminate()
-
-    def terminate(self) -> None:
-        """End, as an administrator may demand; containers keep running, and containerd will clean up after us."""
         asyncio.get_running_loop().create_task(self._shut_down())
 
     def _dump_tasks(self) -> None:

@@ -186,12 +186,11 @@ def prepare() -> None:
     """Do once, for all processes that will be forked, what each of them would do again."""
     from kybernate_shim.fork_server.shared_pages import keep_shared
     from kybernate_shim.linux.libc import use_one_heap
-    from kybernate_shim.serve import rehearse
+    from kybernate_shim.rehearsal import rehearse
 
     import_rest()
     use_one_heap()
-    for _ in range(REHEARSALS):
-        rehearse()
+    rehearse(REHEARSALS)
     keep_shared()
 
 
