@@ -57,7 +57,7 @@ def listen(path: Path, kind: int = socket.SOCK_STREAM) -> socket.socket | None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            if _answers(path, kind):
+            if answers(path, kind):
                 listener.close()
                 return None
             path.unlink(missing_ok=True)
@@ -74,11 +74,11 @@ def clear_away(path: Path) -> None:
     """Remove the socket file of a daemon that was killed; one that somebody listens on stays. Idempotent."""
     if path.parent.is_dir():
         with exclusive(path.parent):
-            if not _answers(path):
+            if not answers(path):
                 path.unlink(missing_ok=True)
 
 
-def _answers(path: Path, kind: int = socket.SOCK_STREAM) -> bool:
+def answers(path: Path, kind: int = socket.SOCK_STREAM) -> bool:
     """Tell whether somebody listens at `path`; a daemon whose queue of callers is full does."""
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)

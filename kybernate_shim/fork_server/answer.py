@@ -29,8 +29,8 @@ def answer(connection: socket.socket, nature: Nature) -> int:
     The client does the work itself if we cannot.
     """
     try:
-        argv, client = _receive(connection)
         connection.send(b"%d" % os.getpid())
+        argv, client = _receive(connection)
     except (OSError, ValueError, Abandoned):
         return 1
     try:

@@ -3,14 +3,15 @@
 It imports nothing but what every interpreter has loaded or built in, for it runs twice per container. One connection is
 one call, and one packet is one message:
 
+    server: the pid of the process that will do it
     client: the words of the command line, with descriptors 0, 1 and 2
-    server: the pid of the process that does it
     server: an exit status, and what is to be printed
     client: TAKEN, after a `start` that succeeded; the daemon ends if it never comes
 
 Whatever goes wrong, the caller does the work itself. Nothing may then be left of what the other side has begun: it
 works only if it could send its pid here, and a process whose pid is here and that does not answer is killed. A server
-that does not even fork is killed, too, for the next call to find a new one.
+that does not even fork is killed, too, for the next call to find a new one. Descriptors are sent to a known process
+only: those in a queue that nobody reads would keep containerd waiting for the end of our output.
 """
 
 import posix
@@ -55,8 +56,9 @@ def ask(argv: list[str]) -> int:
     try:
         first, whole = PATIENCE[argv[-1]]
         connection.settimeout(first)
-        pid = _hand_over(connection, argv)
+        pid = _read_pid(connection)
         connection.settimeout(whole)
+        send_call(connection, argv)
         answer = connection.recv(LARGEST_ANSWER)
         if not answer:
             raise NotDone("the process that the fork server has forked ended")
@@ -95,10 +97,9 @@ def connect() -> tuple[socket, int]:
     return connection, server
 
 
-def _hand_over(connection: socket, argv: list[str]) -> int:
-    """Send the call and return the pid of the process that does it. Raises NoServer, TimeoutError."""
+def _read_pid(connection: socket) -> int:
+    """Return the pid of the process that does the call. Raises NoServer, TimeoutError."""
     try:
-        send_call(connection, argv)
         said = connection.recv(LARGEST_ANSWER)
     except TimeoutError:
         raise

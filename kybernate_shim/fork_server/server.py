@@ -1,8 +1,8 @@
 """The fork server: an interpreter that has imported all a shim needs, and forks one process per call of the binary.
 
-It does nothing else: the forked process reads the call, because a server that waits for one client would let the others
-wait, too. It has no threads, keeps no descriptor of a pod, and ends when it has been of no use for some time, or when
-its socket's file is gone.
+It does nothing else: the forked process waits for its client, ahead of time, and reads the call, because a server that
+waits for one client would let the others wait, too. It has no threads, keeps no descriptor of a pod, and ends when it
+has been of no use for some time, or when its socket's file is gone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from kybernate_shim.address import exclusive, listen
-from kybernate_shim.fork_server.place import DIRECTORY, socket_path
+from kybernate_shim.address import answers, exclusive, listen
+from kybernate_shim.fork_server.place import socket_path
 from kybernate_shim.linux.libc import inotify_watch
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PROCESS_NAME = "kybernate-fork"  # the kernel keeps 15 bytes
 BACKLOG = 1024
+SCARCITY_SECONDS = 0.1
 QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
 INOTIFY_BYTES = 4096
 REHEARSALS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
@@ -58,15 +59,24 @@ def _become_server(tell: int) -> NoReturn:
         os.setsid()
         idle = _idle_seconds()
         path = Path(socket_path())
-        with exclusive(Path(DIRECTORY)):
+        with exclusive(path.parent):
             listener = listen(path, socket.SOCK_SEQPACKET) if idle else None
+            _sweep(path.parent)
         if listener is not None:
             listener.listen(BACKLOG)
+            listener.setblocking(False)
             _let_go(listener, tell)
             Server(listener, path, idle).run()
         status = 0
     finally:
         os._exit(status)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what servers have left that were killed, such as those of earlier versions."""
+    for path in directory.iterdir():
+        if not answers(path, socket.SOCK_SEQPACKET):
+            path.unlink(missing_ok=True)
 
 
 def _let_go(listener: socket.socket, tell: int) -> None:
@@ -120,15 +130,17 @@ class Server:
         return None
 
     def _serve(self, nature: Nature, pause: float, successor: int | None = None) -> str:
-        """Serve until no client has come for `pause` seconds, or none can any more; return what ended it."""
+        """Let clients be served until none has come for `pause` seconds, or none can any more; return what ended it."""
         if not self._reachable():
             return UNREACHABLE
         events = select.poll()
         # A listening socket keeps its inode: that its file is removed shows as a change of the count of links.
         watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)
-        for fd in (self._listener.fileno(), watch, *([successor] if successor is not None else [])):
+        for fd in (watch, *([successor] if successor is not None else [])):
             events.register(fd, select.POLLIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        spare = self._fork_spare(nature)
+        events.register(spare, select.POLLIN)
         try:
             while found := dict(events.poll(pause * 1000)):
                 if watch in found and os.read(watch, INOTIFY_BYTES) and not self._reachable():
@@ -137,21 +149,29 @@ class Server:
                     if os.read(successor, len(TAKEN_OVER)):
                         return REPLACED
                     events.unregister(successor)  # it died, and we go on
-                if self._listener.fileno() in found:
-                    self._serve_one(nature)
+                if spare.fileno() in found:
+                    events.unregister(spare)
+                    spare.close()
+                    spare = self._fork_spare(nature)
+                    events.register(spare, select.POLLIN)
             return IDLE
         finally:
+            spare.close()
             os.close(watch)
 
-    def _serve_one(self, nature: Nature) -> None:
-        """Accept one client and fork the process that serves it; what cannot be served does its work itself."""
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        with connection:
-            if _user(connection) == os.geteuid() and _forked():
-                answer_and_exit(connection, nature)
+    def _fork_spare(self, nature: Nature) -> socket.socket:
+        """Fork the process for the next client, ahead of it, and return what becomes readable when that has come.
+
+        It ends when the returned socket is closed before. Without processes or memory, this tries again and again.
+        """
+        ours, theirs = socket.socketpair()
+        while (child := _forked()) is None:
+            time.sleep(SCARCITY_SECONDS)
+        if child:
+            ours.close()
+            wait_and_answer(self._listener, theirs, nature)
+        theirs.close()
+        return ours
 
     def _reachable(self) -> bool:
         return _inode(self._path) == self._file
@@ -162,17 +182,35 @@ class Server:
                 self._path.unlink()
 
 
-def answer_and_exit(connection: socket.socket, nature: Nature) -> NoReturn:
-    """Serve `connection` in this forked process, whose parent's stack is not ours."""
+def wait_and_answer(listener: socket.socket, server: socket.socket, nature: Nature) -> NoReturn:
+    """Serve one client in this forked process, whose parent's stack is not ours, unless the server ends before."""
     status = 1
     try:
         gc.freeze()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from kybernate_shim.fork_server.answer import answer
 
-        status = answer(connection, nature)
+        connection = _next_client(listener, server)
+        if connection is not None and _user(connection) == os.geteuid():
+            status = answer(connection, nature)
     finally:
         os._exit(status)
+
+
+def _next_client(listener: socket.socket, server: socket.socket) -> socket.socket | None:
+    """Wait for a client, and tell the server that it has come; None when the server has ended."""
+    events = select.poll()
+    events.register(listener, select.POLLIN)
+    events.register(server, select.POLLIN)
+    while server.fileno() not in dict(events.poll()):
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            continue  # the other server's process was faster, while one succeeds the other
+        server.close()
+        listener.close()
+        return connection
+    return None
 
 
 def import_first() -> None:
@@ -226,12 +264,12 @@ def _idle_seconds() -> float:
         return Config().fork_server_idle
 
 
-def _forked() -> bool:
-    """Fork; tell the child so. A machine that is out of processes or memory has no child."""
+def _forked() -> bool | None:
+    """Fork; tell the child True and its parent False. None where the machine is out of processes or memory."""
     try:
         return os.fork() == 0
     except OSError:
-        return False
+        return None
 
 
 def _user(connection: socket.socket) -> int:

@@ -72,8 +72,8 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
 
 def answering(status: int, text: bytes, *, then: Body = lambda connection: None) -> Body:
     def body(connection: socket.socket) -> None:
-        connection.recv(1000)
         connection.send(b"%d" % os.getpid())
+        connection.recv(1000)
         connection.send(bytes([status]) + text)
         then(connection)
 
@@ -110,12 +110,13 @@ def test_reason_of_a_failure_is_printed_as_an_error(servers: Servers, capfd: pyt
 
 def test_words_and_standard_descriptors_arrive(servers: Servers) -> None:
     def body(connection: socket.socket) -> None:
+        connection.send(b"%d" % os.getpid())
         words, descriptors, _, _ = socket.recv_fds(connection, 1000, 3)
         same = [os.path.sameopenfile(theirs, ours) for ours, theirs in enumerate(descriptors)]
         servers.report(repr((words, same)).encode())
 
     servers.fork(body)
-    with pytest.raises(NoServer):
+    with pytest.raises(NotDone):
         ask(DELETE)
     assert servers.said() == repr((b"\0".join(word.encode() for word in DELETE), [True] * 3)).encode()
 
@@ -142,8 +143,8 @@ def test_death_of_the_process_that_works_is_noticed(servers: Servers) -> None:
 
 
 def answer_pid_and_exit(connection: socket.socket) -> None:
-    connection.recv(1000)
     connection.send(b"%d" % os.getpid())
+    connection.recv(1000)
 
 
 def test_process_that_hangs_at_work_is_dead_before_the_client_goes_on(servers: Servers) -> None:
@@ -185,8 +186,7 @@ def test_pid_that_comes_in_the_last_moment_is_that_of_a_dead_process(
 ) -> None:
     """It was sent, but not read before the client's patience ended: whoever sent it may be at work."""
 
-    def impatient(connection: socket.socket, argv: list[str]) -> int:
-        client.send_call(connection, argv)
+    def impatient(connection: socket.socket) -> int:
         select.select([connection], [], [], 10)
         raise TimeoutError
 
@@ -194,7 +194,7 @@ def test_pid_that_comes_in_the_last_moment_is_that_of_a_dead_process(
         answer_pid_and_exit(connection)
         hang(connection)
 
-    monkeypatch.setattr(client, "_hand_over", impatient)
+    monkeypatch.setattr(client, "_read_pid", impatient)
     servers.fork(body)
     with pytest.raises(NotDone, match="in time"):
         ask(DELETE)

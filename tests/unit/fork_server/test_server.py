@@ -53,8 +53,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     monkeypatch.chdir(bundle)
     with tempfile.TemporaryDirectory() as short:  # a socket's address has 108 bytes
         monkeypatch.setattr(address, "SOCKETS", Path(short) / "s")
-        for module in (place, server):
-            monkeypatch.setattr(module, "DIRECTORY", f"{short}/f")
+        monkeypatch.setattr(place, "DIRECTORY", f"{short}/f")
         monkeypatch.setattr(server, "QUIET_SECONDS", 5.0)
         monkeypatch.setattr(server, "_idle_seconds", lambda: 100.0)
         monkeypatch.setattr(serve, "serve", tell_all)
@@ -174,8 +173,8 @@ def test_delete_is_answered(node: Path, capfd: pytest.CaptureFixture[str]) -> No
 def test_client_that_dies_before_it_takes_the_daemon_leaves_none(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave()
     connection, _ = client.connect()
-    client.send_call(connection, START)
     pid = int(connection.recv(100))
+    client.send_call(connection, START)
     assert connection.recv(1000).startswith(b"\0unix://")
     assert len(list(address.SOCKETS.iterdir())) == 1
     connection.close()
@@ -252,6 +251,15 @@ def test_successor_takes_over_and_names_itself(
     first = server_pid()
     eventually(lambda: server_pid() != first and not Path(f"/proc/{first}/exe").exists())
     assert start(capfd)["parent"] == server_pid()
+
+
+def test_socket_of_a_killed_server_of_another_version_goes(node: Path) -> None:
+    (node / "f").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(f"{node}/f/dead")
+        dead.listen()
+    leave()
+    assert [str(path) for path in (node / "f").iterdir()] == [place.socket_path()]
 
 
 @pytest.mark.parametrize("what", ["package", "interpreter"])
