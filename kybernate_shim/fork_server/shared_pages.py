@@ -12,7 +12,9 @@ import gc
 import sys
 from types import CodeType
 
-IMMORTAL = 0xFFFFFFFF  # in the lower half of the count, at the beginning of every object: CPython 3.12 to 3.14
+# Of the count's lower half, which is at the beginning of every object: all interpreters from CPython 3.12 to 3.14 take
+# for immortal what has its highest bit set. What they set it to themselves differs.
+IMMORTAL_BIT = 1 << 31
 FIRST_VERSION, LAST_VERSION = (3, 12), (3, 14)
 
 
@@ -32,18 +34,19 @@ def counts_can_be_fixed() -> bool:
         and sys.byteorder == "little"
         and sys.maxsize > 1 << 32
         and getattr(sys, "_is_gil_enabled", lambda: True)()
-        and _count(None).value in (IMMORTAL, sys.getrefcount(None) & IMMORTAL)
+        and _count(None).value >= IMMORTAL_BIT
     )
 
 
 def _make_immortal(objects: list[object]) -> None:
     """Fix the counts of `objects` and of all that they refer to. The mark is the count itself: no table is needed."""
+    immortal = _count(None).value
     while objects:
         thing = objects.pop()
         count = _count(thing)
-        if count.value == IMMORTAL:
+        if count.value >= IMMORTAL_BIT:
             continue
-        count.value = IMMORTAL
+        count.value = immortal
         objects += gc.get_referents(thing)
         if isinstance(thing, CodeType):  # no container to the collector
             objects += (thing.co_name, thing.co_qualname, thing.co_names, *thing.co_consts)
