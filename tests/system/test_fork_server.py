@@ -70,7 +70,10 @@ def warm(ours: Ctr) -> psutil.Process:
 
 def settled() -> bool:
     """Tell whether the server has only the process for its next client left; before, it has a successor, too."""
-    return len([child for child in server().children() if child.name() == NAME]) == 1
+    try:
+        return len([child for child in server().children() if child.name() == NAME]) == 1
+    except psutil.NoSuchProcess:
+        return False  # it was just replaced, or its child was taken by a client
 
 
 # -- what it forks ---------------------------------------------------------------------------------------------------
