@@ -40,7 +40,7 @@ test-unit: venv
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
 
-# All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* preview.*' picks.
+# All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* start.*' picks.
 bench:
 	set -f; status=0; for lane in $(or $(LANE),trixie sid); do \
 	    tests/lab/run $$lane -- /opt/kybernate/bin/python -m tests.bench --lane $$lane $(FIGURES) || status=$$?; \

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.mounts import unmount_tree
 from kybernate_shim.logs import open_log
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
@@ -83,4 +84,5 @@ async def _call(path: Path, ready: asyncio.Event) -> None:
             await client.call(SERVICES[0], method, request, reply)
     with contextlib.suppress(OSError):
         Cgroup.of(os.getpid())
+    await asyncio.to_thread(unmount_tree, path.parent / "rootfs")  # by a thread that ends with the event loop
     await client.close()

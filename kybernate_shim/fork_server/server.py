@@ -218,6 +218,9 @@ def import_first() -> None:
     import kybernate_shim.delete
     import kybernate_shim.fork_server.answer
     import kybernate_shim.serve  # noqa: F401
+    from kybernate_shim.logs import load_structlog
+
+    load_structlog()
 
 
 def prepare() -> None:

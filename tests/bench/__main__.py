@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from functools import partial
 
-from tests.bench import checkpoint, starts
+from tests.bench import checkpoint, memory, starts
 from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
 
 ROUNDS = {"2GiB": 7, "256MiB": 13}
-ROUNDS_OF_SMALL_ONES = 15
+ROUNDS_OF_SMALL_ONES, ROUNDS_OF_STARTS = 15, 30
 
 
 def main() -> int:
@@ -21,11 +21,16 @@ def main() -> int:
     print(HEADING, flush=True)
     figures: list[Figure] = []
     for pair in _pairs(arguments.figures):
-        rounds = arguments.rounds or ROUNDS.get(pair.name.rpartition(".")[2], ROUNDS_OF_SMALL_ONES)
-        figures.append(compare(pair, lane=arguments.lane, rounds=rounds))
+        figures.append(compare(pair, lane=arguments.lane, rounds=arguments.rounds or _rounds(pair.name)))
         print(row(figures[-1]), flush=True)
         record(figures[-1:])
     return 0 if all(figure.good for figure in figures) else 1
+
+
+def _rounds(name: str) -> int:
+    if name in starts.NAMES:
+        return ROUNDS_OF_STARTS
+    return ROUNDS.get(name.rpartition(".")[2], ROUNDS_OF_SMALL_ONES)
 
 
 def _arguments() -> argparse.Namespace:
@@ -41,7 +46,8 @@ def _pairs(patterns: list[str]) -> Iterator[Pair]:
     groups: list[tuple[Sequence[str], Callable[[], Iterator[Pair]]]] = [
         (checkpoint.names(size), partial(checkpoint.pairs, size)) for size in checkpoint.SIZES
     ]
-    groups.append((starts.NAMES, starts.pairs))
+    groups += [((name,), partial(starts.pairs, name)) for name in starts.NAMES]
+    groups += [(memory.names(count), partial(memory.pairs, count)) for count in memory.PODS]
     for names, pairs in groups:
         if any(_wanted(name, patterns) for name in names):
             yield from (pair for pair in pairs() if _wanted(pair.name, patterns))
