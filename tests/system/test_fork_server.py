@@ -210,6 +210,7 @@ def test_killed_again_and_again_during_starts(ours: Ctr, warm: psutil.Process) -
         killer.join()
 
 
+@pytest.mark.timeout(600)
 def test_fifty_starts_at_once_on_a_cold_node(ours: Ctr, cold: None) -> None:
     before = Snapshot.take()
     ids = [ours.new_id() for _ in range(50)]
@@ -221,7 +222,7 @@ def test_fifty_starts_at_once_on_a_cold_node(ours: Ctr, cold: None) -> None:
         eventually(lambda: len(servers()) == 1)
         assert len(list(SOCKETS.iterdir())) == 1
     finally:
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(8) as pool:
             list(pool.map(ours.remove, ids))
 
 
