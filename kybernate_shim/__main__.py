@@ -13,19 +13,19 @@ from kybernate_shim.fork_server import client
 
 def main() -> int:
     """Do what the command line asks and return the exit status. Errors are one line on stderr."""
-    argv = sys.argv[1:]
+    argv, why = sys.argv[1:], ""
     if argv[-1:] == ["delete"] and (answer := left_answer(argv)) is not None:
         posix.write(1, answer)
         return 0
     if argv and argv[-1] in client.PATIENCE:
         try:
             return _ask(argv)
-        except (client.NoServer, client.NotDone):
-            pass  # the same work, here and more slowly
+        except (client.NoServer, client.NotDone) as error:
+            why = str(error)  # the same work, here and more slowly
     _enter_site()
     from kybernate_shim.actions import run
 
-    return run(argv)
+    return run(argv, without_server=why)
 
 
 def _ask(argv: list[str]) -> int:

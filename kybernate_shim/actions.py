@@ -9,10 +9,13 @@ from kybernate_shim import __version__
 from kybernate_shim.invocation import BadInvocation, Invocation, parse
 
 
-def run(argv: Sequence[str]) -> int:
-    """Do what `argv`, without the program's name, asks and return the exit status. Errors are one line on stderr."""
+def run(argv: Sequence[str], *, without_server: str = "") -> int:
+    """Do what `argv`, without the program's name, asks and return the exit status. Errors are one line on stderr.
+
+    `without_server` is why no fork server has done it, for the daemon's log.
+    """
     try:
-        return _act(required(argv))
+        return _act(required(argv)._replace(without_server=without_server))
     except BadInvocation as error:
         sys.stderr.write(explained(error))
         return 2

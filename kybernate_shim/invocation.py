@@ -17,7 +17,10 @@ class BadInvocation(Exception):
 
 
 class Invocation(NamedTuple):
-    """One call of the binary. `action` is "start", "delete", or empty for `-v` and `-info`."""
+    """One call of the binary. `action` is "start", "delete", or empty for `-v` and `-info`.
+
+    `without_server`, which is not from the command line, says why no fork server has done it.
+    """
 
     action: str = ""
     namespace: str = ""
@@ -29,6 +32,7 @@ class Invocation(NamedTuple):
     debug: bool = False
     v: bool = False
     info: bool = False
+    without_server: str = ""
 
 
 def parse(argv: Sequence[str]) -> Invocation:

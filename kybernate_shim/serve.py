@@ -60,6 +60,7 @@ class Daemon:
 
     def __init__(self, invocation: Invocation, path: Path, log: Log) -> None:
         self._path = path
+        self._alone = {"without_fork_server": why} if (why := invocation.without_server) else {}
         self._log = log
         self._forwarder = Forwarder(os.environ.get("TTRPC_ADDRESS", ""), invocation.namespace)
         self._publisher = Publisher(invocation.namespace, self._forwarder, log)
@@ -86,7 +87,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGUSR1, self._dump_tasks)
         await self._server.start(listener)
         ready()
-        self._log.info("shim.started")
+        self._log.info("shim.started", **self._alone)
         unwanted = loop.create_task(self._end_if_unwanted())
         await self._over.wait()
         unwanted.cancel()

@@ -61,6 +61,12 @@ def _node_flags() -> list[str]:
     return ["--cpu-shares", "0"] if unified.exists() and "cpu" not in unified.read_text().split() else []
 
 
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process handles a signal yet, which a container's first process does not even notice before."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:\t")[2].split()[0], 16) >> (number - 1) & 1)
+
+
 @dataclass
 class Ctr:
     """`ctr` for containers under one runtime, in one containerd namespace."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab.node import Containerd
 from tests.system.cri import Cri
-from tests.system.ctr import BUNDLES, CommandFailed, Ctr, Events, eventually, run
+from tests.system.ctr import BUNDLES, CommandFailed, Ctr, Events, catches, eventually, run
 from tests.system.leftovers import Snapshot, assert_nothing_left
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
@@ -89,6 +89,7 @@ def test_events_of_an_absence_arrive_in_order(ours: Ctr, containerd: Containerd,
 def test_events_wait_for_a_containerd_that_hangs(ours: Ctr, containerd: Containerd) -> None:
     with ours.running("sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.1; done") as id, Events() as stream:
         pid = ours.pid(id)
+        eventually(lambda: catches(pid, signal.SIGTERM))
         os.kill(containerd.pid, signal.SIGSTOP)
         try:
             os.kill(pid, signal.SIGTERM)

@@ -61,8 +61,8 @@ def cold() -> None:
 
 
 @pytest.fixture
-def warm(ours: Ctr) -> psutil.Process:
-    """A node whose fork server has settled."""
+def warm(cold: None, ours: Ctr) -> psutil.Process:
+    """A node whose fork server, started by the containerd that runs now, has settled."""
     ours.run("true")
     eventually(settled, seconds=60)
     return server()
