@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from kybernate_shim.linux.mountinfo import read_cgroup_mounts
 NAMESPACES = ("mnt", "net", "pid", "pid_for_children", "user", "uts", "ipc", "cgroup", "time")
 FIELDS = (
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
-    "SigBlk", "SigIgn",
+    "SigBlk",
 )  # fmt: skip
 TEXTS = ("attr/current", "personality")  # the security label; what kernel and hardware pretend to be
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -31,10 +32,11 @@ class Unlike(Exception):
 
 @dataclass(frozen=True)
 class Nature:
-    """What a process cannot take over from another one, and its umask, which it can."""
+    """What a process cannot take over from another one; and its umask and ignored signals, a bit each, which it can."""
 
     fixed: dict[str, str]
     umask: int
+    ignored: int
 
     @classmethod
     def of(cls, process: str) -> Nature:
@@ -47,7 +49,7 @@ class Nature:
             fixed[name] = _read_if_any(process, name)
         root = os.stat(f"/proc/{process}/root")  # noqa: PTH116
         fixed["root directory"] = f"{root.st_dev}:{root.st_ino}"
-        return cls(fixed, int(status["Umask"], 8))
+        return cls(fixed, int(status["Umask"], 8), int(status["SigIgn"], 16))
 
 
 def become_like(pid: int, own: Nature) -> None:
@@ -64,6 +66,7 @@ def become_like(pid: int, own: Nature) -> None:
     _take_limits(pid)
     _take_schedule(pid)
     os.umask(theirs.umask)
+    _take_ignored(theirs.ignored, own.ignored)
     _take_environment(_read(str(pid), "environ"))
     os.chdir(f"/proc/{pid}/cwd")
 
@@ -104,6 +107,14 @@ def _take_schedule(pid: int) -> None:
         os.sched_setaffinity(0, cpus)
     if core_scheduling_cookie(pid) != core_scheduling_cookie(0):
         share_core_scheduling_cookie(pid)
+
+
+def _take_ignored(theirs: int, ours: int) -> None:
+    """Ignore the signals that the client does, which `nohup` or a parent has chosen, and no others."""
+    for number in range(1, signal.NSIG):
+        bit = 1 << (number - 1)
+        if (theirs ^ ours) & bit:
+            signal.signal(number, signal.SIG_IGN if theirs & bit else signal.SIG_DFL)
 
 
 def _take_environment(block: str) -> None:

@@ -36,6 +36,7 @@ def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, rea
     facts = {
         "pid": os.getpid(), "sid": os.getsid(0), "umask": os.umask(0), "nice": os.nice(0), "parent": os.getppid(),
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "environ": dict(os.environ), "cwd": str(Path.cwd()),
+        "hangup": str(signal.getsignal(signal.SIGHUP)), "usr2": str(signal.getsignal(signal.SIGUSR2)),
         "cmdline": Path("/proc/self/cmdline").read_bytes().decode().split("\0")[:-1],
         "fds": [str(fd.readlink()).partition(":")[0] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()],
     }  # fmt: skip
@@ -110,17 +111,22 @@ def start(capfd: pytest.CaptureFixture[str]) -> dict[str, object]:
 def test_daemon_is_what_its_client_is(
     node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    usr2 = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     leave()
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-    before = os.umask(0o027)
+    before, hangup = os.umask(0o027), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         facts = start(capfd)
     finally:
+        signal.signal(signal.SIGUSR2, usr2)
+        signal.signal(signal.SIGHUP, hangup)
         os.umask(before)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert facts["sid"] == facts["pid"]
     assert facts["umask"] == 0o027
+    assert (facts["hangup"], facts["usr2"]) == (str(signal.SIG_IGN), str(signal.SIG_DFL))
     assert facts["nofile"] == soft - 1
     assert facts["nice"] == os.nice(0)
     environment = dict(entry.split("=", 1) for entry in Path("/proc/self/environ").read_text().split("\0") if entry)
