@@ -268,6 +268,10 @@ class Config:
         """Tell whether the annotation of that name counts when a pod carries it."""
         return any(fnmatchcase(annotation, pattern) for pattern in self.annotations)
 
+    def pods_choice(self, annotations: Mapping[str, str], name: str) -> str:
+        """Return the value of a pod's annotation, "" where there is none or where it does not count."""
+        return annotations.get(name, "") if self.pod_may_use(name) else ""
+
 
 T = TypeVar("T")
 

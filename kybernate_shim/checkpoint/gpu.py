@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from kybernate_shim.checkpoint.compat import Finding
+from kybernate_shim.checkpoint.compat import FORCE, Finding
 from kybernate_shim.checkpoint.gpu_accounts import Accounts, draw_up, inner_pid, own_memory
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.manifest import DataPath, Gpu, GpuMemory, Manifest, VramFile
@@ -32,7 +32,6 @@ from kybernate_shim.cuda.processes import cuda_processes
 from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.logs import Log
 
-FORCE = "kybernate.io/force"
 NVIDIA_MAJOR = 195
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
@@ -226,7 +225,7 @@ class CudaAccelerator:
             room=headroom(cgroup),
             denied_drivers=self._settings.denied_drivers,
         )
-        annotated = self._target.config.pod_may_use(FORCE) and self._target.spec.annotations.get(FORCE) == "true"
+        annotated = self._target.config.pods_choice(self._target.spec.annotations, FORCE) == "true"
         for taken in preflight.require_survivable(preflight.judge(subject), force=force or annotated):
             self._log.warning("preflight.overridden", fact=taken.fact, evidence=taken.evidence)
         return subject.vram_bytes
@@ -333,12 +332,12 @@ class CudaAccelerator:
 
     def _plan(self, manifest: Manifest, info: CudaInfo) -> gpu_map.Plan:
         spec, config = self._target.spec, self._target.config
-        text = spec.annotations.get(gpu_map.ANNOTATION, "") if config.pod_may_use(gpu_map.ANNOTATION) else ""
+        usable = self._usable(info)
         return gpu_map.make_plan(
             [gpu_map.Used(gpu.uuid, gpu.model, _bytes(gpu)) for gpu in manifest.gpus],
             manifest.visible_gpus,
-            [gpu for gpu in info.gpus if gpu.uuid in self._usable(info)],
-            gpu_map.parse_map(text),
+            [gpu for gpu in info.gpus if gpu.uuid in usable],
+            gpu_map.parse_map(config.pods_choice(spec.annotations, gpu_map.ANNOTATION)),
         )
 
     def _usable(self, info: CudaInfo) -> list[str]:

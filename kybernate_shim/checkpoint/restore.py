@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate_shim.checkpoint import criu_images, mounts
-from kybernate_shim.checkpoint.compat import Place, compare, read_host, require_compatible
+from kybernate_shim.checkpoint.compat import FORCE, Place, compare, read_host, require_compatible
 from kybernate_shim.checkpoint.criu import (
     EARLY_FILE_NAME,
     CriuOptions,
@@ -42,7 +42,6 @@ from kybernate_shim.oci.spec import Spec
 LOG = "restore.log"  # CRIU's, in the work directory
 RESTORE_FROM = "kybernate.io/restore-from"
 VARIABLE = "RESTORE_FROM"
-FORCE = "kybernate.io/force"
 CONTAINER_TYPE = "io.kubernetes.cri.container-type"
 CONTAINER_NAME = "io.kubernetes.cri.container-name"
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
@@ -130,7 +129,7 @@ async def _compare(target: Target, image: Image, log: Log, accelerator: Accelera
         )
     except MountUnmatched as error:
         unmatched = error
-    force = target.config.pod_may_use(FORCE) and target.spec.annotations.get(FORCE) == "true"
+    force = target.config.pods_choice(target.spec.annotations, FORCE) == "true"
     findings = compare(image.manifest, place, unmatched)
     if accelerator is not None:
         findings += await accelerator.compare(image.manifest)

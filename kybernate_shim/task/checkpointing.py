@@ -57,8 +57,7 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
 
 def tcp_policy(spec: Spec, config: Config) -> TcpPolicy:
     """Return what the container's annotation wants of its TCP connections."""
-    wanted = spec.annotations.get(TCP) if config.pod_may_use(TCP) else None
-    return "established" if wanted == "established" else "close"
+    return "established" if config.pods_choice(spec.annotations, TCP) == "established" else "close"
 
 
 def work_directory(config: Config, namespace: str, container: str, verb: str) -> Path:

@@ -386,7 +386,7 @@ class Container:
 
     @property
     def _pause_suspends(self) -> bool:
-        return self.config.pod_may_use(PAUSE) and self.spec.annotations.get(PAUSE) == "suspend"
+        return self.config.pods_choice(self.spec.annotations, PAUSE) == "suspend"
 
     def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
         """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""

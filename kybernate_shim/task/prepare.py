@@ -44,7 +44,7 @@ def prepare(
     spec = edit_spec(bundle.path, partial(claim_config, path=bundle.path / FILE_NAME))
     options = decode_options(request.options if request.HasField("options") else None)
     config = effective_config(config, options)
-    if config.pod_may_use(NCCL_SAFE_ANNOTATION) and spec.annotations.get(NCCL_SAFE_ANNOTATION) == "true":
+    if config.pods_choice(spec.annotations, NCCL_SAFE_ANNOTATION) == "true":
         spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
