@@ -116,16 +116,21 @@ def container(
         bench.machine(*ctr)
         one = Container(bench, name, log)
         await_true(
-            lambda: len(one.steps()) == programs,
+            lambda: len(one.steps()) == programs or _ended(bench, name),
             f"{name} computes",
             seconds=START_SECONDS,
             shown=lambda: log.read_text()[-2000:] if log.exists() else "no output",
         )
+        assert not _ended(bench, name), f"{name} ended\n{log.read_text()[-2000:]}"
         yield one
     finally:
         bench.machine("ctr", "task", "kill", "-s", "SIGKILL", "-a", name, status=None)
         await_true(lambda: _removed(bench, name), f"{name} is removed")
         bench.machine("ctr", "container", "rm", name, status=None)
+
+
+def _ended(bench: Bench, name: str) -> bool:
+    return any(line.split()[0::2] == [name, "STOPPED"] for line in bench.machine("ctr", "task", "ls").splitlines())
 
 
 def _removed(bench: Bench, name: str) -> bool:
@@ -210,7 +215,9 @@ def move(bench: Bench) -> None:
         shutil.rmtree(image)
 
 
+# Few channels: the /dev/shm that a container has by default, 64 MiB, is too small for NCCL's 9 MiB for each.
 RANKS = ["--device", "/dev/nvidia1", "--cap-add", "CAP_NET_ADMIN", "--env", "USE_LIBUV=0"]
+RANKS += ["--env", "NCCL_MAX_NCHANNELS=2"]
 
 
 def nccl_refused(bench: Bench) -> None:
