@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kybernate_shim.checkpoint import loopback
 from kybernate_shim.checkpoint.criu import FILE_NAME, claim_config
 from kybernate_shim.checkpoint.image import Image, read_image
 from kybernate_shim.checkpoint.restore import requested_image
@@ -48,6 +49,9 @@ def prepare(
         spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
+    image = _image(request, options, spec, config)
+    if image is not None:
+        spec = edit_spec(bundle.path, loopback.add_hook)
     return Container(
         request.id,
         namespace=namespace,
@@ -60,7 +64,7 @@ def prepare(
         publish=publish,
         log=log,
         stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
-        image=_image(request, options, spec, config),
+        image=image,
     )
 
 

@@ -250,8 +250,9 @@ def test_connections_are_closed_and_listeners_survive_in_a_new_pod(cri: Cri, scr
         assert cri.exec(id, "python3", "-c", ASK_LOOPBACK) == (0, "inside\n")
 
 
-def test_established_connection_goes_on_where_the_network_stays(ours: Ctr, scratch: Path) -> None:
-    here = ["--net-host", "--annotation", "kybernate.io/tcp=established"]
+@pytest.mark.parametrize("network", [["--net-host"], []], ids=["of the host", "its own, of which loopback comes back"])
+def test_established_connection_goes_on_where_the_network_stays(ours: Ctr, scratch: Path, network: list[str]) -> None:
+    here = [*network, "--annotation", "kybernate.io/tcp=established"]
     with counting(ours, "python3", "-c", LOOP, image=PYTHON, flags=here) as witness:
         if not dumps_sockets():
             assert_told_of_the_newer_criu(ours, witness.id, scratch / "image")
