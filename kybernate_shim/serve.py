@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.imports import import_rest, is_complete
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.libc import become_subreaper, set_process_name
@@ -24,6 +25,7 @@ from kybernate_shim.ttrpc import Server
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
 FLUSH_SECONDS = 10.0
 UNWANTED_SECONDS, UNWANTED_LOOKS = 10.0, 3
+IMPORT_SECONDS = 2.0
 
 
 def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
@@ -88,9 +90,10 @@ class Daemon:
         await self._server.start(listener)
         ready()
         self._log.info("shim.started", **self._alone)
-        unwanted = loop.create_task(self._end_if_unwanted())
+        waiting = [loop.create_task(work) for work in (self._end_if_unwanted(), self._import_rest())]
         await self._over.wait()
-        unwanted.cancel()
+        for task in waiting:
+            task.cancel()
         await self._server.close()
         if not await self._publisher.flush(FLUSH_SECONDS):
             self._log.error("event.dropped", error=f"containerd did not take all events in {FLUSH_SECONDS:g} s")
@@ -111,6 +114,12 @@ class Daemon:
                 break
         self._log.warning("shim.unwanted", error="containerd asked for no container")
         await self._shut_down()
+
+    async def _import_rest(self) -> None:
+        """Import what the first containers of a node did not wait for, once they have been started."""
+        await asyncio.sleep(IMPORT_SECONDS)
+        if not is_complete():
+            await asyncio.to_thread(import_rest)
 
     async def _shut_down(self) -> None:
         """Free the address before the caller is answered: the pod's next container must not find a dying daemon.

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from kybernate_shim.checkpoint.criu import parse_version
 from kybernate_shim.checkpoint.manifest import Host, Manifest
 from kybernate_shim.checkpoint.mounts import MountUnmatched
+from kybernate_shim.errors import Refused
 
 Verdict = Literal["refusal", "risk"]
 
@@ -37,7 +38,7 @@ INSTRUCTIONS: Final = (
 )
 
 
-class Incompatible(Exception):
+class Incompatible(Refused):
     """The image must not be restored here. `findings` holds all differences, not only those that decided."""
 
     def __init__(self, findings: Sequence[Finding], deciding: Sequence[Finding]) -> None:

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from kybernate_shim.checkpoint.claim import FILE_NAME
 from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
 
-ANNOTATION: Final = "org.criu.config"
-USERS_ANNOTATION: Final = "kybernate.io/criu-config"  # where the user's own choice is kept
-RUNTIME_FILES: Final = {"runc": Path("/etc/criu/runc.conf"), "crun": Path("/etc/criu/crun.conf")}
-FILE_NAME: Final = "kybernate-criu.conf"
 EARLY_FILE_NAME: Final = "kybernate-criu-early.conf"
 NO_PLUGINS: Final = "kybernate-criu-plugins"
 CUDA_PLUGIN: Final = "cuda_plugin.so"
@@ -42,7 +40,7 @@ HARMLESS: Final = "rlimit: Can't setup RLIMIT_NOFILE"
 EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
 
 
-class CriuUnusable(Exception):
+class CriuUnusable(Refused):
     """There is no CRIU, it is too old, or it cannot work on this kernel. The message has its own words."""
 
 
@@ -93,35 +91,6 @@ def line(option: str, value: str) -> str:
     if re.search(r'[#"\s]', value):
         raise CriuOptionInvalid(f'{option}: CRIU cannot read {value!r} from a file, because of a blank, " or #')
     return f"{option} {value}"
-
-
-def claim_config(document: dict[str, Any], path: Path) -> None:
-    """Make the annotation in a parsed config.json name our file `path`, and keep the user's choice beside it.
-
-    For the moment of Create: the runtime remembers the annotations with which a container was created.
-    """
-    annotations = document.setdefault("annotations", {})
-    if annotations.get(ANNOTATION) == str(path):
-        return
-    if ANNOTATION in annotations:
-        annotations[USERS_ANNOTATION] = annotations[ANNOTATION]
-    annotations[ANNOTATION] = str(path)
-
-
-def without_claim(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json as it was before `claim_config`."""
-    annotations = {key: value for key, value in (document.get("annotations") or {}).items() if key != ANNOTATION}
-    if USERS_ANNOTATION in annotations:
-        annotations[ANNOTATION] = annotations.pop(USERS_ANNOTATION)
-    return {**document, "annotations": annotations}
-
-
-def users_file(annotations: Mapping[str, str], runtime: str = "runc") -> Path | None:
-    """Return the configuration file that would count without ours; None where the user wants none."""
-    chosen = annotations.get(USERS_ANNOTATION)
-    if chosen is None:
-        return RUNTIME_FILES.get(runtime, RUNTIME_FILES["runc"])
-    return Path(chosen) if chosen else None
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,13 @@ from functools import partial
 from pathlib import Path
 
 from kybernate_shim.checkpoint import criu_images, mounts, sockets
+from kybernate_shim.checkpoint.claim import users_file, without_claim
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu import (
     Configuration,
     CriuOptions,
     explain,
     refuse_cuda_plugin,
-    users_file,
-    without_claim,
     write_config,
 )
 from kybernate_shim.checkpoint.digests import Digester

@@ -30,21 +30,22 @@ from kybernate_shim.cuda.gpu_map import GpuMismatch
 from kybernate_shim.cuda.headroom import headroom
 from kybernate_shim.cuda.processes import cuda_processes
 from kybernate_shim.cuda.vram.errors import VramError
+from kybernate_shim.errors import Refused
 from kybernate_shim.logs import Log
 
 NVIDIA_MAJOR = 195
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
-class GpuStepFailed(Exception):
+class GpuStepFailed(Refused):
     """A step on the GPUs failed, and the container computes on as before."""
 
 
-class NothingToSuspend(Exception):
+class NothingToSuspend(Refused):
     """No process of the container holds CUDA state."""
 
 
-class NothingToResume(Exception):
+class NothingToResume(Refused):
     """No process of the container waits for its GPU."""
 
 

@@ -19,19 +19,20 @@ from kybernate_shim.checkpoint.digests import Digester, DigestUnknown, FileChang
 from kybernate_shim.checkpoint.manifest import File, Manifest, ManifestInvalid, is_flat
 from kybernate_shim.cuda.vram import digest as vram_digest
 from kybernate_shim.cuda.vram.errors import VramError
+from kybernate_shim.errors import Damaged, Missing, NoRoom
 
 LOGS = ".log"  # logs are for people: they may grow after the manifest, so they are no part of the image
 
 
-class CheckpointNotFound(Exception):
+class CheckpointNotFound(Missing):
     """There is no checkpoint image at that place."""
 
 
-class CheckpointInvalid(Exception):
+class CheckpointInvalid(Damaged):
     """The directory claims to be a checkpoint image, but cannot be restored. The message names what is wrong."""
 
 
-class TierFull(Exception):
+class TierFull(NoRoom):
     """The filesystem has not enough room for the image."""
 
 
@@ -45,6 +46,10 @@ class Image:
     path: Path
     manifest: Manifest
     checked: bool = False
+
+    def piped_streams(self) -> tuple[int, ...]:
+        """Return which of 0, 1 and 2 were pipes: they must be pipes again, or CRIU finds none to connect them to."""
+        return tuple(number for number, kind in enumerate(self.manifest.stdio) if kind == "pipe")
 
 
 @dataclass(frozen=True)

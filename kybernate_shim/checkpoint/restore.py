@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate_shim.checkpoint import criu_images, mounts
+from kybernate_shim.checkpoint.claim import users_file
 from kybernate_shim.checkpoint.compat import FORCE, Place, compare, read_host, require_compatible
 from kybernate_shim.checkpoint.criu import (
     EARLY_FILE_NAME,
@@ -20,7 +21,6 @@ from kybernate_shim.checkpoint.criu import (
     explain,
     line,
     refuse_cuda_plugin,
-    users_file,
     write_config,
 )
 from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, verify
@@ -31,7 +31,6 @@ from kybernate_shim.checkpoint.rootfs_apply import apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
-from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import hierarchy_version
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.logs import Log
@@ -40,10 +39,6 @@ from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
 
 LOG = "restore.log"  # CRIU's, in the work directory
-RESTORE_FROM = "kybernate.io/restore-from"
-VARIABLE = "RESTORE_FROM"
-CONTAINER_TYPE = "io.kubernetes.cri.container-type"
-CONTAINER_NAME = "io.kubernetes.cri.container-name"
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
 
 
@@ -57,27 +52,6 @@ class Prepared:
 
     criu: Criu
     environment: dict[str, str]
-
-
-def requested_image(spec: Spec, config: Config) -> str:
-    """Return the image directory that the container itself asks to be restored from, "" for a plain start.
-
-    `kybernate.io/restore-from.NAME` for the container NAME of a pod, then `kybernate.io/restore-from`, then the
-    environment's RESTORE_FROM. A pod's annotations reach its sandbox too, which is never restored.
-    """
-    if spec.annotations.get(CONTAINER_TYPE) == "sandbox":
-        return ""
-    name = ""
-    if config.pod_may_use(RESTORE_FROM):
-        own = f"{RESTORE_FROM}.{spec.annotations.get(CONTAINER_NAME, '')}"
-        name = spec.annotations.get(own, spec.annotations.get(RESTORE_FROM, ""))
-    name = name or spec.env(VARIABLE) or ""
-    return str(config.checkpoint_root / name) if name else ""
-
-
-def piped_streams(image: Image) -> tuple[int, ...]:
-    """Return which of 0, 1 and 2 were pipes: they must be pipes again, or CRIU finds nothing to connect them to."""
-    return tuple(number for number, kind in enumerate(image.manifest.stdio) if kind == "pipe")
 
 
 async def prepare(

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.mountinfo import MountPoint, read_mountinfo
 
 
-class RootfsUnsupported(Exception):
+class RootfsUnsupported(Refused):
     """The changes of this root filesystem cannot be written as a diff. The message names the reason."""
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.manifest import TcpPolicy
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
+from kybernate_shim.linux.sock_diag import diag_socket
 
 Family = Literal["tcp", "unix"]
 State = Literal["established", "listening", "opening", "closing", "unconnected"]
@@ -85,9 +86,7 @@ def open_inodes(pids: Iterable[int]) -> set[int]:
 
 def list_sockets() -> list[Socket]:
     """Return every TCP and UNIX socket of the calling thread's network namespace."""
-    from pyroute2 import DiagSocket  # takes long to import, and only a checkpoint needs it
-
-    with DiagSocket() as diag:
+    with diag_socket() as diag:
         diag.bind()
         found = []
         for family in (AF_INET, AF_INET6):

@@ -14,17 +14,9 @@ from fnmatch import fnmatchcase
 from kybernate_shim.cuda.client import CudaInfo
 from kybernate_shim.cuda.evidence import Evidence
 from kybernate_shim.cuda.headroom import Headroom
+from kybernate_shim.cuda.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
+from kybernate_shim.errors import Refused
 
-# What was measured to survive: two ranks, shared-memory transport without the driver's own handles.
-# NVLS would make multicast objects, on which the driver's checkpoint hangs. The last one is for the store where
-# PyTorch's ranks meet: its libuv opens an io_uring whatever UV_USE_IO_URING says.
-NCCL_SAFE: Mapping[str, str] = {
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_CUMEM_HOST_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0",
-    "USE_LIBUV": "0",
-}
-NCCL_SAFE_ANNOTATION = "kybernate.io/nccl-safe"
 SPARE_BYTES = 256 << 20  # page tables and the driver's own bookkeeping beside the copy
 UNDUMPABLE = {
     "anon_inode:[io_uring]": (
@@ -36,7 +28,7 @@ UNDUMPABLE = {
 }
 
 
-class PreflightRefused(Exception):
+class PreflightRefused(Refused):
     """The checkpoint would lose the container's GPU state; nothing has been asked of its processes."""
 
     def __init__(self, objections: Sequence[Objection]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
@@ -226,6 +225,7 @@ def import_first() -> None:
 def prepare() -> None:
     """Do once, for all processes that will be forked, what each of them would do again."""
     from kybernate_shim.fork_server.shared_pages import keep_shared
+    from kybernate_shim.imports import import_rest
     from kybernate_shim.linux.libc import use_one_heap
     from kybernate_shim.rehearsal import rehearse
 
@@ -233,22 +233,6 @@ def prepare() -> None:
     use_one_heap()
     rehearse(REHEARSALS)
     keep_shared()
-
-
-def import_rest() -> None:
-    """Import what is imported on use otherwise.
-
-    A daemon outlives the upgrade of its files, after which it would get the new version's module.
-    """
-    for name in ON_USE:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
-ON_USE = (
-    "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.remains", "kybernate_shim.info",
-    "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2", "subprocess", "xxhash",
-)  # fmt: skip
 
 
 def _nature() -> Nature:

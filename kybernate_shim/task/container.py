@@ -11,42 +11,40 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from signal import SIGKILL
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from kybernate_shim.checkpoint import restore
-from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
-from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left, NothingToResume
-from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
-from kybernate_shim.cuda.evidence import holds_driver
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
 from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
 from kybernate_shim.linux.oom import OomWatch
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
-from kybernate_shim.oci import gpu_spec
 from kybernate_shim.oci.bundle import Bundle, Remains
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.task.checkpointing import share_with_cri, work_directory
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
 from kybernate_shim.trace import step
 
+if TYPE_CHECKING:
+    from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
+    from kybernate_shim.checkpoint.gpu import Left
+    from kybernate_shim.checkpoint.image import Image
+    from kybernate_shim.checkpoint.operation import Operation
+    from kybernate_shim.task.operations import Operations
+
 Publish = Callable[[str, Message], None]
 KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
 LAST_EXIT_SECONDS = 5.0
-DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
 PAUSE = "kybernate.io/pause"  # "suspend": a pause takes the container off its GPUs, too
 
 
@@ -60,10 +58,6 @@ class ExecExists(Exception):
 
 class InitGone(Exception):
     """The container's init has ended, so nothing can be started in it any more."""
-
-
-class CheckpointAborted(Exception):
-    """The container was killed while it was being checkpointed; there is no image."""
 
 
 class NotStarted(Exception):
@@ -98,7 +92,6 @@ class Container:
         self.runtime = runtime
         self.image = image
         self.children = children
-        self.operation: Operation | None = None  # the checkpoint or restore that runs now
         self.lock = asyncio.Lock()
         self.init = Process("", stdio, state="restorable" if image else "created")
         self.execs: dict[str, Process] = {}
@@ -112,9 +105,8 @@ class Container:
         self._oom: OomWatch | None = None
         self._phase = "create"
         self._locked_pids: tuple[int, ...] = ()
-        self._gpus: CudaAccelerator | None = None
+        self._operations: Operations | None = None
         self._background: set[asyncio.Task[None]] = set()
-        self._dump: asyncio.Task[Dumped] | None = None
 
     @property
     def init_pid(self) -> int:
@@ -159,11 +151,11 @@ class Container:
             )
             step("runtime created")
             await self.init.stdio.started()
-            self.init.pid = event.pid = self.bundle.init_pid()
-            self.cgroup = _cgroup_of(self.init.pid)
+            self.find_init()
+            event.pid = self.init.pid
             self._watch_memory()  # before it starts: it may run out of memory within milliseconds
             step("cgroup found")
-            self._note(phase="idle")
+            self.note(phase="idle")
             step("noted")
             self._publish("/tasks/create", event)
             self._watch(self.init, early)
@@ -229,15 +221,15 @@ class Container:
             uid=self.options.io_uid,
             gid=self.options.io_gid,
             log=self._log,
-            piped=restore.piped_streams(self.image) if self.image and process is self.init else (),
+            piped=self.image.piped_streams() if self.image and process is self.init else (),
         )
 
-    def _note(self, *, phase: str) -> None:
+    def note(self, *, phase: str) -> None:
         """Leave word in the bundle of what a `delete` without this daemon would have to undo."""
         self._phase = phase
         self._write_remains()
 
-    def _note_locked(self, pids: Sequence[int]) -> None:
+    def note_locked(self, pids: Sequence[int]) -> None:
         self._locked_pids = tuple(pids)
         self._write_remains()
 
@@ -260,7 +252,7 @@ class Container:
         async with self.lock:
             after(self.init.state, "start")
             if self.image is not None:
-                await self._restore(self.image)
+                await self.operations().restore(self.image)
                 return self.init.pid
             with self.children.early_exits() as early:
                 # From here on an exit waits in the collector, so that it cannot be published before the start.
@@ -271,62 +263,42 @@ class Container:
                     self._watch(self.init, early)
                     raise
                 step("runtime started")
-                self.init.move("start")
-                self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
+                self._announce_start()
                 self._watch(self.init, early)
             return self.init.pid
 
-    async def _restore(self, image: Image) -> None:
-        """Bring the processes of `image` to life. After a failure the container is as before and can be deleted."""
-        assert self.init.stdio is not None
-        work = work_directory(self.config, self.namespace, self.id, "restore")
-        with self._operating("restore") as operation, self.children.early_exits() as early:
-            gpus = self._accelerator() if image.manifest.has_gpu_state else None
-            if gpus is not None:
-                self.spec = await gpu_spec.prepare_restore(self.runtime, self.bundle, self.id)
-            prepared = await restore.prepare(self, image, operation, self._log, work=work, accelerator=gpus)
-            async with gpus.expecting(image) if gpus is not None else nullcontext():
-                await restore.run(
-                    self, prepared, operation, fds=self.init.stdio.fds, console=self.init.stdio.console_socket
-                )
-                await self.init.stdio.started()
-                self.init.pid = self.bundle.init_pid()
-                self.cgroup = _cgroup_of(self.init.pid)
-                if gpus is not None:
-                    await self._attach(image, operation, gpus)
-            self.init.move("start")
-            self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
-            self._watch_memory()
-            self._watch(self.init, early)
+    def find_init(self) -> None:
+        """Take over the init that the runtime has made."""
+        self.init.pid = self.bundle.init_pid()
+        self.cgroup = _cgroup_of(self.init.pid)
 
-    async def _attach(self, image: Image, operation: Operation, gpus: CudaAccelerator) -> None:
-        """Bring the restored processes onto their GPUs, or be as before the restore."""
-        try:
-            await restore.attach(self, image, operation, gpus)
-        except BaseException:
-            self.init.pid, self.cgroup = 0, None
-            self._note_locked(())
-            raise
+    def lose_init(self) -> None:
+        """Be without an init, as before a restore that has failed."""
+        self.init.pid, self.cgroup = 0, None
+        self.note_locked(())
 
-    def _accelerator(self) -> CudaAccelerator:
-        self._gpus = self._gpus or CudaAccelerator(self, self._note_locked, self._log)
-        return self._gpus
+    def restored(self, early: EarlyExits) -> None:
+        """Be running: the processes of an image are there."""
+        self._announce_start()
+        self._watch_memory()
+        self._watch(self.init, early)
 
-    @contextmanager
-    def _operating(self, verb: str) -> Iterator[Operation]:
-        """Keep the record of an operation while it runs, leave word of it for `delete`, and log what it cost."""
-        self.operation = operation = Operation(verb)
-        self._note(phase=verb)
-        try:
-            yield operation
-        except BaseException as error:
-            self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
-            raise
-        else:
-            self._log.info(f"task.{DONE[verb]}", pid=self.init.pid, seconds=operation.summary())
-        finally:
-            self.operation = None
-            self._note(phase="idle")
+    def _announce_start(self) -> None:
+        self.init.move("start")
+        self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
+
+    # -- Checkpoint and restore, GPUs ---------------------------------------------------------------------------------
+
+    def operations(self) -> Operations:
+        """Return what checkpoints, restores, suspends and resumes this container.
+
+        Loaded on use: most containers are only started, and the first of a node waits for every module.
+        """
+        if self._operations is None:
+            from kybernate_shim.task.operations import Operations
+
+            self._operations = Operations(self, self._log)
+        return self._operations
 
     async def checkpoint(self, request: DumpRequest) -> tuple[Dumped, Operation]:
         """Write a checkpoint image; the container is as before afterwards, or gone if `request` says so.
@@ -335,58 +307,35 @@ class Container:
         """
         async with self.lock:
             after(self.init.state, "checkpoint")
-            with self._operating("checkpoint") as operation:
-                gpus = self._accelerator() if self.driver_pids() else None
-                self._dump = asyncio.ensure_future(dump(self, request, operation, self._log, gpus))
-                try:
-                    dumped = await asyncio.shield(self._dump)
-                except asyncio.CancelledError:
-                    if self._dump.cancelled():
-                        raise CheckpointAborted(f"checkpoint of container {self.id} ended: it was killed") from None
-                    raise
-                finally:
-                    if self._dump.cancelling() and self.cgroup is not None:
-                        self.cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
-                    self._dump = None
-            share_with_cri(self.bundle.path, self.namespace, self.id, request.work)
-            if request.exit:
-                await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
-            return dumped, operation
-
-    # -- GPUs -------------------------------------------------------------------------------------------------------
-
-    @property
-    def suspended(self) -> bool:
-        """Whether its VRAM is in host memory, by a suspend of ours."""
-        return self._gpus is not None and self._gpus.suspended is not None
-
-    def driver_pids(self) -> list[int]:
-        """Return the processes that have loaded the CUDA driver, as the host sees them."""
-        return [pid for pid in self.cgroup.processes() if holds_driver(pid)] if self.cgroup is not None else []
+            return await self.operations().checkpoint(request)
 
     async def suspend(self, *, lock_seconds: float = 0) -> tuple[Left, Operation]:
         """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""
         async with self.lock:
             after(self.init.state, "suspend")
-            return await self._suspend(lock_seconds)
-
-    async def _suspend(self, lock_seconds: float = 0) -> tuple[Left, Operation]:
-        with self._operating("suspend") as operation:
-            return await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds), operation
+            return await self.operations().suspend(lock_seconds)
 
     async def unsuspend(self, *, restore_seconds: float = 0) -> tuple[Left, Operation]:
         """Undo `suspend`, and bring back whoever was left without its GPU by other means."""
         async with self.lock:
             after(self.init.state, "suspend")
-            return await self._unsuspend(restore_seconds)
+            return await self.operations().unsuspend(restore_seconds)
 
-    async def _unsuspend(self, restore_seconds: float = 0) -> tuple[Left, Operation]:
-        with self._operating("resume") as operation:
-            return await self._accelerator().resume(operation, restore_seconds=restore_seconds), operation
+    @property
+    def operation(self) -> Operation | None:
+        """The operation that runs now."""
+        return self._operations.current if self._operations is not None else None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether its VRAM is in host memory, by a suspend of ours."""
+        return self._operations is not None and self._operations.suspended
 
     @property
     def _pause_suspends(self) -> bool:
         return self.config.pods_choice(self.spec.annotations, PAUSE) == "suspend"
+
+    # -- Exec ---------------------------------------------------------------------------------------------------------
 
     def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
         """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
@@ -492,8 +441,8 @@ class Container:
 
         On the exit containerd deletes the task and closes the connection on which this very call still waits.
         """
-        if signal == SIGKILL and self._dump is not None and not self._dump.cancelling():
-            self._dump.cancel()  # once only: a kill that is repeated must not disturb the undo
+        if signal == SIGKILL and self._operations is not None:
+            self._operations.abort()
         self._kills += 1
         try:
             await self.runtime.kill(self.id, signal, all=all)
@@ -505,8 +454,8 @@ class Container:
         async with self.lock:
             self.init.move("pause")
             try:
-                if self._pause_suspends and self.driver_pids():
-                    await self._suspend()
+                if self._pause_suspends:
+                    await self.operations().suspend_if_on_gpu()
                 await self.runtime.pause(self.id)
             except BaseException:
                 if self.init.state == "pausing":
@@ -522,11 +471,8 @@ class Container:
             await self.runtime.resume(self.id)
             if self.init.state == "paused":
                 self.init.move("resume")
-            if self._pause_suspends and self.driver_pids():
-                try:
-                    await self._unsuspend()
-                except NothingToResume:
-                    pass  # it was paused before it had any GPU state
+            if self._pause_suspends:
+                await self.operations().unsuspend_if_on_gpu()
             self._publish("/tasks/resumed", events.TaskResumed(container_id=self.id))
 
     async def update(self, resources: bytes) -> None:

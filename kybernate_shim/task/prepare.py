@@ -6,13 +6,12 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kybernate_shim.checkpoint import loopback
-from kybernate_shim.checkpoint.criu import FILE_NAME, claim_config
-from kybernate_shim.checkpoint.image import Image, read_image
-from kybernate_shim.checkpoint.restore import requested_image
+from kybernate_shim.checkpoint.claim import FILE_NAME, claim_config
+from kybernate_shim.checkpoint.requested import requested_image
 from kybernate_shim.config import Config
-from kybernate_shim.cuda.preflight import NCCL_SAFE, NCCL_SAFE_ANNOTATION
+from kybernate_shim.cuda.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import task_pb2 as wire
@@ -24,6 +23,9 @@ from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
+
+if TYPE_CHECKING:
+    from kybernate_shim.checkpoint.image import Image
 
 
 def prepare(
@@ -51,6 +53,8 @@ def prepare(
         log.warning("config.ignored", task=request.id, error=warning)
     image = _image(request, options, spec, config)
     if image is not None:
+        from kybernate_shim.checkpoint import loopback
+
         spec = edit_spec(bundle.path, loopback.add_hook)
     return Container(
         request.id,
@@ -78,6 +82,8 @@ def _image(request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec,
     path = request.checkpoint or options.criu_image_path or requested_image(spec, config)
     if not path:
         return None
+    from kybernate_shim.checkpoint.image import read_image  # most containers start from none
+
     return replace(read_image(Path(path)), checked=bool(request.checkpoint) and not options.criu_image_path)
 
 

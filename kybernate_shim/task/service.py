@@ -14,14 +14,9 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from kybernate_shim.checkpoint.compat import Incompatible
-from kybernate_shim.checkpoint.criu import CriuUnusable
-from kybernate_shim.checkpoint.gpu import GpuStepFailed, NothingToResume, NothingToSuspend
-from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, TierFull
-from kybernate_shim.checkpoint.rootfs import RootfsUnsupported
 from kybernate_shim.config import Config, ConfigInvalid
-from kybernate_shim.cuda.preflight import PreflightRefused
 from kybernate_shim.deleted import leave_answer
+from kybernate_shim.errors import Aborted, Damaged, Missing, NoRoom, Refused
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
 from kybernate_shim.logs import Log
@@ -34,9 +29,7 @@ from kybernate_shim.oci.options import UnsupportedOptions
 from kybernate_shim.oci.runtime import ProcessGone, RuntimeTimedOut
 from kybernate_shim.oci.select import RuntimeMissing
 from kybernate_shim.oci.spec import SpecInvalid
-from kybernate_shim.task.checkpointing import from_containerd, work_directory
 from kybernate_shim.task.container import (
-    CheckpointAborted,
     Container,
     ExecExists,
     ExecNotFound,
@@ -73,17 +66,11 @@ CODES: tuple[tuple[type[Exception], Code], ...] = (
     (MalformedUri, Code.INVALID_ARGUMENT),
     (UnsupportedScheme, Code.INVALID_ARGUMENT),
     (RuntimeMissing, Code.NOT_FOUND),
-    (CheckpointNotFound, Code.NOT_FOUND),
-    (CheckpointInvalid, Code.DATA_LOSS),
-    (Incompatible, Code.FAILED_PRECONDITION),
-    (CriuUnusable, Code.FAILED_PRECONDITION),
-    (PreflightRefused, Code.FAILED_PRECONDITION),
-    (GpuStepFailed, Code.FAILED_PRECONDITION),
-    (NothingToSuspend, Code.FAILED_PRECONDITION),
-    (NothingToResume, Code.FAILED_PRECONDITION),
-    (RootfsUnsupported, Code.FAILED_PRECONDITION),
-    (TierFull, Code.RESOURCE_EXHAUSTED),
-    (CheckpointAborted, Code.ABORTED),
+    (Missing, Code.NOT_FOUND),
+    (Damaged, Code.DATA_LOSS),
+    (Refused, Code.FAILED_PRECONDITION),
+    (NoRoom, Code.RESOURCE_EXHAUSTED),
+    (Aborted, Code.ABORTED),
     (RuntimeTimedOut, Code.DEADLINE_EXCEEDED),
     (TimeoutError, Code.DEADLINE_EXCEEDED),
 )
@@ -207,6 +194,8 @@ class TaskService:
 
     async def checkpoint(self, request: wire.CheckpointTaskRequest) -> Empty:
         container = self.container(request.id)
+        from kybernate_shim.task.checkpointing import from_containerd, work_directory  # most are never checkpointed
+
         work = work_directory(container.config, self.namespace, request.id, "checkpoint")
         await container.checkpoint(from_containerd(request, spec=container.spec, config=container.config, work=work))
         return Empty()

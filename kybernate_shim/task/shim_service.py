@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from google.protobuf.message import Message
 
-from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.messages import shim_pb2 as wire
-from kybernate_shim.task.checkpointing import from_shim_service, response, work_directory
 from kybernate_shim.task.container import Container
 from kybernate_shim.task.service import TaskService, translated
 from kybernate_shim.ttrpc import Code, Method, RpcError
+
+if TYPE_CHECKING:
+    from kybernate_shim.checkpoint.operation import Operation
 
 SERVICE = "kybernate.shim.v1.Shim"
 
@@ -33,6 +36,8 @@ class ShimService:
         container = self._tasks.container(request.id)
         if not request.path:
             raise RpcError(Code.INVALID_ARGUMENT, "path: the directory for the image is missing: invalid argument")
+        from kybernate_shim.task.checkpointing import from_shim_service, response, work_directory  # on use
+
         work = work_directory(container.config, self._tasks.namespace, request.id, "checkpoint")
         try:
             wanted = from_shim_service(request, spec=container.spec, config=container.config, work=work)
@@ -67,7 +72,7 @@ def _status(container: Container) -> wire.Container:
         state=container.init.state,
         pid=container.init.pid,
         suspended=container.suspended,
-        cuda_pids=container.driver_pids(),
+        cuda_pids=container.operations().driver_pids(),
     )
     operation = container.operation
     if operation is not None:

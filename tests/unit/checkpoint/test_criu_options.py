@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.checkpoint.claim import claim_config, users_file
 from kybernate_shim.checkpoint.criu import (
     CriuOptionInvalid,
     CriuOptions,
     CriuUnusable,
-    claim_config,
     errors_of,
     explain,
     line,
     parse_version,
     refuse_cuda_plugin,
     require_criu,
-    users_file,
     without,
     write_config,
 )

@@ -18,7 +18,8 @@ from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, write_mani
 from kybernate_shim.checkpoint.manifest import File, GpuMemory, Manifest, Program, Source
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.remains import RemainsStay, Traces
-from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, requested_image, run
+from kybernate_shim.checkpoint.requested import requested_image
+from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import hierarchy_version

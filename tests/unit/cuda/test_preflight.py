@@ -10,7 +10,8 @@ import pytest
 from kybernate_shim.cuda.client import CudaInfo, Gpu
 from kybernate_shim.cuda.evidence import Evidence
 from kybernate_shim.cuda.headroom import Headroom
-from kybernate_shim.cuda.preflight import NCCL_SAFE, Objection, PreflightRefused, Subject, judge, require_survivable
+from kybernate_shim.cuda.nccl_safe import NCCL_SAFE
+from kybernate_shim.cuda.preflight import Objection, PreflightRefused, Subject, judge, require_survivable
 
 GIB = 1 << 30
 NODE = CudaInfo("580.159.04", 13000, (Gpu("GPU-a", "H200", 80 * GIB, 70 * GIB, False, 0),), ())

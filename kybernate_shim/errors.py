@@ -1,0 +1,26 @@
+"""Kinds of errors that whoever has called is told apart: each becomes one RPC code.
+
+Modules that are loaded on use derive theirs from these, so that the service needs not load them to know them.
+"""
+
+from __future__ import annotations
+
+
+class Missing(Exception):
+    """What was named is not there."""
+
+
+class Damaged(Exception):
+    """What was kept is not what it was."""
+
+
+class Refused(Exception):
+    """It cannot be done as things are; nothing was changed, or all of it was undone."""
+
+
+class NoRoom(Exception):
+    """There is not enough room for it."""
+
+
+class Aborted(Exception):
+    """Somebody ended it before it was done; all of it was undone."""

@@ -1,0 +1,29 @@
+"""What is imported on use, and in advance where there is time.
+
+The first container of a node waits for every import, so it waits for none that it does not need. But a daemon outlives
+the upgrade of its files, after which it would get the new version's module: so nothing is left to be imported late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+
+ON_USE = (
+    "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.loopback",
+    "kybernate_shim.checkpoint.remains", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew",
+    "kybernate_shim.info", "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2",
+    "kybernate_shim.task.operations", "xxhash",
+)  # fmt: skip
+
+
+def is_complete() -> bool:
+    """Tell whether all of it is there already, as in everything that a prepared fork server has forked."""
+    return all(name in sys.modules for name in ON_USE)
+
+
+def import_rest() -> None:
+    for name in ON_USE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

@@ -1,0 +1,151 @@
+"""What happens to a container's state as a whole: checkpoint, restore, suspend, resume.
+
+`Container` holds its lock and has checked its state when it calls. This module, and with it all that knows of CRIU and
+of GPUs, is loaded with the first operation of a daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from kybernate_shim.checkpoint import restore
+from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
+from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left, NothingToResume
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.cuda.evidence import holds_driver
+from kybernate_shim.errors import Aborted
+from kybernate_shim.logs import Log
+from kybernate_shim.oci import gpu_spec
+from kybernate_shim.task.checkpointing import share_with_cri, work_directory
+
+if TYPE_CHECKING:
+    from kybernate_shim.task.container import Container
+
+EXIT_SECONDS = 5.0
+DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
+
+
+class CheckpointAborted(Aborted):
+    """The container was killed while it was being checkpointed; there is no image."""
+
+
+class Operations:
+    """The operations on one container, one at a time. `current` is the one that runs now."""
+
+    def __init__(self, container: Container, log: Log) -> None:
+        self.current: Operation | None = None
+        self._container = container
+        self._log = log
+        self._gpus: CudaAccelerator | None = None
+        self._dump: asyncio.Task[Dumped] | None = None
+
+    async def checkpoint(self, request: DumpRequest) -> tuple[Dumped, Operation]:
+        """Write an image. Raises CheckpointAborted after `abort`, and whatever `dump` raises."""
+        container = self._container
+        with self._operating("checkpoint") as operation:
+            gpus = self._accelerator() if self.driver_pids() else None
+            self._dump = asyncio.ensure_future(dump(container, request, operation, self._log, gpus))
+            try:
+                dumped = await asyncio.shield(self._dump)
+            except asyncio.CancelledError:
+                if self._dump.cancelled():
+                    raise CheckpointAborted(f"checkpoint of container {container.id} ended: it was killed") from None
+                raise
+            finally:
+                if self._dump.cancelling() and container.cgroup is not None:
+                    container.cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
+                self._dump = None
+        share_with_cri(container.bundle.path, container.namespace, container.id, request.work)
+        if request.exit:
+            await asyncio.wait_for(container.init.wait(), EXIT_SECONDS)
+        return dumped, operation
+
+    def abort(self) -> None:
+        """End a checkpoint that runs; once only, because a kill that is repeated must not disturb the undo."""
+        if self._dump is not None and not self._dump.cancelling():
+            self._dump.cancel()
+
+    async def restore(self, image: Image) -> None:
+        """Bring the processes of `image` to life. After a failure the container is as before and can be deleted."""
+        container = self._container
+        stdio = container.init.stdio
+        assert stdio is not None
+        work = work_directory(container.config, container.namespace, container.id, "restore")
+        with self._operating("restore") as operation, container.children.early_exits() as early:
+            gpus = self._accelerator() if image.manifest.has_gpu_state else None
+            if gpus is not None:
+                container.spec = await gpu_spec.prepare_restore(container.runtime, container.bundle, container.id)
+            prepared = await restore.prepare(container, image, operation, self._log, work=work, accelerator=gpus)
+            async with gpus.expecting(image) if gpus is not None else nullcontext():
+                await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
+                await stdio.started()
+                container.find_init()
+                if gpus is not None:
+                    await self._attach(image, operation, gpus)
+            container.restored(early)
+
+    async def _attach(self, image: Image, operation: Operation, gpus: CudaAccelerator) -> None:
+        """Bring the restored processes onto their GPUs, or be as before the restore."""
+        try:
+            await restore.attach(self._container, image, operation, gpus)
+        except BaseException:
+            self._container.lose_init()
+            raise
+
+    # -- GPUs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def suspended(self) -> bool:
+        """Whether its VRAM is in host memory, by a suspend of ours."""
+        return self._gpus is not None and self._gpus.suspended is not None
+
+    def driver_pids(self) -> list[int]:
+        """Return the processes that have loaded the CUDA driver, as the host sees them."""
+        cgroup = self._container.cgroup
+        return [pid for pid in cgroup.processes() if holds_driver(pid)] if cgroup is not None else []
+
+    async def suspend(self, lock_seconds: float = 0) -> tuple[Left, Operation]:
+        """Move VRAM into host memory; the processes wait."""
+        with self._operating("suspend") as operation:
+            return await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds), operation
+
+    async def unsuspend(self, restore_seconds: float = 0) -> tuple[Left, Operation]:
+        """Move it back. Raises NothingToResume."""
+        with self._operating("resume") as operation:
+            return await self._accelerator().resume(operation, restore_seconds=restore_seconds), operation
+
+    async def suspend_if_on_gpu(self) -> None:
+        if self.driver_pids():
+            await self.suspend()
+
+    async def unsuspend_if_on_gpu(self) -> None:
+        if self.driver_pids():
+            try:
+                await self.unsuspend()
+            except NothingToResume:
+                pass  # it was paused before it had any GPU state
+
+    def _accelerator(self) -> CudaAccelerator:
+        self._gpus = self._gpus or CudaAccelerator(self._container, self._container.note_locked, self._log)
+        return self._gpus
+
+    @contextmanager
+    def _operating(self, verb: str) -> Iterator[Operation]:
+        """Keep the record of an operation while it runs, leave word of it for `delete`, and log what it cost."""
+        container = self._container
+        self.current = operation = Operation(verb)
+        container.note(phase=verb)
+        try:
+            yield operation
+        except BaseException as error:
+            self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
+            raise
+        else:
+            self._log.info(f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary())
+        finally:
+            self.current = None
+            container.note(phase="idle")
