@@ -160,7 +160,7 @@ def test_container_checkpoint_restores_live_into_a_new_container(
 ) -> None:
     name, new = f"localhost:5000/checkpoint/{ctr.new_id('ck')}:1", ctr.new_id("restored")
     with ctr.running(*COUNTER) as id:
-        eventually(lambda: int(ctr.exec(id, "cat", "/count")) > COUNTED)
+        eventually(lambda: int(ctr.exec(id, "cat", "/count") or 0) > COUNTED)
         ctr("container", "checkpoint", "--task", *flags, id, name)
         checkpoints.append(name)
         counted = int(ctr.exec(id, "cat", "/count"))
