@@ -1,7 +1,8 @@
 """How the VRAM bytes of a container travel: beside CRIU, which moves pages in one thread, or through it.
 
-    fast    after the CUDA checkpoint, several threads copy the driver's host copy into files of the image and drop its
-            pages, so that CRIU finds a small process; at a restore they fill it again before the CUDA restore
+    fast    after the CUDA checkpoint, several threads move the driver's host copy into files of the image, its pages
+            dropped on the way, so that CRIU finds a small process; at a restore they fill it again before the CUDA
+            restore
     plain   CRIU carries them as any other memory
 
 What stands in the way of the fast path before anything was changed (a process that cannot be traced, memory that
@@ -26,7 +27,7 @@ from kybernate_shim.cuda import pages
 from kybernate_shim.cuda.sequence import undisturbed
 from kybernate_shim.cuda.vram.client import Spawner, VramWorker, WorkerLost, vram_worker
 from kybernate_shim.cuda.vram.errors import HoldRefused, NotDropped, TargetRefused, VramError
-from kybernate_shim.cuda.vram.saved import FILES, SavedRegion
+from kybernate_shim.cuda.vram.saved import FILES, SavedRegion, total_bytes
 from kybernate_shim.logs import Log
 
 # The processes are as they were when these are raised.
@@ -53,6 +54,7 @@ class WayOut:
         self._worker: VramWorker | None = None
         self._found: Mapping[int, int] = {}
         self._saved: dict[int, list[SavedRegion]] = {}
+        self._dropped: dict[int, list[SavedRegion]] = {}  # parts, known even of a save that has failed
 
     async def aclose(self) -> None:
         await self._stack.aclose()
@@ -111,13 +113,13 @@ class WayOut:
             return
         try:
             await self._save(image, operation)
-            await self._drop(image, operation)
         except PLAIN_INSTEAD as error:
             await self._put_back(image, operation)
             self._forget(image)
             await self._go_plain(error)
         except BaseException:
             await self._put_back(image, operation)
+            self._forget(image)
             raise
         try:
             yield
@@ -129,7 +131,9 @@ class WayOut:
         assert self._worker is not None
         names = {pid: inner_pid(pid) or pid for pid in self._found}
         with _moving(operation, "vram-save", sum(self._found.values())) as count:
-            found = await self._worker.ask("save", on_progress=count, names=names, **self._how(image))
+            found = await self._worker.ask(
+                "save", on_progress=count, on_drop=self._note_drop, names=names, **self._how(image)
+            )
         saved: dict[int, list[SavedRegion]] = {pid: [] for pid in names}
         files = []
         for pid, regions in found.items():
@@ -141,22 +145,21 @@ class WayOut:
         self.files = tuple(files)
         self._saved = saved
 
-    async def _drop(self, image: Path, operation: Operation) -> None:
-        assert self._worker is not None
-        with operation.step("vram-drop"):
-            await self._worker.ask("drop", **self._how(image))
+    def _note_drop(self, pid: int, part: SavedRegion) -> None:
+        self._dropped.setdefault(pid, []).append(part)
 
     async def _put_back(self, image: Path, operation: Operation) -> None:
-        if self._saved:
-            with _moving(operation, "vram-load", sum(file.size for file in self.files)):
+        if self._dropped:
+            with _moving(operation, "vram-load", sum(map(total_bytes, self._dropped.values()))):
                 await undisturbed(self._try_to_put_back(image))
 
     async def _try_to_put_back(self, image: Path) -> None:
         failure: VramError | None = None
+        regions = _by_pid(self._saved or self._dropped)
         for _ in range(ATTEMPTS):
             try:
                 async with vram_worker(self._children) as worker:
-                    await worker.ask("load", undo=True, regions=_by_pid(self._saved), **self._how(image))
+                    await worker.ask("load", undo=True, regions=regions, **self._how(image))
             except VramError as error:
                 failure = error
             else:
@@ -166,7 +169,7 @@ class WayOut:
     def _forget(self, image: Path) -> None:
         for file in image.glob(FILES):
             file.unlink()
-        self.files, self._saved = (), {}
+        self.files, self._saved, self._dropped = (), {}, {}
 
     def _how(self, image: Path) -> dict[str, Any]:
         return {"directory": str(image), "threads": self._settings.threads}

@@ -29,7 +29,7 @@ from statistics import median
 
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.load import load
-from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.cuda.vram.save import move_out, save
 from kybernate_shim.cuda.vram.saved import SavedRegion
 from kybernate_shim.linux.libc import become_subreaper
 from kybernate_shim.linux.memory import Region
@@ -120,10 +120,11 @@ class Bench:
         (self._area / "vram").unlink(missing_ok=True)
         _emptied(self._small)
         saved: list[SavedRegion] = []
+        files, parts = ["vram"], list[SavedRegion]()
         self._timed(
-            "ours dump: save", lambda: saved.extend(save(self._pid, [self._region], self._area, ["vram"], self._how))
+            "ours dump: save",
+            lambda: saved.extend(move_out(self._pid, [self._region], self._area, files, parts.append, self._how)),
         )
-        self._timed("ours dump: drop", lambda: drop(self._pid, saved, self._area, self._how))
         self._timed("ours dump: criu", lambda: self._criu("dump", self._small))
         _await_end(self._pid)
         return saved
@@ -184,7 +185,7 @@ def _against_criu(bench: Bench, lane: str, how: Transfer) -> Iterator[Figure]:
     middle, rounds = bench.middle, bench.count("stock restore")
     bytes_stock = middle("stock restore") - middle("ours restore: criu")
     whole = middle("ours restore: criu") + middle("ours restore: load")
-    dump = middle("ours dump: save") + middle("ours dump: drop") + middle("ours dump: criu")
+    dump = middle("ours dump: save") + middle("ours dump: criu")
     for name, ours, stock, bar in (
         (f"data-path restore rate, {how.threads} threads", middle("ours restore: load"), bytes_stock, 1 / 1.3),
         ("data-path restore with criu", whole, middle("stock restore"), 1.0),

@@ -15,7 +15,7 @@ import pytest
 from kybernate_shim.cuda.vram import errors
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.load import load
-from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.cuda.vram.save import save
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.hierarchies import UNIFIED, hierarchy_mounts
 from kybernate_shim.linux.mountinfo import read_mountinfo
@@ -119,7 +119,7 @@ def test_tmpfs_of_small_and_huge_pages_keeps_the_bytes(
     before = target.digest("a")
     how = Transfer(threads=4, piece_bytes=MIB, direct=direct)
     saved = save(target.pid, [region], mounted, ["v"], how)
-    drop(target.pid, saved, mounted, how)
+    target.drop(saved)
     assert target.resident_kib(region) == 0
     load(target.pid, saved, mounted, how)
     assert target.digest("a") == before

@@ -338,6 +338,37 @@ def test_worker_that_is_killed_before_costs_only_the_fast_way(program: Actor, im
     assert program.counts()
 
 
+def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast_way(
+    program: Actor, image: Path
+) -> None:
+    size = 255 * MIB  # four parts
+
+    async def body(children: Children) -> None:
+        way = WayOut(children, SETTINGS, LOG)
+        async with aclosing(way):
+            async with way.watching([program.pid]):
+                maps_and_fills(program, size=size)()
+            killing = asyncio.create_task(asyncio.to_thread(kill_workers_once, lambda: 0 < resident() < size // 1024))
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                assert killing.done()
+                assert (way.data_path.name, list(image.iterdir())) == ("plain", [])
+                assert resident() == size // 1024
+
+    def resident() -> int:
+        return program.resident_kib(place(program, size=size))
+
+    run(body)
+    assert_filled(program, size)
+    assert program.counts()
+
+
+def kill_workers_once(look: Callable[[], bool]) -> None:
+    while not look():
+        time.sleep(0.001)
+    for worker in workers():
+        worker.kill()
+
+
 def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)

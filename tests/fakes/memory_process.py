@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kybernate_shim.cuda.vram.saved import SavedRegion
 from kybernate_shim.linux.memory import Region
+from kybernate_shim.linux.ptrace import drop_pages
 
 LOOP = """
 import ctypes, hashlib, mmap, os, random, signal, sys, threading, time
@@ -84,6 +87,11 @@ class MemoryProcess:
 
     def fill(self, name: str, start: int, end: int, *, seed: int = 1) -> None:
         assert self.ask(f"fill({name!r}, {start}, {end}, {seed})") is None
+
+    def drop(self, saved: Iterable[SavedRegion]) -> None:
+        """Give the pages of these regions back to the kernel."""
+        for region in saved:
+            drop_pages(self.pid, region.start, region.size)
 
     def digest(self, name: str) -> str:
         return str(self.ask(f"digest({name!r})"))

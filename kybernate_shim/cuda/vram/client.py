@@ -8,11 +8,12 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from kybernate_shim.cuda.vram import errors
 from kybernate_shim.cuda.vram.errors import VramError
+from kybernate_shim.cuda.vram.saved import SavedRegion
 from kybernate_shim.linux.children import Child
 
 MODULE = "kybernate_shim.cuda.vram.worker"
@@ -46,20 +47,33 @@ class VramWorker:
     def pid(self) -> int:
         return self._child.pid
 
-    async def ask(self, do: str, *, on_progress: Callable[[int], None] | None = None, **job: Any) -> Any:
+    async def ask(
+        self,
+        do: str,
+        *,
+        on_progress: Callable[[int], None] | None = None,
+        on_drop: Callable[[int, SavedRegion], None] | None = None,
+        **job: Any,
+    ) -> Any:
         """Do a job and return its result; `on_progress` is told the bytes done, of a job that moves some.
 
+        `on_drop` is told the process and the part of which the pages are about to be dropped, also of a worker that
+        is killed then.
         Raises a VramError; when cancelled, the job has ended before this returns.
         """
         async with self._turn:
             try:
                 self._writer.write(json.dumps({"do": do, **job}).encode() + b"\n")
-                return await self._answer(on_progress)
+                return await self._answer(on_progress, on_drop)
             except asyncio.CancelledError:
-                await self._cancel()
+                await self._cancel(on_drop)
                 raise
 
-    async def _answer(self, on_progress: Callable[[int], None] | None = None) -> Any:
+    async def _answer(
+        self,
+        on_progress: Callable[[int], None] | None = None,
+        on_drop: Callable[[int, SavedRegion], None] | None = None,
+    ) -> Any:
         while True:
             try:
                 line = await self._reader.readline()
@@ -68,9 +82,12 @@ class VramWorker:
             if not line.endswith(b"\n"):
                 raise WorkerLost(f"the process that moves VRAM bytes has ended {await self._epitaph()}")
             message = json.loads(line)
-            if "progress" not in message:
+            if "dropping" in message:
+                if on_drop is not None:
+                    on_drop(message["dropping"], SavedRegion(**message["part"]))
+            elif "progress" not in message:
                 break
-            if on_progress is not None:
+            elif on_progress is not None:
                 on_progress(message["progress"])
         if "failed" in message:
             raise _error(message["failed"], message["text"])
@@ -82,15 +99,16 @@ class VramWorker:
         lines = os.pread(self._words, WORDS_BYTES, 0).decode(errors="replace").splitlines()
         return f"{ended}: {' / '.join(lines[-3:])}" if lines else ended
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, on_drop: Callable[[int, SavedRegion], None] | None) -> None:
         self._writer.write(b'{"do": "cancel"}\n')
-        try:
-            async with asyncio.timeout(CANCEL_SECONDS):
-                await self._answer()
-        except TimeoutError:
-            self._child.kill()
-        except VramError:
-            pass  # that it was cancelled, most likely; else the caller, who undoes, finds out
+        # What it says is that it was cancelled, most likely; else the caller, who undoes, finds out.
+        with suppress(VramError):
+            try:
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await self._answer(on_drop=on_drop)
+            except TimeoutError:
+                self._child.kill()
+                await self._answer(on_drop=on_drop)
 
     async def close(self) -> None:
         self._writer.close()

@@ -40,7 +40,13 @@ class Tree:
 
     def text(self) -> str:
         """Return the digest; every piece must have been added."""
-        root = _xxh3_128(bytes(self._leaves) + self._size.to_bytes(8, "little"))
+        return self.text_of(0, self._size)
+
+    def text_of(self, start: int, end: int) -> str:
+        """Return the digest of a part that begins with a piece and ends with one; all of its pieces must be there."""
+        first, behind = start // self.piece_bytes, -(-end // self.piece_bytes)
+        leaves = bytes(self._leaves[first * LEAF_BYTES : behind * LEAF_BYTES])
+        root = _xxh3_128(leaves + (end - start).to_bytes(8, "little"))
         return f"{KIND}:{self.piece_bytes}:{root.hex()}"
 
     def _set(self, offset: int, leaf: bytes) -> None:

@@ -40,7 +40,7 @@ class HoldExpired(VramError):
 
 
 class NotDropped(VramError):
-    """Pages could not be dropped; the process has all its bytes (again) and can be dumped the plain way."""
+    """Pages could not be dropped, or no more of them: with those put back, take the plain path."""
 
 
 class Cancelled(VramError):

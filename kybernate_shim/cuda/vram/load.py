@@ -50,7 +50,7 @@ def load(
         for region in saved:
             tree = digest.Tree(region.size, digest.piece_bytes_of(region.digest))
             file = stack.enter_context(files.reading(directory / region.file, how.direct))
-            if file.size != region.size:
+            if file.size != region.size if region.offset is None else file.size < region.offset + region.size:
                 raise FileDamaged(f"{file.path} has {file.size} bytes, its region {region.size}")
             loadings.append(_Loading(region, file, tree))
         if huge_pages:
@@ -62,9 +62,9 @@ def load(
 
 
 def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:
-    """Fill regions again whose pages have been dropped, wholly or in part or not at all. Raises as load.
+    """Fill regions, or parts of them, again whose pages have been dropped, wholly or in part or not at all.
 
-    A cancelled operation is undone by this very function: it does not listen to `how.cancel`.
+    A cancelled operation is undone by this very function: it does not listen to `how.cancel`. Raises as load.
     """
     load(pid, saved, directory, replace(how or Transfer(), cancel=threading.Event(), on_progress=None))
 
@@ -80,10 +80,11 @@ def _advise(pid: int, saved: Sequence[SavedRegion]) -> None:
 def _load_piece(pid: int, piece: Piece[_Loading], buffer: Buffer, target_is_zero: bool) -> int:
     loading = piece.whole
     address = loading.region.start + piece.offset
-    if target_is_zero and not loading.file.has_data(piece.offset, piece.size):
+    offset_in_file = (loading.region.offset or 0) + piece.offset
+    if target_is_zero and not loading.file.has_data(offset_in_file, piece.size):
         loading.tree.add_zeros(piece.offset, piece.size)
         return piece.size
-    loading.file.read(piece.offset, buffer.view[: piece.size])
+    loading.file.read(offset_in_file, buffer.view[: piece.size])
     loading.tree.add(piece.offset, buffer.view[: piece.size])
     for offset, size in buffer.data_runs(piece.size) if target_is_zero else [(0, piece.size)]:
         target.write_from(pid, address + offset, buffer.address + offset, size)

@@ -1,9 +1,14 @@
-"""From the process to files: copy the regions out, then drop their pages, or have neither."""
+"""From the process to files: copy the regions out, and drop their pages on the way.
+
+What has been copied is dropped at once, not in the end: so there are never two copies of everything, and the files'
+pages come from those that the process has given back, which the processor may still have in its caches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,25 +17,39 @@ from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.digest import Tree
 from kybernate_shim.cuda.vram.errors import NotDropped
-from kybernate_shim.cuda.vram.load import put_back
 from kybernate_shim.cuda.vram.saved import SavedRegion
 from kybernate_shim.linux.memory import Region
 from kybernate_shim.linux.ptrace import Held, drop_pages_of
 from kybernate_shim.linux.tracee import InjectionFailed
 
+DROP_BYTES = 64 << 20  # at once: a call in another process costs as much as it takes to copy 1 MiB
+
+Announce = Callable[[SavedRegion], None]
+
 
 @dataclass
 class _Saving:
-    """A region on its way. `data` collects the bytes that each piece has written: appending needs no lock."""
+    """A region on its way. `data` collects the bytes that each piece has written: appending needs no lock.
+
+    `done` holds the offsets of pieces beyond `reached`, up to which all are saved; `dropped` is how far pages are, or
+    are about to be, dropped.
+    """
 
     region: Region
     file: files.RegionFile
     tree: Tree
     data: list[int] = field(default_factory=list)
+    done: dict[int, int] = field(default_factory=dict)
+    reached: int = 0
+    dropped: int = 0
 
     def result(self) -> SavedRegion:
         region = self.region
         return SavedRegion(self.file.path.name, region.start, region.size, sum(self.data), self.tree.text())
+
+    def part(self, start: int, end: int) -> SavedRegion:
+        digest = self.tree.text_of(start, end)
+        return SavedRegion(self.file.path.name, self.region.start + start, end - start, 0, digest, start)
 
 
 def save(
@@ -41,27 +60,69 @@ def save(
     Blocks that are all zero become holes. The process keeps its bytes. The files are not synced: who writes the
     manifest does that. Raises a VramError; the files have been removed then.
     """
-    how = how or Transfer()
-    target.require_mapped(pid, [(region.start, region.end) for region in regions])
-    paths = [directory / name for name in names]
     created: list[Path] = []
     try:
-        with ExitStack() as stack:
-            savings = []
-            for region, path in zip(regions, paths, strict=True):
-                file = stack.enter_context(files.writing(path, region.size, how.direct))
-                created.append(path)
-                savings.append(_Saving(region, file, Tree(region.size, how.piece_bytes)))
-            todo = crew.pieces((saving, saving.region.size, how.piece_bytes) for saving in savings)
-            crew.run(todo, lambda piece, buffer: _save_piece(pid, piece, buffer), how)
-            return [saving.result() for saving in savings]
+        return _save(pid, regions, _paths(directory, names), created, how or Transfer(), lambda piece: None)
     except BaseException:
         for path in created:
             path.unlink(missing_ok=True)
         raise
 
 
-def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> int:
+def move_out(
+    pid: int,
+    regions: Sequence[Region],
+    directory: Path,
+    names: Sequence[str],
+    announce: Announce,
+    how: Transfer | None = None,
+) -> list[SavedRegion]:
+    """Do as `save` does, and give the pages that have been saved back to the kernel, so that a dump finds none.
+
+    A thread of the process stands still meanwhile. `announce` is told each part, by any thread, just before its pages
+    are dropped: who has them all can put the bytes back, by `load.put_back`, whatever becomes of us. After a failure
+    that is for the caller to do, and the files stay for it. Raises a VramError; NotDropped where the kernel does not
+    let us.
+    """
+    try:
+        with Held(pid) as held:
+            giving = _Giving(pid, held, announce)
+            return _save(pid, regions, _paths(directory, names), [], how or Transfer(), giving.saved)
+    except InjectionFailed as error:
+        raise NotDropped(f"process {pid} cannot be made to drop pages: {error}") from error
+
+
+def _paths(directory: Path, names: Sequence[str]) -> list[Path]:
+    return [directory / name for name in names]
+
+
+def _save(
+    pid: int,
+    regions: Sequence[Region],
+    paths: Sequence[Path],
+    created: list[Path],
+    how: Transfer,
+    saved: Callable[[Piece[_Saving]], None],
+) -> list[SavedRegion]:
+    """Copy the regions, and tell each piece that is in its file; `created` gets the files that are ours."""
+    target.require_mapped(pid, [(region.start, region.end) for region in regions])
+
+    def work(piece: Piece[_Saving], buffer: Buffer) -> int:
+        _save_piece(pid, piece, buffer)
+        saved(piece)
+        return piece.size
+
+    with ExitStack() as stack:
+        savings = []
+        for region, path in zip(regions, paths, strict=True):
+            file = stack.enter_context(files.writing(path, region.size, how.direct))
+            created.append(path)
+            savings.append(_Saving(region, file, Tree(region.size, how.piece_bytes)))
+        crew.run(crew.pieces((saving, saving.region.size, how.piece_bytes) for saving in savings), work, how)
+        return [saving.result() for saving in savings]
+
+
+def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> None:
     """Copy one piece while it is in the processor's cache: read, look for zeros, digest, write."""
     saving = piece.whole
     target.read_into(pid, saving.region.start + piece.offset, buffer.address, piece.size)
@@ -73,29 +134,28 @@ def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> int:
     for offset, size in runs:
         saving.file.write(piece.offset + offset, buffer.view[offset : offset + size])
     saving.data.append(sum(size for _, size in runs))
-    return piece.size
 
 
-def drop(
-    pid: int,
-    saved: Sequence[SavedRegion],
-    directory: Path,
-    how: Transfer | None = None,
-    *,
-    held: Held | None = None,
-) -> None:
-    """Give the pages of saved regions back to the kernel, so that a dump of the process is small.
+class _Giving:
+    """Gives pages back as soon as those before them are saved, too. Called by all threads."""
 
-    `held` is for a caller who keeps the process's threads stopped. Raises NotDropped when the pages cannot be dropped,
-    after what had been dropped was put back; another VramError when even that failed, and the process must not go on.
-    """
-    target.require_mapped(pid, [(region.start, region.end) for region in saved])
-    begun = 0
-    try:
-        with nullcontext(held) if held is not None else Held(pid) as tracer:
-            for region in saved:
-                begun += 1
-                drop_pages_of(tracer, pid, region.start, region.size)
-    except InjectionFailed as error:
-        put_back(pid, saved[:begun], directory, how)
-        raise NotDropped(f"{error}; process {pid} has its bytes, dump it the plain way") from error
+    def __init__(self, pid: int, held: Held, announce: Announce) -> None:
+        self._pid = pid
+        self._held = held
+        self._announce = announce
+        self._lock = threading.Lock()
+
+    def saved(self, piece: Piece[_Saving]) -> None:
+        saving = piece.whole
+        with self._lock:
+            saving.done[piece.offset] = piece.size
+            while (size := saving.done.pop(saving.reached, 0)) > 0:
+                saving.reached += size
+            start, end = saving.dropped, saving.reached
+            if end - start < DROP_BYTES and end < saving.region.size:
+                return
+            if start == end:
+                return  # another thread is at it
+            saving.dropped = end
+        self._announce(saving.part(start, end))
+        drop_pages_of(self._held, self._pid, saving.region.start + start, end - start)

@@ -13,7 +13,8 @@ class SavedRegion:
     """A region of a process in a file of the image.
 
     Addresses and sizes in bytes. The file is as long as the region; what is zero in it may be a hole, and `data_bytes`
-    is the rest. `digest` is what `digest.of_file` gives for the file.
+    is the rest. `digest` is what `digest.of_file` gives for the file. Of a part of a region, `offset` says where it
+    begins in the region's file, and `digest` is the part's.
     """
 
     file: str
@@ -21,6 +22,7 @@ class SavedRegion:
     size: int
     data_bytes: int
     digest: str
+    offset: int | None = None
 
     @property
     def end(self) -> int:

@@ -5,7 +5,8 @@ an interpreter busy. It reads jobs from the socket that it inherits and answers 
 with its shim, and the kernel then lets go of whatever it held. Started as `python -m` with the socket's descriptor.
 
 Job:    {"do": "save", ...}, see `Desk`; {"do": "cancel"} ends the job that runs
-Answer: {"done": ...} or {"failed": "RegionChanged", "text": "why"}, after any number of {"progress": bytes}
+Answer: {"done": ...} or {"failed": "RegionChanged", "text": "why"}, after any number of {"progress": bytes} and of
+        {"dropping": pid, "part": a SavedRegion}
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, TargetGone, VramError
 from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
-from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.cuda.vram.save import move_out
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name
 from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.ptrace import Held
@@ -37,12 +39,13 @@ Send = Callable[[dict[str, Any]], None]
 DRIVER_THREADS = "cuda"  # begins the names of the driver's own threads, which must go on for its calls to be answered
 HOLD_SECONDS = 5.0
 PROGRESS_SECONDS = 0.1
+OPEN_FILES = 64  # each part of a region opens its file
 
 
 class Desk:
     """The jobs, each a method; pids are the host's, processes are told apart by `names`, their pids in the container.
 
-    `watch` and `compare` enclose the driver's checkpoint, `save`, `drop` and `put_back` follow for what was found;
+    `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `load` undoes it;
     `prefetch` and `load` are for a restore.
     """
 
@@ -55,7 +58,6 @@ class Desk:
         self._expiry = threading.Timer(0, self._release)
         self._before: dict[int, list[Region]] = {}
         self._found: dict[int, list[Region]] = {}
-        self._saved: dict[int, list[SavedRegion]] = {}
         self._reading = ExitStack()
 
     def watch(self, *, pids: list[int], seconds: float) -> None:
@@ -95,30 +97,20 @@ class Desk:
         return held is not None
 
     def save(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, list[dict[str, Any]]]:
-        """Copy what `compare` has found into files of `directory`; after a failure there are none of them."""
-        how, done = self._how(threads), 0
-        try:
-            for pid, regions in self._found.items():
-                files = [file_name(names[str(pid)], number) for number in range(len(regions))]
-                self._saved[pid] = save(pid, regions, Path(directory), files, self._counting(how, done))
-                done += sum(region.size for region in regions)
-        except BaseException:
-            for region in self._all():
-                (Path(directory) / region.file).unlink(missing_ok=True)
-            raise
-        return {pid: [asdict(region) for region in saved] for pid, saved in self._saved.items()}
+        """Move what `compare` has found into files of `directory`; each part is announced before it is dropped.
 
-    def drop(self, *, directory: str, threads: int) -> None:
-        """Give the saved pages back to the kernel; after a failure every process has its bytes again."""
-        dropped: list[int] = []
-        try:
-            for pid, saved in self._saved.items():
-                drop(pid, saved, Path(directory), self._how(threads))
-                dropped.append(pid)
-        except BaseException:
-            for pid in dropped:
-                put_back(pid, self._saved[pid], Path(directory), self._how(threads))
-            raise
+        After a failure the files stay, and the parts are to be put back by `load`.
+        """
+        how, done, saved = self._how(threads), 0, {}
+        for pid, regions in self._found.items():
+            files = [file_name(names[str(pid)], number) for number in range(len(regions))]
+            announce = partial(self._announce, pid)
+            saved[pid] = move_out(pid, regions, Path(directory), files, announce, self._counting(how, done))
+            done += sum(region.size for region in regions)
+        return {pid: [asdict(region) for region in listed] for pid, listed in saved.items()}
+
+    def _announce(self, pid: int, part: SavedRegion) -> None:
+        self._send({"dropping": pid, "part": asdict(part)})
 
     def prefetch(self, *, directory: str, files: list[dict[str, Any]], threads: int) -> None:
         """Begin to read files into the page cache, and go on while other work is done."""
@@ -131,16 +123,17 @@ class Desk:
         done = 0
         for pid, saved in ((int(pid), [SavedRegion(**one) for one in listed]) for pid, listed in regions.items()):
             if undo:
-                try:
-                    put_back(pid, saved, Path(directory), self._how(threads))
-                except TargetGone:
-                    continue  # who has ended needs no bytes
+                self._put_back(pid, saved, Path(directory), threads)
             else:
                 load(pid, saved, Path(directory), self._counting(self._how(threads), done))
             done += sum(region.size for region in saved)
 
-    def _all(self) -> Iterable[SavedRegion]:
-        return [region for saved in self._saved.values() for region in saved]
+    def _put_back(self, pid: int, saved: list[SavedRegion], directory: Path, threads: int) -> None:
+        for first in range(0, len(saved), OPEN_FILES):
+            try:
+                put_back(pid, saved[first : first + OPEN_FILES], directory, self._how(threads))
+            except TargetGone:
+                return  # who has ended needs no bytes
 
     def _how(self, threads: int) -> Transfer:
         return Transfer(threads=threads, cancel=self.cancel) if threads else Transfer(cancel=self.cancel)

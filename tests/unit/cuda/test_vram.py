@@ -19,7 +19,7 @@ from kybernate_shim.cuda.vram import buffers, crew, digest, files
 from kybernate_shim.cuda.vram.buffers import BLOCK_BYTES, Buffer
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
-from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.cuda.vram.save import save
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name, total_bytes
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.memory import Region
@@ -53,7 +53,7 @@ def test_bytes_come_back_with_any_number_of_threads(target: MemoryProcess, tmp_p
     region = filled(target)
     before = target.digest("a")
     saved = save(target.pid, [region], tmp_path, ["v"], how)
-    drop(target.pid, saved, tmp_path, how)
+    target.drop(saved)
     assert zeroed(target, region)
     load(target.pid, saved, tmp_path, how)
     assert target.digest("a") == before
@@ -66,7 +66,7 @@ def test_several_regions_come_back_each_to_its_place(target: MemoryProcess, tmp_
     saved = save(target.pid, regions, tmp_path, [file_name(7, index) for index in range(3)])
     assert [region.file for region in saved] == [f"kybernate-vram-7-{index}.bin" for index in range(3)]
     assert total_bytes(saved) == sum(region.size for region in regions)
-    drop(target.pid, saved, tmp_path)
+    target.drop(saved)
     load(target.pid, list(reversed(saved)), tmp_path)
     assert [target.digest(name) for name in names] == before
 
@@ -74,7 +74,7 @@ def test_several_regions_come_back_each_to_its_place(target: MemoryProcess, tmp_
 def test_several_processes_are_saved_and_loaded_side_by_side(tmp_path: Path) -> None:
     def cycle(target: MemoryProcess, region: Region) -> None:
         saved = save(target.pid, [region], tmp_path, [file_name(target.pid, 0)], Transfer(threads=2, piece_bytes=MIB))
-        drop(target.pid, saved, tmp_path)
+        target.drop(saved)
         load(target.pid, saved, tmp_path)
 
     with MemoryProcess() as one, MemoryProcess() as two:
@@ -95,7 +95,7 @@ def test_zeros_are_holes_and_stay_unwritten_in_the_target(target: MemoryProcess,
     status = (tmp_path / "v").stat()
     assert (status.st_size, saved.data_bytes) == (16 * MIB, BLOCK_BYTES)
     assert status.st_blocks * 512 <= BLOCK_BYTES + 4096
-    drop(target.pid, [saved], tmp_path)
+    target.drop([saved])
     load(target.pid, [saved], tmp_path, huge_pages=False)
     assert target.resident_kib(region) == BLOCK_BYTES // 1024
 
@@ -123,7 +123,7 @@ def test_direct_and_plain_files_are_the_same(target: MemoryProcess, tmp_path: Pa
     region = filled(target)
     before = target.digest("a")
     saved = save(target.pid, [region], tmp_path, ["v"], Transfer(threads=2, piece_bytes=MIB, direct=direct))
-    drop(target.pid, saved, tmp_path)
+    target.drop(saved)
     load(target.pid, saved, tmp_path, Transfer(threads=2, direct=direct))
     assert target.digest("a") == before
 
@@ -134,7 +134,7 @@ def test_file_may_lose_its_holes_on_the_way(target: MemoryProcess, tmp_path: Pat
     saved = save(target.pid, [region], tmp_path, ["v"], Transfer(piece_bytes=MIB))
     (tmp_path / "w").write_bytes((tmp_path / "v").read_bytes())
     (tmp_path / "w").replace(tmp_path / "v")
-    drop(target.pid, saved, tmp_path)
+    target.drop(saved)
     load(target.pid, saved, tmp_path, huge_pages=False)
     assert target.digest("a") == before
     assert target.resident_kib(region) < SIZE // 1024 - 3 * 1024
@@ -150,7 +150,7 @@ def test_put_back_undoes_a_drop_of_any_part(target: MemoryProcess, tmp_path: Pat
     before = target.digest("a")
     saved = save(target.pid, [region], tmp_path, ["v"])
     part = SavedRegion("v", region.start + 2 * MIB, 4 * MIB, 0, "")
-    drop(target.pid, [part], tmp_path)
+    target.drop([part])
     assert target.digest("a") != before
     put_back(target.pid, saved, tmp_path)
     assert target.digest("a") == before
@@ -173,7 +173,7 @@ def test_pieces_of_the_load_are_those_of_the_save(target: MemoryProcess, tmp_pat
     region = filled(target)
     before = target.digest("a")
     saved = save(target.pid, [region], tmp_path, ["v"], Transfer(piece_bytes=2 * MIB))
-    drop(target.pid, saved, tmp_path)
+    target.drop(saved)
     load(target.pid, saved, tmp_path, Transfer(piece_bytes=BLOCK_BYTES))
     assert target.digest("a") == before
 

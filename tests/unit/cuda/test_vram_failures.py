@@ -15,8 +15,8 @@ import pytest
 from kybernate_shim.cuda.vram import crew, digest, errors, files, target
 from kybernate_shim.cuda.vram import save as save_module
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.load import load
-from kybernate_shim.cuda.vram.save import drop, save
+from kybernate_shim.cuda.vram.load import load, put_back
+from kybernate_shim.cuda.vram.save import move_out, save
 from kybernate_shim.cuda.vram.saved import SavedRegion
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.memory import Region
@@ -64,7 +64,7 @@ def test_region_that_changed_before_is_named(
     with pytest.raises(errors.RegionChanged, match="no private memory at"):
         load(process.pid, [saved], tmp_path, SMALL)
     with pytest.raises(errors.RegionChanged, match="no private memory at"):
-        drop(process.pid, [saved], tmp_path, SMALL)
+        move_out(process.pid, [region], tmp_path, ["after"], print, SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["before"]
 
 
@@ -88,7 +88,7 @@ def test_region_that_shrinks_in_the_middle_is_named(
 def test_region_that_grew_is_saved_as_it_was_asked_for(process: MemoryProcess, region: Region, tmp_path: Path) -> None:
     half = region._replace(end=region.start + SIZE // 2)
     saved = save(process.pid, [half], tmp_path, ["v"])
-    drop(process.pid, saved, tmp_path)
+    process.drop(saved)
     assert process.resident_kib(region) == SIZE // 2 // 1024
 
 
@@ -122,8 +122,8 @@ def test_ended_target_is_named_by_all_three(process: MemoryProcess, region: Regi
             save(process.pid, [region], tmp_path, ["w"])
         with pytest.raises(errors.TargetGone):
             load(process.pid, saved, tmp_path)
-        with pytest.raises(errors.TargetGone):
-            drop(process.pid, saved, tmp_path)
+        with pytest.raises((errors.TargetGone, errors.NotDropped)):
+            move_out(process.pid, [region], tmp_path, ["w"], print)
 
 
 def test_foreign_target_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,63 +155,98 @@ def at_piece(monkeypatch: pytest.MonkeyPatch, number: int, action: object) -> No
 # -- Dropping ---------------------------------------------------------------------------------------------------------
 
 
-def test_failure_after_the_first_drop_puts_all_bytes_back(
+def test_bytes_leave_while_they_are_saved(
     process: MemoryProcess, region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(save_module, "DROP_BYTES", 2 * MIB)
+    before, parts = process.digest("a"), []
+
+    def announce(part: SavedRegion) -> None:
+        assert process.resident_kib(region) == (SIZE - sum(one.size for one in parts)) // 1024
+        parts.append(part)
+
+    [saved] = move_out(process.pid, [region], tmp_path, ["v"], announce, Transfer(threads=1, piece_bytes=MIB))
+    assert [(part.start - region.start, part.size, part.offset) for part in parts] == [
+        (offset, 2 * MIB, offset) for offset in range(0, SIZE, 2 * MIB)
+    ]
+    assert (saved.start, saved.size, saved.data_bytes, process.resident_kib(region)) == (region.start, SIZE, SIZE, 0)
+    load(process.pid, [saved], tmp_path, SMALL)
+    assert process.digest("a") == before
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_parts_that_were_announced_bring_everything_back_after_a_failure(
+    process: MemoryProcess, region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(save_module, "DROP_BYTES", MIB)
     other = process.region("b", SIZE)
     process.fill("b", 0, SIZE, seed=3)
-    before = process.digest("a"), process.digest("b")
-    saved = save(process.pid, [region, other], tmp_path, ["a", "b"])
-    real, calls = drop_pages_of, []
+    before, parts = (process.digest("a"), process.digest("b")), list[SavedRegion]()
+    real = drop_pages_of
 
-    def second_fails(held: Held, pid: int, start: int, size: int) -> None:
-        calls.append(start)
-        real(held, pid, start, size // 2)
-        if len(calls) == 2:
-            assert process.resident_kib(region) < SIZE // 1024
+    def fails_in_the_middle(held: Held, pid: int, start: int, size: int) -> None:
+        if start >= other.start + 3 * MIB:
+            real(held, pid, start, size // 2)
             raise InjectionFailed("half way")
+        real(held, pid, start, size)
 
-    monkeypatch.setattr(save_module, "drop_pages_of", second_fails)
-    with pytest.raises(errors.NotDropped, match=r"half way; process \d+ has its bytes"):
-        drop(process.pid, saved, tmp_path)
+    monkeypatch.setattr(save_module, "drop_pages_of", fails_in_the_middle)
+    with pytest.raises(errors.NotDropped, match="half way"):
+        move_out(
+            process.pid, [region, other], tmp_path, ["a", "b"], parts.append, Transfer(threads=threads, piece_bytes=MIB)
+        )
+    assert process.resident_kib(region) == 0
+    put_back(process.pid, parts, tmp_path)
     assert (process.digest("a"), process.digest("b")) == before
+
+
+def test_nothing_is_dropped_that_was_not_announced(process: MemoryProcess, region: Region, tmp_path: Path) -> None:
+    def refuse(part: SavedRegion) -> None:
+        raise BrokenPipeError("nobody listens")
+
+    with pytest.raises(BrokenPipeError):
+        move_out(process.pid, [region], tmp_path, ["v"], refuse, SMALL)
+    assert process.resident_kib(region) == SIZE // 1024
+
+
+def test_damaged_part_is_not_put_back_in_silence(
+    process: MemoryProcess, region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_module, "DROP_BYTES", MIB)
+    parts: list[SavedRegion] = []
+    move_out(process.pid, [region], tmp_path, ["v"], parts.append, SMALL)
+    flip(tmp_path / "v", 5 * MIB)
+    with pytest.raises(errors.DigestMismatch, match="must not run"):
+        put_back(process.pid, parts, tmp_path)
+
+
+def test_file_that_ends_before_a_part_does_is_damaged(process: MemoryProcess, region: Region, tmp_path: Path) -> None:
+    parts: list[SavedRegion] = []
+    move_out(process.pid, [region], tmp_path, ["v"], parts.append, SMALL)
+    os.truncate(tmp_path / "v", SIZE - 4096)
+    with pytest.raises(errors.FileDamaged):
+        put_back(process.pid, parts, tmp_path)
 
 
 def test_traced_target_keeps_its_bytes_and_says_who_traces_it(
     process: MemoryProcess, region: Region, tmp_path: Path
 ) -> None:
-    saved = save(process.pid, [region], tmp_path, ["v"])
     before = process.digest("a")
     with Held(process.pid), pytest.raises(errors.NotDropped, match="traces it already"):
-        drop(process.pid, saved, tmp_path)
+        move_out(process.pid, [region], tmp_path, ["v"], print)
     assert process.digest("a") == before
+    assert not list(tmp_path.iterdir())
 
 
-def test_held_target_is_saved_dropped_and_loaded_without_being_let_go(
+def test_held_target_is_saved_and_loaded_without_being_let_go(
     process: MemoryProcess, region: Region, tmp_path: Path
 ) -> None:
     before = process.digest("a")
-    with Held(process.pid, spare=lambda name: False) as held:
+    with Held(process.pid, spare=lambda name: False):
         saved = save(process.pid, [region], tmp_path, ["v"])
-        drop(process.pid, saved, tmp_path, held=held)
-        assert process.resident_kib(region) == 0
         assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "t"
         load(process.pid, saved, tmp_path)
     assert process.digest("a") == before
-
-
-def test_damaged_file_at_putting_back_is_what_the_caller_learns(
-    process: MemoryProcess, region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise InjectionFailed("half way")
-
-    saved = save(process.pid, [region], tmp_path, ["v"])
-    flip(tmp_path / "v", 5 * MIB)
-    monkeypatch.setattr(save_module, "drop_pages_of", fail)
-    with pytest.raises(errors.DigestMismatch, match="must not run") as caught:
-        drop(process.pid, saved, tmp_path)
-    assert isinstance(caught.value.__context__, InjectionFailed)
 
 
 # -- Files ------------------------------------------------------------------------------------------------------------
@@ -276,7 +311,7 @@ def test_short_reads_and_writes_are_continued(
     before = process.digest("a")
     how = Transfer(threads=2, piece_bytes=MIB, direct=False)
     saved = save(process.pid, [region], tmp_path, ["v"], how)
-    drop(process.pid, saved, tmp_path)
+    process.drop(saved)
     load(process.pid, saved, tmp_path, how)
     assert process.digest("a") == before
 
@@ -385,20 +420,11 @@ def test_cancelled_load_stops(process: MemoryProcess, region: Region, tmp_path: 
         load(process.pid, saved, tmp_path, Transfer(cancel=cancel))
 
 
-def test_cancelled_operation_still_puts_its_bytes_back(
-    process: MemoryProcess, region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(held: Held, pid: int, start: int, size: int) -> None:
-        held.madvise(start, size, 4)
-        raise InjectionFailed("afterwards")
-
-    before = process.digest("a")
-    saved = save(process.pid, [region], tmp_path, ["v"])
-    cancel = threading.Event()
+def test_cancelled_operation_still_puts_its_bytes_back(process: MemoryProcess, region: Region, tmp_path: Path) -> None:
+    before, parts, cancel = process.digest("a"), list[SavedRegion](), threading.Event()
+    move_out(process.pid, [region], tmp_path, ["v"], parts.append)
     cancel.set()
-    monkeypatch.setattr(save_module, "drop_pages_of", fail)
-    with pytest.raises(errors.NotDropped):
-        drop(process.pid, saved, tmp_path, Transfer(cancel=cancel))
+    put_back(process.pid, parts, tmp_path, Transfer(cancel=cancel))
     assert process.digest("a") == before
 
 
