@@ -83,6 +83,7 @@ _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
 _OPENAT2 = 437
+_PIDFD_GETFD = 438
 _MOUNT_SETATTR = 442
 
 _Argument = int | bytes | str | None
@@ -162,6 +163,15 @@ def use_one_heap() -> None:
     import ctypes
 
     _libc().mallopt(ctypes.c_int(M_ARENA_MAX), ctypes.c_int(1))
+
+
+def pidfd_getfd(pid: int, fd: int) -> int:
+    """Return a descriptor of ours for what `fd` is in process `pid`. See pidfd_getfd(2)."""
+    process = os.pidfd_open(pid)
+    try:
+        return _syscall(_PIDFD_GETFD, process, fd, 0, subject=f"fd {fd} of process {pid}")
+    finally:
+        os.close(process)
 
 
 def unshare(flags: int) -> None:

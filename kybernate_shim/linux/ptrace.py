@@ -60,6 +60,15 @@ class Held:
             pass  # frozen within a call: the tracing thread stays until it is thawed
 
     @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def abi(self) -> Abi:
+        """The numbers of this machine's calls, for `call`."""
+        return self._abi
+
+    @property
     def tids(self) -> list[int]:
         return sorted(self._tracees)
 

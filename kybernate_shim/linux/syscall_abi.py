@@ -26,6 +26,11 @@ class Abi:
     branch_state: tuple[int, int]  # register and bits to clear: where an indirect branch would have to land
     madvise: int
     getpid: int
+    mmap: int
+    munmap: int
+    socketpair: int
+    recvmsg: int
+    close: int
 
     def prepare(self, registers: list[int], address: int, number: int, arguments: Sequence[int]) -> list[int]:
         """Return `registers` changed so that the instruction at `address` makes the call."""
@@ -60,6 +65,11 @@ X86_64 = Abi(
     branch_state=(16, 0),
     madvise=28,
     getpid=39,
+    mmap=9,
+    munmap=11,
+    socketpair=53,
+    recvmsg=47,
+    close=3,
 )
 ARM64 = Abi(
     words=34,
@@ -73,6 +83,11 @@ ARM64 = Abi(
     branch_state=(33, 0b11 << 10),  # pstate.BTYPE
     madvise=233,
     getpid=172,
+    mmap=222,
+    munmap=215,
+    socketpair=199,
+    recvmsg=212,
+    close=57,
 )
 _BY_MACHINE = {"x86_64": X86_64, "aarch64": ARM64}
 
