@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto demo test test-unit test-contract test-system bench bench-gpu lint shell clean
+.PHONY: help venv proto preload demo test test-unit test-contract test-system bench bench-gpu lint shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node"
 	@echo "make proto        generate messages from proto/"
+	@echo "make preload      compile the library by which VRAM moves at the link's speed"
 	@echo "make clean        remove what was built in this checkout (the lab's cache stays)"
 
 venv: $(VENV)/.ready
@@ -27,6 +28,9 @@ $(VENV)/.ready: pyproject.toml
 
 proto: venv
 	$(BIN)/python tools/generate_messages.py
+
+preload:
+	$(PYTHON) kybernate_shim/cuda/preload/build.py
 
 demo:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m tests.system.demo

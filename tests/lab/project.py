@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.lab.failure import check
 from tests.lab.root import ENVIRONMENT, VENV
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "kybernate_shim", "kybernate")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "kybernate_shim", "kybernate")
 COMMANDS = ("kybernate",)  # the shim is not a link: `install_shim` writes it into the node
 PIP = f"{VENV}/bin/python -m pip install --no-index --no-deps --no-build-isolation --no-cache-dir -qq"
 # The root stays as it is: in a mount namespace of this command alone, the staging area appears on it. Its own /tmp
@@ -30,7 +30,9 @@ def stage(checkout: Path, area: Path) -> str:
     source.mkdir()
     for name in SOURCES:
         if (checkout / name).is_dir():
-            shutil.copytree(checkout / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            shutil.copytree(
+                checkout / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
+            )
         elif (checkout / name).exists():
             shutil.copy(checkout / name, source)
     digest = hashlib.sha256()
