@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-DRIVER = ("entry", "errors", "program", "memory", "kernels", "restorer", "verbs", "switches", "cards")
+DRIVER = (
+    "entry",
+    "errors",
+    "program",
+    "memory",
+    "virtual",
+    "streams",
+    "kernels",
+    "restorer",
+    "verbs",
+    "switches",
+    "cards",
+)
 FLAGS = (
     *("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror"),

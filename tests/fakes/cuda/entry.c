@@ -33,6 +33,28 @@
     F("cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2)                                                                           \
     F("cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2)                                                                           \
     F("cuMemsetD8", 3020, cuMemsetD8_v2)                                                                               \
+    F("cuCtxGetDevice", 2000, cuCtxGetDevice)                                                                          \
+    F("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute)                                                              \
+    F("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                                                  \
+    F("cuMemGetAllocationGranularity", 10020, cuMemGetAllocationGranularity)                                           \
+    F("cuMemCreate", 10020, cuMemCreate)                                                                               \
+    F("cuMemRelease", 10020, cuMemRelease)                                                                             \
+    F("cuMemAddressReserve", 10020, cuMemAddressReserve)                                                               \
+    F("cuMemAddressFree", 10020, cuMemAddressFree)                                                                     \
+    F("cuMemMap", 10020, cuMemMap)                                                                                     \
+    F("cuMemUnmap", 10020, cuMemUnmap)                                                                                 \
+    F("cuMemSetAccess", 10020, cuMemSetAccess)                                                                         \
+    F("cuMemExportToShareableHandle", 10020, cuMemExportToShareableHandle)                                             \
+    F("cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle)                                         \
+    F("cuMemGetAllocationPropertiesFromHandle", 10020, cuMemGetAllocationPropertiesFromHandle)                         \
+    F("cuMemRetainAllocationHandle", 11000, cuMemRetainAllocationHandle)                                               \
+    F("cuStreamCreate", 2000, cuStreamCreate)                                                                          \
+    F("cuStreamSynchronize", 2000, cuStreamSynchronize)                                                                \
+    F("cuStreamDestroy", 4000, cuStreamDestroy_v2)                                                                     \
+    F("cuMemHostRegister", 6050, cuMemHostRegister_v2)                                                                 \
+    F("cuMemHostUnregister", 4000, cuMemHostUnregister)                                                                \
+    F("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2)                                                                 \
+    F("cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2)                                                                 \
     F("cuModuleLoadData", 2000, cuModuleLoadData)                                                                      \
     F("cuModuleGetFunction", 2000, cuModuleGetFunction)                                                                \
     F("cuLaunchKernel", 4000, cuLaunchKernel)                                                                          \

@@ -15,6 +15,7 @@
 
 #include "process.h"
 #include "switches.h"
+#include "virtual.h"
 
 enum { MAX_ALLOCATIONS = 4096 };
 static const uint64_t CONTEXT_BYTES = 8 << 20;         /* what a context costs on its card */
@@ -142,6 +143,21 @@ static void release(struct allocation *entry)
     *entry = (struct allocation){0};
 }
 
+CUresult charge_bytes(int device, uint64_t size)
+{
+    struct machine machine;
+    uint64_t bytes[MAX_CARDS] = {0};
+    bill(bytes, device, size);
+    return read_machine(&machine) && charge(&machine, held.account, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void discharge_bytes(int device, uint64_t size)
+{
+    uint64_t bytes[MAX_CARDS] = {0};
+    bill(bytes, device, size);
+    discharge(held.account, bytes);
+}
+
 CUresult charge_context(int device)
 {
     CUdeviceptr ignored;
@@ -227,7 +243,7 @@ void *translate(CUdeviceptr address, size_t size)
             found = it->data + (address - it->address);
     }
     pthread_mutex_unlock(&lock);
-    return found;
+    return found ? found : translate_virtual(address, size);
 }
 
 EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
@@ -297,7 +313,8 @@ static char *map_apart(uint64_t size)
 
 CUresult move_to_host(void)
 {
-    uint64_t total = total_bytes();
+    static const int STAY[MAX_CARDS];
+    uint64_t bytes[MAX_CARDS] = {0}, total = total_bytes() + virtual_bytes(bytes, STAY);
     char *data = total ? map_apart(total) : NULL;
     if (total && !data)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -311,6 +328,7 @@ CUresult move_to_host(void)
             munmap(allocations[i].data, allocations[i].size);
             allocations[i].data = NULL;
         }
+    virtual_to_host(data);
     release_cards();
     return CUDA_SUCCESS;
 }
@@ -326,6 +344,7 @@ static CUresult copy_to_cards(void)
             memcpy(allocations[i].data, data, allocations[i].size);
             madvise(data, allocations[i].size, MADV_DONTNEED);
         }
+    virtual_to_cards(data);
     return CUDA_SUCCESS;
 }
 
@@ -338,6 +357,7 @@ CUresult move_to_cards(const struct machine *machine, const int moves[MAX_CARDS]
     for (int i = 0; i < allocation_count; i++)
         if (allocations[i].size)
             bytes[moves[process.devices[allocations[i].device].place]] += allocations[i].size;
+    virtual_bytes(bytes, moves);
     if (!charge(machine, held.account, bytes)) {
         release_cards();
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -18,7 +18,8 @@ struct process {
     struct device devices[MAX_CARDS]; /* those that CUDA_VISIBLE_DEVICES shows */
     int known_count;
     struct device known[MAX_CARDS]; /* the cards that it could open at cuInit: a GPU map must name each */
-    pthread_rwlock_t gate;   /* programs pass it to read; a locked process is one whose restore thread writes */
+    _Atomic int shut;   /* the gate: a locked process is one whose restore thread has shut it */
+    _Atomic int inside; /* threads that have passed it. One that waits holds nothing, so that it can be stopped there */
 };
 
 extern struct process process;
@@ -26,6 +27,10 @@ extern struct process process;
 /* Pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. */
 CUresult enter(void);
 void leave(void);
+
+/* Let nobody pass any more and wait until all have left; false, and open again, when that takes longer (0: no limit). */
+bool shut_gate(uint32_t timeout_ms);
+void open_gate(void);
 
 /* Tell whether this process can open a card; where there are no device nodes at all, it can open each. */
 bool can_open(int card);

@@ -1,7 +1,11 @@
 /* Initialisation, devices and contexts, as programs call them. A test double: see abi.h. */
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "process.h"
@@ -24,13 +28,41 @@ CUresult enter(void)
 {
     if (!process.started)
         return CUDA_ERROR_NOT_INITIALIZED;
-    pthread_rwlock_rdlock(&process.gate);
-    return CUDA_SUCCESS;
+    for (;;) {
+        atomic_fetch_add(&process.inside, 1);
+        if (!atomic_load(&process.shut))
+            return CUDA_SUCCESS;
+        leave();
+        syscall(SYS_futex, &process.shut, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+    }
 }
 
 void leave(void)
 {
-    pthread_rwlock_unlock(&process.gate);
+    atomic_fetch_sub(&process.inside, 1);
+}
+
+bool shut_gate(uint32_t timeout_ms)
+{
+    struct timespec began, now;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    atomic_store(&process.shut, 1);
+    while (atomic_load(&process.inside)) {
+        usleep(100);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        long passed = (now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000;
+        if (timeout_ms && passed >= (long)timeout_ms) {
+            open_gate();
+            return false;
+        }
+    }
+    return true;
+}
+
+void open_gate(void)
+{
+    atomic_store(&process.shut, 0);
+    syscall(SYS_futex, &process.shut, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 int current_device(void)
@@ -42,16 +74,6 @@ int current_device(void)
 static void after_fork(void)
 {
     process.started = 0;
-}
-
-static void make_gate(void)
-{
-    pthread_rwlockattr_t kind;
-    pthread_rwlockattr_init(&kind);
-    /* A lock must get its turn while several threads of the program call without pause. */
-    pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&process.gate, &kind);
-    pthread_rwlockattr_destroy(&kind);
 }
 
 bool can_open(int card)
@@ -105,7 +127,6 @@ static CUresult start(void)
     list_devices(&machine);
     if (process.count == 0)
         return CUDA_ERROR_NO_DEVICE;
-    make_gate();
     CUresult result = hold_cards();
     if (result == CUDA_SUCCESS)
         result = start_restorer();
@@ -354,6 +375,37 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
     *context = depth > 0 ? stack[depth - 1] : NULL;
     leave();
     return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *device)
+{
+    CUresult result = enter();
+    if (result)
+        return result;
+    *device = current_device();
+    leave();
+    return *device < 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+    (void)attribute, (void)device;
+    *value = 0;
+    return process.started ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+    CUresult result = enter();
+    if (result)
+        return result;
+    result = device < 0 || device >= process.count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) {
+        *flags = 0;
+        *active = primary[device].references > 0;
+    }
+    leave();
+    return result;
 }
 
 EXPORT CUresult cuCtxSynchronize(void)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.build import SOURCES
@@ -37,11 +38,15 @@ class Program:
         busy_ms: int = 0,
         switches: str = "",
         python: bool = False,
+        preload: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Program:
         """Start one and wait for its first step. `switches` stand in its own environment (see switches.h)."""
         program = [sys.executable, SOURCES / "computes.py"] if python else [libraries / "computes"]
         arguments = [mib, pause_ms, device] + ([] if python else [busy_ms])
         environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
+        environment |= {"LD_PRELOAD": str(preload)} if preload else {}
+        environment |= variables
         started = cls([*program, *map(str, arguments)], environment)
         started.wait_for_steps(1)
         return started

@@ -27,21 +27,6 @@ static const struct {
 static CUprocessState state = RUNNING;
 static bool lost; /* a restore failed: from then on the real driver answers OPERATING_SYSTEM and never recovers */
 
-static CUresult shut_gate(uint32_t timeout_ms)
-{
-    struct timespec until;
-    if (timeout_ms == 0) {
-        pthread_rwlock_wrlock(&process.gate);
-        return CUDA_SUCCESS;
-    }
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += timeout_ms / 1000;
-    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    return pthread_rwlock_clockwrlock(&process.gate, CLOCK_MONOTONIC, &until) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
-}
-
 static int find_card(const struct device *cards, int count, const CUuuid *wanted)
 {
     for (int i = 0; i < count; i++)
@@ -113,7 +98,7 @@ static CUresult perform(const struct question *question)
     CUresult result = CUDA_SUCCESS;
     switch (question->verb) {
     case LOCK:
-        result = shut_gate(question->timeout_ms);
+        result = shut_gate(question->timeout_ms) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
         break;
     case CHECKPOINT:
         result = move_to_host();
@@ -122,7 +107,7 @@ static CUresult perform(const struct question *question)
         result = restore(question);
         break;
     case UNLOCK:
-        pthread_rwlock_unlock(&process.gate);
+        open_gate();
         break;
     default:
         return CUDA_ERROR_INVALID_VALUE;
