@@ -109,8 +109,25 @@ def _whole_number(value: object) -> int:
     return value
 
 
+def _bytes(value: object) -> int:
+    """Read "48GiB", "512 MiB" or a plain number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError
+    number, unit = (str(value), "") if isinstance(value, int) else _split_unit(value)
+    if not number.isdecimal():
+        raise ValueError
+    return int(number) << UNITS[unit]
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    unit = next((name for name in UNITS if name and text.endswith(name)), "")
+    return text.removesuffix(unit).strip(), unit
+
+
+UNITS: Final[Mapping[str, int]] = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 TEXT = Form("a string", _text)
 SWITCH = Form('"auto", true or false', _switch)
+BYTES = Form('a number of bytes, such as "64GiB"', _bytes)
 YES_OR_NO = Form("true or false", _yes_or_no)
 SECONDS = Form("a number of seconds, 0 or more", _seconds)
 DIRECTORY = Form("an absolute path", _directory)
@@ -180,6 +197,14 @@ class Gpu:
         "whether the node's switch for transparent huge pages is `always` while VRAM moves; it halves that time",
     )
     threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 16", by=OPTIONS)
+    arena: int = setting(
+        0, BYTES, "pinned host memory of the node for VRAM that moves at the link's speed", unset="there is none"
+    )
+    arena_containers: Literal["annotated", "all"] = setting(
+        "annotated",
+        _among("annotated", "all"),
+        'which containers with GPUs can use it: those with `kybernate.io/arena: "true"`, or all but `"false"`',
+    )
     helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
     denied_drivers: tuple[str, ...] = setting(
         ("570.158.*", "595.*"), TEXTS, "driver versions whose checkpoints are refused; `*` stands for any text"

@@ -34,6 +34,7 @@ STATES_SECONDS = 10.0
 INFO_SECONDS = 60.0
 # The helper answers by itself when a process's time is over; this is what the answer may take on top, cuInit included.
 SLACK_SECONDS = 75.0
+MOVE_ATTEMPTS = 3
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -50,11 +51,15 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class CudaProcess:
-    """A process that holds CUDA state. `restore_thread` is the driver's thread in it, 0 where it has none."""
+    """A process that holds CUDA state. `restore_thread` is the driver's thread in it, 0 where it has none.
+
+    `arena_bytes` of its VRAM are neither on a GPU nor in its own memory, but in the node's arena.
+    """
 
     pid: int
     state: State
     restore_thread: int
+    arena_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,18 @@ class States:
 
     processes: Mapping[int, CudaProcess]
     unknown: Mapping[int, CudaError]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What moved to or from the arena, by pid: its bytes, and why nothing of a process could."""
+
+    moved: Mapping[int, int] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.moved.values())
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ class CudaHelper:
         request = wire.StatesRequest(pids=pids, timeout_ms=_milliseconds(timeout))
         reply = await self._ask("States", request, wire.StatesResponse, timeout + SLACK_SECONDS)
         return States(
-            {it.pid: CudaProcess(it.pid, State(it.state), it.restore_thread) for it in reply.processes},
+            {it.pid: CudaProcess(it.pid, State(it.state), it.restore_thread, it.arena_bytes) for it in reply.processes},
             {it.pid: _error("state", it, timeout, ()) for it in reply.unknown},
         )
 
@@ -167,6 +184,31 @@ class CudaHelper:
     async def unlock(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
         """Let locked processes run on."""
         return await self._verb("Unlock", pids, timeout)
+
+    async def warm(self, pids: Sequence[int], timeout: float) -> None:
+        """Get the arena ready for what `take` will move out of running processes. Nothing depends on it."""
+        await self._move("Warm", pids, timeout)
+
+    async def take(self, pids: Sequence[int], timeout: float) -> Taken:
+        """Move the VRAM of locked processes into the node's arena, where that is possible; they stay locked."""
+        return await self._move("Take", pids, timeout)
+
+    async def give(self, pids: Sequence[int], timeout: float) -> Taken:
+        """Move what the arena has of locked processes back to VRAM; they stay locked."""
+        return await self._move("Give", pids, timeout)
+
+    async def _move(self, method: str, pids: Sequence[int], timeout: float) -> Taken:
+        if not pids:
+            return Taken()
+        request = wire.VerbRequest(pids=pids, timeout_ms=_milliseconds(timeout))
+        client = await self._connected()
+        # A process may be locked, stopped and settled several times before the helper gives up.
+        reply = await self._call(client, method, request, wire.VerbResponse, MOVE_ATTEMPTS * timeout + SLACK_SECONDS)
+        _seconds(method.lower(), reply, timeout)
+        return Taken(
+            {outcome.pid: outcome.bytes for outcome in reply.outcomes},
+            {outcome.pid: outcome.text for outcome in reply.outcomes if outcome.text},
+        )
 
     async def _verb(self, method: str, pids: Sequence[int], timeout: float) -> dict[int, float]:
         if not pids:
@@ -246,16 +288,17 @@ def log_path(socket: Path) -> Path:
     return socket.with_suffix(".log")
 
 
-def start_helper(socket: Path, idle_seconds: float | None = None) -> int:
+def start_helper(socket: Path, idle_seconds: float | None = None, options: Sequence[str] = ()) -> int:
     """Start a helper in a session of its own, which outlives this process, and return its pid.
 
-    Of several that are started at once all but one end by themselves. The child is reaped by whoever reaps this
-    process's children, which in a shim is one place for all of them.
+    `options` are more of its command line. Of several that are started at once all but one end by themselves. The child
+    is reaped by whoever reaps this process's children, which in a shim is one place for all of them.
     """
     socket.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     command = [sys.executable, "-m", "kybernate_shim.cuda.helper", "--socket", str(socket)]
     if idle_seconds is not None:
         command += ["--idle", str(idle_seconds)]
+    command += options
     log = (os.POSIX_SPAWN_OPEN, 1, str(log_path(socket)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     actions = [nothing, log, (os.POSIX_SPAWN_DUP2, 1, 2)]

@@ -34,13 +34,17 @@ class DriverUnusable(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """The driver's answer: `code` 0 is success. `state` and `thread` are given by `state` alone."""
+    """The driver's answer: `code` 0 is success.
+
+    `state` and `thread` are given by `state` alone, `bytes` by what the arena does.
+    """
 
     code: int = 0
     name: str = ""
     text: str = ""
     state: int | None = None
     thread: int | None = None
+    bytes: int = 0
 
 
 def initialize() -> None:

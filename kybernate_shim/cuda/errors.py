@@ -31,6 +31,11 @@ _BY_ERROR: Mapping[str, str] = {
         "it is not in the state that this takes, and nothing was changed; `kybernate cuda state` shows its state"
     ),
     "CUDA_ERROR_NOT_INITIALIZED": "it holds no CUDA state",
+    "ARENA_FAILED": "its memory is where it was",
+    "ARENA_AWAY": (
+        "its memory is in the node's arena, and it stays locked until that can be given back: `kybernate resume` tries "
+        "again, when its GPU has room"
+    ),
     "CUDA_ERROR_OPERATING_SYSTEM": "there is no such process, or its driver does not answer any more",
 }
 _UNKNOWN_CONSEQUENCE = "its state is what `kybernate cuda state` shows"

@@ -1,9 +1,9 @@
 """The CUDA helper: one process per node that does the driver's checkpoint calls for every shim.
 
-`python -m kybernate_shim.cuda.helper --socket PATH [--idle SECONDS]`. It serves kybernate.cuda.v1.Cuda on a socket that
-only its own user may use, keeps libcuda out of itself (see `workers`), and ends when nobody has called for `--idle`
-seconds: its workers hold the driver, which could not be updated while they live. A second helper on the same socket
-ends at once, with success.
+`python -m kybernate_shim.cuda.helper --socket PATH [--idle SECONDS] [--arena BYTES]`. It serves
+kybernate.cuda.v1.Cuda on a socket that only its own user may use, keeps libcuda out of itself (see `workers`), and ends
+when nobody has called for `--idle` seconds: its workers hold the driver, which could not be updated while they live. A
+second helper on the same socket ends at once, with success. The node's arena is its, too, and outlives it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 
+from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda import workers as pool
+from kybernate_shim.cuda.arena import memory as arena_memory
+from kybernate_shim.cuda.arena.keeper import Keeper, Moved, NotMoved
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server, Services
 
@@ -37,12 +41,22 @@ NO_CUDA = "CUDA_ERROR_NOT_INITIALIZED"
 NO_PROCESS = "CUDA_ERROR_OPERATING_SYSTEM"
 
 
+@dataclass(frozen=True)
+class Arena:
+    """Where the node's arena is, and how large in bytes; 0: there is none."""
+
+    folder: Path
+    size: int
+
+
 class Helper:
     """Answers the service. Every method takes a worker, calls the driver, and tells what became of each process."""
 
-    def __init__(self, workers: pool.Workers, log: Any) -> None:
+    def __init__(self, workers: pool.Workers, arena: Arena, log: Any) -> None:
         self._workers = workers
         self._log = log
+        memory = arena_memory.Memory(arena.size, arena.folder)
+        self.keeper = Keeper(memory, arena.folder, arena.size, self._one, log)
         self.running = 0
         self.last_call = asyncio.get_running_loop().time()
 
@@ -56,6 +70,9 @@ class Helper:
                 "Checkpoint": Method(wire.VerbRequest, self._counted(self.checkpoint)),
                 "Restore": Method(wire.RestoreRequest, self._counted(self.restore)),
                 "Unlock": Method(wire.VerbRequest, self._counted(self.unlock)),
+                "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
+                "Take": Method(wire.VerbRequest, self._counted(self.take)),
+                "Give": Method(wire.VerbRequest, self._counted(self.give)),
             }
         }
 
@@ -78,7 +95,8 @@ class Helper:
             answer = results.answers.get(pid)
             if answer and not answer["code"]:
                 state = STATES[answer["state"]] if answer["state"] < len(STATES) else wire.UNKNOWN
-                reply.processes.add(pid=pid, state=state, restore_thread=answer["thread"])
+                away = self.keeper.kept_bytes(pid)
+                reply.processes.add(pid=pid, state=state, restore_thread=answer["thread"], arena_bytes=away)
             elif not answer or answer["name"] not in (NO_CUDA, NO_PROCESS):
                 reply.unknown.append(_outcome(pid, results, seconds))
         return reply
@@ -95,7 +113,29 @@ class Helper:
         return await self._verb("restore", request.pids, [pairs], request.timeout_ms / 1000)
 
     async def unlock(self, request: wire.VerbRequest) -> wire.VerbResponse:
-        return await self._verb("unlock", request.pids, [], request.timeout_ms / 1000)
+        """Whoever asks, and whatever went before: a process whose memory is in the arena must not compute."""
+        away = [pid for pid in request.pids if self.keeper.kept_bytes(pid)]
+        given = await self._move("give", self.keeper.give, away, request.timeout_ms / 1000) if away else []
+        failed = [outcome for outcome in given if outcome.kind]
+        rest = [pid for pid in request.pids if pid not in {outcome.pid for outcome in failed}]
+        reply = await self._verb("unlock", rest, [], request.timeout_ms / 1000)
+        reply.outcomes.extend(failed)
+        return reply
+
+    async def warm(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        return wire.VerbResponse(
+            outcomes=await self._move("warm", self.keeper.warm, request.pids, request.timeout_ms / 1000)
+        )
+
+    async def take(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        return wire.VerbResponse(
+            outcomes=await self._move("take", self.keeper.take, request.pids, request.timeout_ms / 1000)
+        )
+
+    async def give(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        return wire.VerbResponse(
+            outcomes=await self._move("give", self.keeper.give, request.pids, request.timeout_ms / 1000)
+        )
 
     def _counted(self, method: Callable[[Any], Any]) -> Callable[[Any, Call], Any]:
         """Let the idle clock see the calls of `method`, and refuse those that would have no end."""
@@ -120,6 +160,35 @@ class Helper:
             self._log.info(f"cuda.{verb}", pid=outcome.pid, seconds=round(outcome.seconds, 3), **error)
         return wire.VerbResponse(outcomes=outcomes)
 
+    async def _move(
+        self, verb: str, move: Callable[[int, float], Awaitable[Moved]], pids: Iterable[int], seconds: float
+    ) -> list[wire.Outcome]:
+        """Do a step of the arena to all processes at once, and to its end, also when whoever asked is gone."""
+        loop = asyncio.get_running_loop()
+
+        async def one(pid: int) -> wire.Outcome:
+            began = loop.time()
+            try:
+                moved = await move(pid, seconds)
+            except NotMoved as error:
+                self._log.warning(f"arena.{verb}_failed", pid=pid, error=str(error), away=error.away)
+                name = "ARENA_AWAY" if error.away else "ARENA_FAILED"
+                return wire.Outcome(pid=pid, kind=wire.Outcome.REFUSED, name=name, text=str(error))
+            return wire.Outcome(pid=pid, bytes=moved.bytes, text=moved.reason, seconds=loop.time() - began)
+
+        return await asyncio.shield(asyncio.gather(*(one(pid) for pid in dict.fromkeys(pids))))
+
+    async def _one(self, verb: str, pid: int, seconds: float) -> None:
+        """Call a verb of the driver on one process for the arena. Raises NotMoved."""
+        arguments = [_milliseconds(seconds)] if verb == "lock" else []
+        try:
+            results = await self._call(verb, [pid], arguments, seconds + LOCK_GRACE_SECONDS)
+        except RpcError as error:
+            raise NotMoved(f"{verb} of process {pid}: {error.message}") from error
+        outcome = _outcome(pid, results, seconds)
+        if outcome.kind:
+            raise NotMoved(f"{verb} of process {pid}: {outcome.name} {outcome.text}")
+
     async def _call(self, verb: str, pids: Iterable[int], arguments: list[Any], seconds: float) -> pool.Results:
         worker = await self._take()
         try:
@@ -134,6 +203,10 @@ class Helper:
             raise RpcError(Code.UNAVAILABLE, str(error)) from error
 
 
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
 def _outcome(pid: int, results: pool.Results, seconds: float) -> wire.Outcome:
     answer = results.answers.get(pid)
     if answer:
@@ -145,10 +218,10 @@ def _outcome(pid: int, results: pool.Results, seconds: float) -> wire.Outcome:
     return wire.Outcome(pid=pid, kind=wire.Outcome.WORKER_DIED, text=results.failure)
 
 
-async def serve(path: Path, idle: float, log: Any) -> None:
+async def serve(path: Path, idle: float, arena: Arena, log: Any) -> None:
     """Serve on `path` until nobody has called for `idle` seconds, or SIGTERM."""
     workers = pool.Workers()
-    helper = Helper(workers, log)
+    helper = Helper(workers, arena, log)
     server = Server(
         helper.services(),
         on_error=lambda call, error: log.error("cuda.call_failed", method=call.method, error=repr(error)),
@@ -163,6 +236,7 @@ async def serve(path: Path, idle: float, log: Any) -> None:
         path.unlink(missing_ok=True)  # first, so that nobody connects to a listener that is about to close
         await server.close()
         await workers.close()
+        await helper.keeper.close()
         log.info("cuda.helper_ended")
 
 
@@ -171,6 +245,7 @@ async def _until_idle(helper: Helper, idle: float, stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     while not stop.is_set():
         pages.restore_node()
+        await helper.keeper.tidy(loop.time())
         left = helper.last_call + idle - loop.time() if not helper.running else idle
         if left <= 0:
             return
@@ -205,10 +280,20 @@ def _claim(path: Path) -> TextIO | None:
     return lock
 
 
+def _configured_size(log: Any) -> int:
+    try:
+        return Config.load().gpu.arena
+    except ConfigInvalid as error:
+        log.warning("arena.unavailable", error=str(error))
+        return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kybernate-cuda-helper", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, metavar="SECONDS")
+    parser.add_argument("--arena", type=int, metavar="BYTES", help="its size (as the node's configuration says)")
+    parser.add_argument("--arena-folder", type=Path, default=arena_memory.FOLDER, metavar="PATH")
     arguments = parser.parse_args(argv)
     lock = _claim(arguments.socket)
     if lock is None:
@@ -223,7 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 structlog.processors.JSONRenderer(default=str),
             ],
         )
-        asyncio.run(serve(arguments.socket, arguments.idle, log))
+        size = arguments.arena if arguments.arena is not None else _configured_size(log)
+        asyncio.run(serve(arguments.socket, arguments.idle, Arena(arguments.arena_folder, size), log))
     return 0
 
 

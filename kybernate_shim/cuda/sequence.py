@@ -1,7 +1,10 @@
 """The order of the driver's steps for all processes of a container, and the way back when one of them fails.
 
-    suspend:  look, lock all, checkpoint all        undone by: restore, unlock
-    resume:   restore all, unlock all               undone by: checkpoint again
+    suspend:  look, lock all, (take all,) checkpoint all        undone by: restore, give, unlock
+    resume:   restore all, give all, unlock all                 undone by: checkpoint again
+
+To take is to move VRAM into the node's arena, at the speed of the card's link, where a program has loaded the preload
+library; what is not taken goes the driver's way. To give is to move it back; an unlock gives first what was not given.
 
 Undoing goes by what the driver says about each process, not by what we believe to have done: a call that was given up
 may have been carried out. No process stays locked, whether a step failed, was too slow, or its task was cancelled.
@@ -15,8 +18,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kybernate_shim.cuda.client import CudaHelper, State
-from kybernate_shim.cuda.errors import CudaError, GpuPair
+from kybernate_shim.cuda.client import CudaHelper, State, Taken
+from kybernate_shim.cuda.errors import CudaError, CudaHelperLost, GpuPair
 from kybernate_shim.cuda.processes import ListPids, lock_all
 
 T = TypeVar("T")
@@ -40,10 +43,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step over all processes: "cuda-lock", "cuda-checkpoint", "cuda-restore" or "cuda-unlock"."""
+    """A finished step over all processes: "cuda-lock", "cuda-checkpoint", "cuda-restore" or "cuda-unlock".
+
+    Where the arena had part in it, "arena-take" or "arena-give" comes between, with the bytes that it moved.
+    """
 
     name: str
     seconds: float
+    bytes: int = 0
 
 
 @dataclass
@@ -52,6 +59,7 @@ class Suspended:
 
     pids: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    taken: Taken = field(default_factory=Taken)  # what the arena has of it
 
 
 DEFAULT_LIMITS = Limits()
@@ -66,8 +74,12 @@ async def suspend(
     *,
     note: Callable[[Sequence[int]], None] = lambda pids: None,
     around: Around = lambda pids: nullcontext(),
+    arena: bool = False,
 ) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
+
+    With `arena`, as much of it as can goes into the node's arena, which is no memory of the processes: whoever dumps
+    them must not want it.
 
     `note` is told of all processes that may be locked by now, each time before more are. `around` is what encloses the
     checkpoint of locked processes; it must not raise by itself.
@@ -81,10 +93,15 @@ async def suspend(
         touched.extend(pids)
         note(touched)
 
+    if arena:
+        await _warm(helper, list(list_pids()), limits)
     try:
         suspended.pids = await _timed(
             suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
         )
+        if arena:
+            take = helper.take(suspended.pids, limits.checkpoint)
+            suspended.taken = await _moved(suspended.steps, "arena-take", take)
         async with around(suspended.pids):
             await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
     except BaseException as error:  # CancelledError included: cancelled must not mean locked for ever
@@ -104,6 +121,7 @@ async def resume(
     steps: list[Step] = []
     try:
         await _timed(steps, "cuda-restore", helper.restore(pids, limits.restore, pairs))
+        await _moved(steps, "arena-give", helper.give(pids, limits.restore))
     except BaseException as error:
         await undisturbed(_add_notes(error, _suspend_again(helper, pids, limits)))
         raise
@@ -132,6 +150,14 @@ async def bring_back(helper: CudaHelper, pids: Sequence[int], limits: Limits = D
         if not stuck:
             return []
     return stuck + list(dict.fromkeys(reasons))
+
+
+async def _warm(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> None:
+    """Have the arena ready before anything stands still; what is wrong with it shows when it is needed."""
+    try:
+        await helper.warm(pids, limits.checkpoint)
+    except CudaHelperLost:
+        pass
 
 
 async def _suspend_again(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> list[str]:
@@ -180,6 +206,16 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled
     return task.result()
+
+
+async def _moved(steps: list[Step], name: str, work: Coroutine[Any, Any, Taken]) -> Taken:
+    """Do as `_timed` does with a step of the arena, which is told only where it moved something."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    taken = await work
+    if taken.bytes:
+        steps.append(Step(name, loop.time() - began, taken.bytes))
+    return taken
 
 
 async def _timed(steps: list[Step], name: str, work: Coroutine[Any, Any, T]) -> T:

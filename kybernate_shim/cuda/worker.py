@@ -2,7 +2,8 @@
 
 It reads jobs from the socket that it inherits and answers them, both as lines of JSON. A verb runs in one thread per
 process, because ranks that talk to each other must be locked at the same time. A call that hangs cannot be cancelled;
-the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`.
+the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`; with `arena FOLDER BYTES`
+behind it, it moves processes' memory to and from the arena there, too, and keeps what that needs.
 
 Job:    {"verb": "lock", "pids": [17, 18], "arguments": [1000]}, answered by one line per pid, in any order
 Job:    {"verb": "info"}, answered by one line
@@ -18,8 +19,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -38,8 +40,10 @@ def main() -> None:
     try:
         driver = _load_driver(send)
         if driver is not None:
+            verbs = {**driver.VERBS, **_arena_verbs(sys.argv[2:])}
+            send({"ready": True})
             for line in connection.makefile("rb"):
-                _start(driver, json.loads(line), send)
+                _start(driver, verbs, json.loads(line), send)
     except OSError:
         pass  # the supervisor is gone
     os._exit(0)  # a thread inside the driver would keep an orderly exit waiting
@@ -57,22 +61,31 @@ def _load_driver(send: Send) -> ModuleType | None:
     except driver.DriverUnusable as error:
         send({"unusable": str(error)})
         return None
-    send({"ready": True})
     return driver
 
 
-def _start(driver: ModuleType, job: dict[str, Any], send: Send) -> None:
+def _arena_verbs(arguments: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
+    if not arguments:
+        return {}
+    from kybernate_shim.cuda.arena.memory import Memory  # only one worker of a node needs these
+    from kybernate_shim.cuda.arena.moves import Mover
+
+    _, folder, size = arguments
+    return Mover(Memory(int(size), Path(folder))).verbs
+
+
+def _start(driver: ModuleType, verbs: Mapping[str, Callable[..., Any]], job: dict[str, Any], send: Send) -> None:
     if job["verb"] == "info":
         threading.Thread(target=lambda: send(driver.info()), daemon=True).start()
     for pid in job.get("pids", ()):
-        arguments = (driver, job["verb"], pid, job["arguments"], send)
+        arguments = (driver, verbs[job["verb"]], pid, job["arguments"], send)
         threading.Thread(target=_call, args=arguments, daemon=True).start()
 
 
-def _call(driver: ModuleType, verb: str, pid: int, arguments: list[Any], send: Send) -> None:
+def _call(driver: ModuleType, verb: Callable[..., Any], pid: int, arguments: list[Any], send: Send) -> None:
     began = time.monotonic()
     try:
-        answer = driver.VERBS[verb](pid, *arguments)
+        answer = verb(pid, *arguments)
     except Exception as error:  # noqa: BLE001  # what the bindings raise for a missing call is the answer
         answer = driver.Answer(driver.NOT_FOUND, "CUDA_ERROR_NOT_FOUND", str(error))
     send({"pid": pid, "seconds": time.monotonic() - began} | asdict(answer))

@@ -45,17 +45,21 @@ class Worker:
         self._writer = writer
 
     @classmethod
-    async def start(cls) -> Worker:
-        """Start a worker and wait until its driver is initialized. Raises DriverUnavailable."""
+    async def start(cls, *arguments: str) -> Worker:
+        """Start a worker and wait until its driver is initialized. Raises DriverUnavailable.
+
+        `arguments` follow the socket's descriptor; `worker` says what they mean.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "kybernate_shim.cuda.worker", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+                *(sys.executable, "-m", "kybernate_shim.cuda.worker", str(theirs.fileno()), *arguments),
+                pass_fds=[theirs.fileno()],
             )
         worker = cls(process, *await asyncio.open_connection(sock=ours))
         try:
             async with asyncio.timeout(START_SECONDS):
-                hello = await worker._read()
+                hello = await worker.read()
         except TimeoutError:
             await worker.kill()
             raise DriverUnavailable(f"the CUDA driver did not initialize within {START_SECONDS:g} s") from None
@@ -81,8 +85,8 @@ class Worker:
         """Do a job that has one answer. Raises WorkerDied, or TimeoutError, after which the worker is dead, too."""
         try:
             async with asyncio.timeout(seconds):
-                self._send(job)
-                return await self._read()
+                self.send(job)
+                return await self.read()
         except (TimeoutError, asyncio.CancelledError):
             await self.kill()
             raise
@@ -93,9 +97,9 @@ class Worker:
         answers: dict[int, dict[str, Any]] = {}
         try:
             async with asyncio.timeout(seconds):
-                self._send({"verb": verb, "pids": sorted(waiting), "arguments": arguments})
+                self.send({"verb": verb, "pids": sorted(waiting), "arguments": arguments})
                 while waiting - answers.keys():
-                    answer = await self._read()
+                    answer = await self.read()
                     answers[answer["pid"]] = answer
         except TimeoutError:
             await self.kill()
@@ -125,10 +129,12 @@ class Worker:
         if pidfd >= 0:
             os.close(pidfd)
 
-    def _send(self, job: dict[str, Any]) -> None:
+    def send(self, job: dict[str, Any]) -> None:
+        """Give the worker a job, and take its answers by `read`."""
         self._writer.write(json.dumps(job).encode() + b"\n")
 
-    async def _read(self) -> dict[str, Any]:
+    async def read(self) -> dict[str, Any]:
+        """Return the next answer, of whatever job. Raises WorkerDied."""
         try:
             line = await self._reader.readline()
         except ConnectionError:

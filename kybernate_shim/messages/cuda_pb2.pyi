@@ -82,14 +82,16 @@ class StatesResponse(_message.Message):
     def __init__(self, processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., unknown: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("pid", "state", "restore_thread")
+    __slots__ = ("pid", "state", "restore_thread", "arena_bytes")
     PID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_THREAD_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     pid: int
     state: State
     restore_thread: int
-    def __init__(self, pid: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., restore_thread: _Optional[int] = ...) -> None: ...
+    arena_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., restore_thread: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class VerbRequest(_message.Message):
     __slots__ = ("pids", "timeout_ms")
@@ -124,7 +126,7 @@ class VerbResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("pid", "kind", "code", "name", "text", "seconds")
+    __slots__ = ("pid", "kind", "code", "name", "text", "seconds", "bytes")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DONE: _ClassVar[Outcome.Kind]
@@ -141,10 +143,12 @@ class Outcome(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     pid: int
     kind: Outcome.Kind
     code: int
     name: str
     text: str
     seconds: float
-    def __init__(self, pid: _Optional[int] = ..., kind: _Optional[_Union[Outcome.Kind, str]] = ..., code: _Optional[int] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    bytes: int
+    def __init__(self, pid: _Optional[int] = ..., kind: _Optional[_Union[Outcome.Kind, str]] = ..., code: _Optional[int] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.cuda.client import CudaProcess, State, States
+from kybernate_shim.cuda.client import CudaProcess, State, States, Taken
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
 
 MOVES = {
+    "take": (State.LOCKED, State.LOCKED),
+    "give": (State.LOCKED, State.LOCKED),
     "lock": (State.RUNNING, State.LOCKED),
     "checkpoint": (State.LOCKED, State.CHECKPOINTED),
     "restore": (State.CHECKPOINTED, State.LOCKED),
@@ -25,11 +27,15 @@ FAULTS = ("refused", "deadline", "deadline-after", "lost", "lost-after")
 
 @dataclass
 class MemoryHelper:
-    """Answers like CudaHelper. `faults` maps the n-th call of all to what happens on one of its processes."""
+    """Answers like CudaHelper. `faults` maps the n-th call of all to what happens on one of its processes.
+
+    `away` are the processes whose memory the arena has.
+    """
 
     state: dict[int, State]
     faults: dict[int, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    away: set[int] = field(default_factory=set)
 
     async def states(self, pids: Sequence[int], timeout: float = 1) -> States:
         return States({pid: CudaProcess(pid, self.state[pid], 0) for pid in pids if pid in self.state}, {})
@@ -46,18 +52,38 @@ class MemoryHelper:
     async def unlock(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
         return await self._call("unlock", pids)
 
+    async def warm(self, pids: Sequence[int], timeout: float) -> None:
+        if self.faults.get(-1):
+            raise CudaHelperLost("CUDA Warm: the helper ended")
+
+    async def take(self, pids: Sequence[int], timeout: float) -> Taken:
+        await self._call("take", pids)
+        return Taken(dict.fromkeys(pids, 1))
+
+    async def give(self, pids: Sequence[int], timeout: float) -> Taken:
+        moved = dict.fromkeys(self.away & set(pids), 1)
+        await self._call("give", pids)
+        return Taken(moved)
+
+    def _carry_out(self, verb: str, pid: int) -> None:
+        self.state[pid] = MOVES[verb][1]
+        if verb == "take":
+            self.away.add(pid)
+        elif verb in ("give", "unlock"):
+            self.away.discard(pid)
+
     async def _call(self, verb: str, pids: Sequence[int]) -> dict[int, float]:
         if not pids:
             return {}
         fault = self.faults.get(len(self.calls))
         self.calls.append(verb)
         await asyncio.sleep(0)
-        legal, then = MOVES[verb]
+        legal, _ = MOVES[verb]
         victim = pids[-1]
         for pid in pids:
             assert self.state[pid] is legal, f"{verb} of a process that is {self.state[pid]}"
             if pid != victim or fault is None or fault.endswith("-after"):
-                self.state[pid] = then
+                self._carry_out(verb, pid)
         done = tuple(pid for pid in pids if pid != victim)
         if fault == "refused":
             raise CudaCallFailed(verb, victim, "CUDA_ERROR_UNKNOWN", "unknown error", done=done)
@@ -70,31 +96,38 @@ class MemoryHelper:
 
 LIMITS = Limits(1, 1, 1, 1)
 PIDS = [11, 12, 13]
-one_fault = st.dictionaries(st.integers(0, 3), st.sampled_from(FAULTS), max_size=1)
+one_fault = st.dictionaries(st.integers(-1, 4), st.sampled_from(FAULTS), max_size=1)
 faults = st.dictionaries(st.integers(0, 5), st.sampled_from(FAULTS), max_size=3)
 
 
-def fresh(state: State, faults: dict[int, str]) -> MemoryHelper:
-    return MemoryHelper(dict.fromkeys(PIDS, state), faults)
+def fresh(state: State, faults: dict[int, str], *, away: bool = False) -> MemoryHelper:
+    return MemoryHelper(dict.fromkeys(PIDS, state), faults, away=set(PIDS) if away else set())
+
+
+def require_one_place(helper: MemoryHelper) -> None:
+    """Nobody may compute whose memory is in the arena."""
+    assert not [pid for pid in helper.away if helper.state[pid] is State.RUNNING]
 
 
 def told(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", []))
 
 
-def failure_of(helper: MemoryHelper) -> CudaError | None:
+def failure_of(helper: MemoryHelper, *, arena: bool) -> CudaError | None:
     """Suspend everything and return the error, if that is how it ends."""
     try:
-        asyncio.run(suspend(helper, lambda: PIDS, LIMITS))  # type: ignore[arg-type]
+        asyncio.run(suspend(helper, lambda: PIDS, LIMITS, arena=arena))  # type: ignore[arg-type]
     except CudaError as error:
         return error
+    finally:
+        require_one_place(helper)
     return None
 
 
-@given(faults)
-def test_failed_suspend_leaves_nobody_behind_unsaid(faults: dict[int, str]) -> None:
+@given(faults, st.booleans())
+def test_failed_suspend_leaves_nobody_behind_unsaid(faults: dict[int, str], arena: bool) -> None:
     helper = fresh(State.RUNNING, faults)
-    error = failure_of(helper)
+    error = failure_of(helper, arena=arena)
     for pid, state in helper.state.items():
         if error is None:
             assert state is State.CHECKPOINTED
@@ -102,23 +135,25 @@ def test_failed_suspend_leaves_nobody_behind_unsaid(faults: dict[int, str]) -> N
             assert state is State.RUNNING or f"process {pid} is {state.name.lower()}" in told(error)
 
 
-@given(one_fault)
-def test_suspend_with_one_fault_is_undone_completely(faults: dict[int, str]) -> None:
+@given(one_fault, st.booleans())
+def test_suspend_with_one_fault_is_undone_completely(faults: dict[int, str], arena: bool) -> None:
     helper = fresh(State.RUNNING, faults)
-    error = failure_of(helper)
+    error = failure_of(helper, arena=arena)
+    assert helper.away == (set(PIDS) if arena and error is None else set())
     assert set(helper.state.values()) == {State.CHECKPOINTED if error is None else State.RUNNING}
     assert error is None or told(error) == ""
 
 
-@given(one_fault)
-def test_failed_resume_leaves_nobody_locked(faults: dict[int, str]) -> None:
-    helper = fresh(State.CHECKPOINTED, faults)
+@given(one_fault, st.booleans())
+def test_failed_resume_leaves_nobody_locked(faults: dict[int, str], away: bool) -> None:
+    helper = fresh(State.CHECKPOINTED, faults, away=away)
     try:
         asyncio.run(resume(helper, PIDS, limits=LIMITS))  # type: ignore[arg-type]
     except CudaError:
         assert set(helper.state.values()) in ({State.CHECKPOINTED}, {State.RUNNING})
     else:
         assert set(helper.state.values()) == {State.RUNNING}
+    require_one_place(helper)
 
 
 @given(st.lists(st.sampled_from([State.RUNNING, State.LOCKED, State.CHECKPOINTED]), min_size=1, max_size=4), one_fault)

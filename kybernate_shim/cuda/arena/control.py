@@ -1,0 +1,215 @@
+"""The node's side of the preload library's control page; preload/control.h is the other side, and says how it works.
+
+The page is the program's own memory: what stands in it is a claim, never a fact. Whoever reads a block here goes on
+with what the driver says of the memory that the program hands out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import functools
+import mmap
+import os
+import platform
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from kybernate_shim.linux.memory import read_maps
+
+NAME = "kybernate-arena"  # of the mapping, and of the thread that answers
+MAPPED_AS = f"/memfd:{NAME} (deleted)"
+MAGIC, VERSION, MOST_BLOCKS = 0x4B594241, 1, 1 << 16
+HEADER, BLOCK = struct.Struct("<IIiiIIIiIII"), struct.Struct("<QQQQIIiiIIQBB6x")
+TABLE_AT = 4096
+BYTES = TABLE_AT + MOST_BLOCKS * BLOCK.size
+ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED = 16, 20, 24, 28, 32, 36, 40
+GRAIN = 2 << 20  # every block is a multiple of it
+MOST_BYTES = 1 << 42  # more than any card has: a size beyond it is nonsense
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # without them, reading it could end us by SIGBUS
+PRIVATE = 2
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
+LOOK = 0.2  # seconds between two looks at whether the process still lives
+SYSCALLS = {"x86_64": (202, 438), "aarch64": (98, 438)}
+
+
+class Verb(IntEnum):
+    """What the library can be asked."""
+
+    PROBE, SHARE, CLOSE, RELEASE, FORGET, REBUILD, COMMIT, DISCARD = range(8)
+
+
+class BlockState(IntEnum):
+    """Where a block's bytes are, in the library's words."""
+
+    UNUSED, BUSY, HERE, SHARED, AWAY, REBUILT = range(6)
+
+
+class ControlFailed(Exception):
+    """The library has refused: `code` is the driver's error, or a negative errno."""
+
+    def __init__(self, verb: Verb, code: int) -> None:
+        why = os.strerror(-code) if code < 0 else f"CUDA error {code}"
+        super().__init__(f"the preload library answers {verb.name.lower()} with: {why}")
+        self.code = code
+
+    @property
+    def busy(self) -> bool:
+        """A thread of the program was in the middle of an allocation: let it go on, and try again."""
+        return self.code == -errno.EBUSY
+
+
+class ControlSilent(Exception):
+    """The library's thread does not answer: it is stopped, hangs in the driver, or the process has ended."""
+
+
+class ControlInvalid(Exception):
+    """The page does not look as the library makes it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of VRAM in the table, by its `index` there.
+
+    `device` and `descriptor` are the program's numbers; the second is -1 where it has none open.
+    """
+
+    index: int
+    address: int
+    size: int
+    state: BlockState
+    private: bool
+    device: int
+    descriptor: int
+
+
+class Control:
+    """The control page of one process. Close it after use."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        """Map the page behind `fd`. Raises ControlInvalid."""
+        self.pid = pid
+        if os.fstat(fd).st_size != BYTES or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise ControlInvalid(f"the control page of process {pid} has another size, or may change it")
+        self._map = mmap.mmap(fd, BYTES)
+        self._start = ctypes.c_char.from_buffer(self._map)
+        magic, version = struct.unpack_from("<II", self._map)
+        if (magic, version) != (MAGIC, VERSION):
+            self.close()
+            raise ControlInvalid(f"the preload library of process {pid} has version {version}, we know {VERSION}")
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        del self._start
+        self._map.close()
+
+    def blocks(self) -> list[Block]:
+        """Read the table's entries that are in use. Raises ControlInvalid."""
+        used = min(self._word(USED), MOST_BLOCKS)
+        found = []
+        for index, entry in enumerate(BLOCK.iter_unpack(self._map[TABLE_AT : TABLE_AT + used * BLOCK.size])):
+            address, size, _, _, state, flags, device, descriptor, *_ = entry
+            if state == BlockState.UNUSED:
+                continue
+            if state > max(BlockState) or not 0 < size <= MOST_BYTES or (size % GRAIN and not flags & PRIVATE):
+                raise ControlInvalid(f"block {index} of process {self.pid} has state {state} and {size} bytes")
+            found.append(Block(index, address, size, BlockState(state), bool(flags & PRIVATE), device, descriptor))
+        return found
+
+    def ask(self, verb: Verb, *, seconds: float, first: int = 0, count: int = MOST_BLOCKS) -> None:
+        """Have the library do something to the blocks from `first` on, and wait.
+
+        A question that was given up may still be answered, so the next one waits for that. Raises ControlFailed and
+        ControlSilent.
+        """
+        until = time.monotonic() + seconds
+        self._await_answer(verb, until)
+        for place, value in ((VERB, verb), (FIRST, first), (COUNT, count)):
+            struct.pack_into("<I", self._map, place, value)
+        struct.pack_into("<I", self._map, ASKED, (self._word(ASKED) + 1) & 0xFFFFFFFF)
+        _futex()(self._address(ASKED), FUTEX_WAKE, 1, None)
+        self._await_answer(verb, until)
+        (result,) = struct.unpack_from("<i", self._map, RESULT)
+        if result:
+            raise ControlFailed(verb, result)
+
+    def _await_answer(self, verb: Verb, until: float) -> None:
+        while (answered := self._word(ANSWERED)) != self._word(ASKED):
+            left = until - time.monotonic()
+            if left <= 0 or not Path(f"/proc/{self.pid}/maps").exists():
+                raise ControlSilent(f"the preload library of process {self.pid} does not answer {verb.name.lower()}")
+            _futex()(self._address(ANSWERED), FUTEX_WAIT, answered, min(left, LOOK))
+
+    def _word(self, place: int) -> int:
+        (value,) = struct.unpack_from("<I", self._map, place)
+        return int(value)
+
+    def _address(self, place: int) -> int:
+        return ctypes.addressof(self._start) + place
+
+
+def is_there(pid: int) -> bool:
+    """Tell whether the library is loaded in a process and has taken memory over. Raises OSError."""
+    return any(region.name == MAPPED_AS for region in read_maps(pid))
+
+
+def control_of(pid: int) -> Control | None:
+    """Return the control page of a process, None where the library is not loaded or has taken nothing over.
+
+    Raises ControlInvalid, and OSError where we may not look.
+    """
+    try:
+        found = [region for region in read_maps(pid) if region.name == MAPPED_AS]
+        if not found:
+            return None
+        fd = os.open(f"/proc/{pid}/map_files/{found[0].start:x}-{found[0].end:x}", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    try:
+        return Control(pid, fd)
+    finally:
+        os.close(fd)
+
+
+def take_descriptor(pidfd: int, descriptor: int) -> int:
+    """Return a descriptor of ours for the same open file as `descriptor` of another process. Raises OSError."""
+    return _system_call(SYSCALLS[platform.machine()][1], pidfd, descriptor, 0)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+@functools.cache
+def _futex() -> Callable[[int, int, int, float | None], None]:
+    number = SYSCALLS[platform.machine()][0]
+
+    def call(address: int, operation: int, value: int, seconds: float | None) -> None:
+        limit = None
+        if seconds is not None:
+            limit = ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
+        try:
+            _system_call(number, ctypes.c_void_p(address), operation, ctypes.c_uint32(value), limit, None, 0)
+        except (TimeoutError, BlockingIOError, InterruptedError):
+            pass  # whoever waits looks at the words themselves
+
+    return call
+
+
+def _system_call(number: int, *arguments: object) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result

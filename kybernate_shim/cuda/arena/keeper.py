@@ -1,0 +1,202 @@
+"""The order in which a locked process gives its VRAM to the arena, or gets it back, and the way back from each step.
+
+    stop its threads, unlock, move, lock, let them go
+
+Only the preload library's thread and the driver's own run while the driver is unlocked: nobody sees that memory is
+missing. The process comes LOCKED and leaves LOCKED, with its bytes in one place. When a move fails, or the worker dies
+under it, a settling brings them back to VRAM before the threads go on; where not even that can be done, the process
+stays locked, and the error says so. The helper itself stops the threads: it does not load the driver, so nothing that
+the driver does lets them go too early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.cuda.arena import control
+from kybernate_shim.cuda.arena.memory import Memory, Owner
+from kybernate_shim.cuda.arena.shared_worker import SharedWorker
+from kybernate_shim.cuda.workers import DriverUnavailable, WorkerDied
+from kybernate_shim.linux.ptrace import Held
+from kybernate_shim.linux.tracee import InjectionFailed
+
+STOP_SECONDS = 10.0
+RELOCK_SECONDS = 10.0
+ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
+PAUSES = (0.002, 0.005, 0.011, 0.023)
+IDLE_SECONDS = 60.0
+DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
+BUSY, FULL = "ARENA_BUSY", "ARENA_FULL"
+
+
+class NotMoved(Exception):
+    """A step failed; the message says which, and where the bytes are. `away` when the process must not be unlocked."""
+
+    def __init__(self, message: str, *, away: bool = False) -> None:
+        super().__init__(message)
+        self.away = away
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What was moved. With 0 bytes, `reason` says why, and is empty where there was nothing to move."""
+
+    bytes: int = 0
+    reason: str = ""
+
+
+# Calls a verb of the driver on one process, for at most so many seconds; raises NotMoved when it does not succeed.
+DriverVerb = Callable[[str, int, float], Awaitable[None]]
+
+
+class Keeper:
+    """The arena of the node, as the helper uses it. One step of one process at a time; several processes at once."""
+
+    def __init__(self, memory: Memory, folder: Path, size: int, verb: DriverVerb, log: Any) -> None:
+        self._memory = memory
+        self._size = size
+        self._verb = verb
+        self._log = log
+        self._worker = SharedWorker(["arena", str(folder), str(size)])
+        self._last_use = 0.0
+
+    async def warm(self, pid: int, seconds: float) -> Moved:
+        """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
+        if not self._size or not _has_library(pid):
+            return Moved()
+        for pause in PAUSES:
+            try:
+                answer = await self._ask("warm", pid, seconds)
+            except (WorkerDied, DriverUnavailable) as error:
+                return Moved(0, str(error))
+            if answer["name"] != BUSY:
+                break
+            await asyncio.sleep(pause)
+        return _moved(answer)
+
+    async def take(self, pid: int, seconds: float) -> Moved:
+        """Move the VRAM of a locked process into the arena, as far as it was allocated through the preload library.
+
+        Where that cannot be, it stays where it was, and the reason is returned. Raises NotMoved.
+        """
+        if not self._size or not _has_library(pid):
+            return Moved()
+        for attempt in range(ATTEMPTS):
+            try:
+                async with self._stopped(pid):
+                    answer = await self._take_stopped(pid, seconds)
+            except InjectionFailed as error:
+                return Moved(0, f"the threads of process {pid} cannot be stopped: {error}")
+            if answer["name"] != BUSY:
+                return _moved(answer)
+            # It was let go unlocked, to come out of its allocation.
+            await asyncio.sleep(PAUSES[attempt % len(PAUSES)])
+            await self._verb("lock", pid, seconds)
+        return Moved(0, f"process {pid} was in the middle of an allocation {ATTEMPTS} times")
+
+    async def _take_stopped(self, pid: int, seconds: float) -> dict[str, Any]:
+        await self._verb("unlock", pid, RELOCK_SECONDS)
+        try:
+            answer = await self._ask("take", pid, seconds)
+        except (WorkerDied, DriverUnavailable) as error:
+            answer = {"name": "ARENA_FAILED", "text": str(error), "bytes": 0}
+        if answer["name"] == BUSY:
+            return answer
+        if answer["name"] not in ("", FULL):
+            await self._settle(pid, seconds, answer["text"])
+        try:
+            await self._verb("lock", pid, RELOCK_SECONDS)
+        except NotMoved as error:
+            await self._settle(pid, seconds, str(error))
+            raise
+        return answer
+
+    async def give(self, pid: int, seconds: float) -> Moved:
+        """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then."""
+        if not self.kept_bytes(pid):
+            return Moved()
+        try:
+            async with self._stopped(pid):
+                await self._verb("unlock", pid, RELOCK_SECONDS)
+                size = await self._settle(pid, seconds, "its memory is in the arena")
+                await self._verb("lock", pid, RELOCK_SECONDS)
+        except InjectionFailed as error:
+            raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
+        return Moved(size)
+
+    def kept_bytes(self, pid: int) -> int:
+        """Return how many bytes of this process the arena has, or may have."""
+        try:
+            return sum(one.size for one in self._memory.kept(Owner.of(pid)))
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
+
+    async def tidy(self, now: float) -> None:
+        """End the worker, whose contexts take VRAM, when nobody has needed it for a while."""
+        if self._worker.running and not self._worker.busy and now - self._last_use > IDLE_SECONDS:
+            await self._worker.close()
+            self._log.info("arena.worker_ended")
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def _settle(self, pid: int, seconds: float, why: str) -> int:
+        """Bring everything of a stopped and unlocked process back to VRAM; return the bytes that had been away.
+
+        Tried twice, the second time by another worker: the first may have been what was wrong. Where both fail, the
+        process is locked again, with its bytes still in the arena, and NotMoved raised.
+        """
+        reasons = [why]
+        for _ in range(2):
+            try:
+                answer = await self._ask("settle", pid, seconds)
+            except (WorkerDied, DriverUnavailable) as error:
+                reasons.append(str(error))
+                continue
+            if not answer["code"]:
+                return int(answer["bytes"])
+            reasons.append(answer["text"])
+            await self._worker.close()
+        await self._verb("lock", pid, RELOCK_SECONDS)
+        raise NotMoved(f"process {pid} stays locked: {'; '.join(dict.fromkeys(reasons))}", away=True)
+
+    async def _ask(self, verb: str, pid: int, seconds: float) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        self._last_use = loop.time()
+        try:
+            answer = await self._worker.call(verb, pid, seconds=seconds)
+        finally:
+            self._last_use = loop.time()
+        told = {"error": answer["text"]} if answer["code"] else {}
+        self._log.info(f"arena.{verb}", pid=pid, bytes=answer["bytes"], seconds=round(answer["seconds"], 3), **told)
+        return answer
+
+    @asynccontextmanager
+    async def _stopped(self, pid: int) -> AsyncIterator[None]:
+        """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
+        held = Held(pid, spare=_must_run, seconds=STOP_SECONDS)
+        await asyncio.to_thread(held.__enter__)
+        try:
+            yield
+        finally:
+            await asyncio.shield(asyncio.to_thread(held.__exit__, None, None, None))
+
+
+def _must_run(thread: str) -> bool:
+    return thread == control.NAME or thread.startswith(DRIVERS_OWN)
+
+
+def _has_library(pid: int) -> bool:
+    try:
+        return control.is_there(pid)
+    except OSError:
+        return False
+
+
+def _moved(answer: dict[str, Any]) -> Moved:
+    return Moved(0, answer["text"]) if answer["code"] else Moved(answer["bytes"])

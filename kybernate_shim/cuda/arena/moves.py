@@ -1,0 +1,188 @@
+"""What the arena's worker does to one process whose threads are stopped and whose driver is unlocked.
+
+    warm     make contexts and pin memory, while the program still computes
+    take     copy every block out, then have the program release them: until the release, the truth is in VRAM
+    give     have the program make new memory, copy every block in, then commit: until then, it is in the arena
+    settle   whatever was begun and not finished, by whoever is gone: finish it towards VRAM
+
+Where a block's bytes are is what its state says in the program's table: AWAY and REBUILT mean the arena, all else VRAM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kybernate_shim.cuda.arena.control import (
+    Block,
+    BlockState,
+    Control,
+    ControlFailed,
+    ControlInvalid,
+    ControlSilent,
+    Verb,
+    control_of,
+    take_descriptor,
+)
+from kybernate_shim.cuda.arena.memory import ArenaFull, ArenaUnavailable, Kept, Memory, Owner
+from kybernate_shim.cuda.arena.transfer import DriverRefused, Transfer
+from kybernate_shim.cuda.driver import Answer
+
+BATCH = 64  # blocks handed out at a time: the program may have few descriptors left
+ANSWER_SECONDS = 20.0
+CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003}
+FAILURES = (ControlFailed, ControlInvalid, ControlSilent, ArenaFull, ArenaUnavailable, DriverRefused, OSError)
+
+
+@dataclass
+class Mover:
+    """The arena and our end of the copies, which are made when the first process needs them."""
+
+    memory: Memory
+    _transfer: Transfer | None = None
+
+    @property
+    def verbs(self) -> Mapping[str, Callable[[int], Answer]]:
+        return {"warm": self.warm, "take": self.take, "give": self.give, "settle": self.settle}
+
+    def warm(self, pid: int) -> Answer:
+        return _answered(lambda: self._warm(pid))
+
+    def take(self, pid: int) -> Answer:
+        return _answered(lambda: self._take(pid))
+
+    def give(self, pid: int) -> Answer:
+        return _answered(lambda: self._give(pid))
+
+    def settle(self, pid: int) -> Answer:
+        return _answered(lambda: self._settle(pid))
+
+    def _warm(self, pid: int) -> int:
+        """Look at one block of each of the program's cards to learn which card of ours that is."""
+        copies = self._copies()
+        with _opened(pid) as (control, pidfd):
+            blocks = [block for block in control.blocks() if block.state is BlockState.HERE and not block.private]
+            try:
+                for index in {block.device: block.index for block in blocks}.values():
+                    control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=index, count=1)
+                    for block in control.blocks():
+                        if block.index == index and block.state is BlockState.SHARED:
+                            copies.enter_device_of(take_descriptor(pidfd, block.descriptor))
+            finally:
+                control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
+                control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
+        size = sum(block.size for block in blocks)
+        copies.pin(self.memory.preview(size))
+        return size
+
+    def _take(self, pid: int) -> int:
+        self.memory.prepare()
+        owner = Owner.of(pid)
+        with _opened(pid) as (control, pidfd):
+            control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=0, count=0)  # is any block in a thread's hands?
+            wanted = [block for block in control.blocks() if block.state is BlockState.HERE and not block.private]
+            if not wanted:
+                return 0
+            kept = self.memory.claim(owner, [(block.index, block.address, block.size) for block in wanted])
+            try:
+                for batch in _batches(kept):
+                    with _handed_out(control, pidfd, Verb.SHARE, BlockState.SHARED, batch) as descriptors:
+                        self._copies().out(descriptors, [one.extents for one in batch])
+            except BaseException:
+                control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
+                self.memory.give_up(owner)
+                raise
+            control.ask(Verb.RELEASE, seconds=ANSWER_SECONDS)
+        return sum(one.size for one in kept)
+
+    def _give(self, pid: int) -> int:
+        owner = Owner.of(pid)
+        kept = {one.index: one for one in self.memory.kept(owner)}
+        with _opened(pid) as (control, pidfd):
+            away = [_place_of(block, kept) for block in control.blocks() if block.state is BlockState.AWAY]
+            try:
+                for batch in _batches(away):
+                    with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
+                        self._copies().back(descriptors, [one.extents for one in batch])
+            except BaseException:
+                control.ask(Verb.DISCARD, seconds=ANSWER_SECONDS)
+                raise
+            control.ask(Verb.COMMIT, seconds=ANSWER_SECONDS)
+        self.memory.give_up(owner)
+        return sum(one.size for one in away)
+
+    def _settle(self, pid: int) -> int:
+        with _opened(pid) as (control, _):
+            for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
+                control.ask(verb, seconds=ANSWER_SECONDS)
+        return self._give(pid)
+
+    def _copies(self) -> Transfer:
+        if self._transfer is None:
+            self.memory.prepare()
+            self._transfer = Transfer(self.memory)
+        return self._transfer
+
+
+def _answered(work: Callable[[], int]) -> Answer:
+    """Turn what a move returns or raises into what the worker sends."""
+    try:
+        return Answer(bytes=work())
+    except FAILURES as error:
+        name = "ARENA_FAILED"
+        if isinstance(error, ArenaFull):
+            name = "ARENA_FULL"
+        elif isinstance(error, ControlFailed) and error.busy:
+            name = "ARENA_BUSY"
+        return Answer(CODES[name], name, str(error))
+
+
+@contextmanager
+def _opened(pid: int) -> Iterator[tuple[Control, int]]:
+    """Open a process's page, and a descriptor of the process. Raises ControlInvalid where it has no such page."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        control = control_of(pid)
+        if control is None:
+            raise ControlInvalid(f"process {pid} has not loaded the preload library")
+        with control:
+            yield control, pidfd
+    finally:
+        os.close(pidfd)
+
+
+@contextmanager
+def _handed_out(
+    control: Control, pidfd: int, verb: Verb, state: BlockState, batch: Sequence[Kept]
+) -> Iterator[list[int]]:
+    """Have the program hand out the blocks of `batch` and yield descriptors of ours for them, in its order."""
+    first, last = batch[0].index, batch[-1].index
+    descriptors: list[int] = []
+    try:
+        control.ask(verb, seconds=ANSWER_SECONDS, first=first, count=last - first + 1)
+        blocks = {block.index: block for block in control.blocks() if first <= block.index <= last}
+        for one in batch:
+            block = blocks.get(one.index)
+            if block is None or (block.address, block.size, block.state) != (one.address, one.size, state):
+                raise ControlInvalid(f"block {one.index} of process {control.pid} has changed while it was moved")
+            descriptors.append(take_descriptor(pidfd, block.descriptor))
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
+
+
+def _batches(kept: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
+    for at in range(0, len(kept), BATCH):
+        yield kept[at : at + BATCH]
+
+
+def _place_of(block: Block, kept: Mapping[int, Kept]) -> Kept:
+    """Return where a block's bytes are. Raises ControlInvalid where the arena has none that are like it."""
+    place = kept.get(block.index)
+    if place is None or (place.address, place.size) != (block.address, block.size):
+        raise ControlInvalid(f"the bytes of block {block.index} are not in the arena: they are lost")
+    return place

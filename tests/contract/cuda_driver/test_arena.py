@@ -1,0 +1,274 @@
+"""Programs with the preload library: their memory goes into the arena and comes back, whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kybernate_shim.cuda.arena.control import Verb, control_of
+from kybernate_shim.cuda.arena.memory import Memory, Owner
+from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
+from kybernate_shim.cuda.errors import CudaError
+from kybernate_shim.cuda.preload.build import build as build_preload
+from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from kybernate_shim.linux.mounts import unmount_tree
+from tests.contract.cuda_driver.helper_processes import helpers
+from tests.fakes.cuda import Cards
+from tests.fakes.cuda.programs import Program
+
+Start = Callable[..., Program]
+Run = Callable[[Callable[[CudaHelper], Any]], Any]
+
+pytestmark = pytest.mark.root
+LIMITS = Limits(lock=5, checkpoint=10, restore=10, unlock=10, settle=10)
+MIB = 1 << 20
+SIZE = 64 * MIB
+
+
+@pytest.fixture(scope="session")
+def preload(libraries: Path) -> Path:
+    return build_preload(libraries)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    """The arena that `use` makes."""
+    return Memory(SIZE, tmp_path / "arena")
+
+
+@pytest.fixture
+def use(cards: Cards, tmp_path: Path, socket: Path) -> Iterator[Callable[[Callable[[CudaHelper], Any]], Any]]:
+    """Run a coroutine function with a helper that has an arena of 64 MiB."""
+    folder = tmp_path / "arena"
+    options = ["--arena", str(SIZE), "--arena-folder", str(folder)]
+
+    def run(body: Callable[[CudaHelper], Any]) -> Any:
+        async def main() -> Any:
+            if not helpers(socket):
+                start_helper(socket, options=options)
+                await until(socket.exists)
+            async with cuda_helper(socket, start=False) as helper:
+                return await body(helper)
+
+        return asyncio.run(main())
+
+    yield run
+    for process in helpers(socket):
+        children = process.children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([process, *children], timeout=10)
+    if folder.is_mount():
+        unmount_tree(folder)
+
+
+@pytest.fixture
+def program(start: Start, preload: Path) -> Program:
+    return start(mib=8, preload=preload)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(0.01)
+
+
+async def cycle(helper: CudaHelper, program: Program, limits: Limits) -> None:
+    """Suspend and resume; where that fails, what is left must be possible to bring back."""
+    try:
+        await suspend(helper, lambda: [program.pid], limits, arena=True)
+        await resume(helper, [program.pid], limits=limits)
+    except CudaError:
+        left = await bring_back(helper, [program.pid], limits)
+    else:
+        left = []
+    assert left == []
+
+
+async def out(helper: CudaHelper, *programs: Program) -> Any:
+    return await suspend(helper, lambda: [program.pid for program in programs], LIMITS, arena=True)
+
+
+async def back(helper: CudaHelper, *programs: Program) -> Any:
+    return await resume(helper, [program.pid for program in programs], limits=LIMITS)
+
+
+async def state_of(helper: CudaHelper, program: Program) -> State:
+    return (await helper.states([program.pid])).processes[program.pid].state
+
+
+def in_arena(memory: Memory, program: Program) -> int:
+    return sum(one.size for one in memory.kept(Owner.of(program.pid)))
+
+
+def test_memory_goes_through_the_arena_and_comes_back(use: Run, program: Program, cards: Cards, memory: Memory) -> None:
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(20):
+            suspended = await out(helper, program)
+            assert [step.name for step in suspended.steps] == ["cuda-lock", "arena-take", "cuda-checkpoint"]
+            assert in_arena(memory, program) == 8 * MIB
+            assert cards.used()[0] == 8 * MIB  # the context of the arena's worker
+            assert await state_of(helper, program) is State.CHECKPOINTED
+            steps = await back(helper, program)
+            assert [step.name for step in steps] == ["cuda-restore", "arena-give", "cuda-unlock"]
+            assert in_arena(memory, program) == 0
+            program.wait_for_steps(1)
+
+    use(body)
+    program.computes_on()
+
+
+def test_program_stands_still_between_take_and_give(use: Run, program: Program) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, program)
+        await asyncio.to_thread(program.stands_still)
+        await back(helper, program)
+
+    use(body)
+    program.computes_on()
+
+
+def test_several_programs_on_two_cards(use: Run, start: Start, preload: Path, memory: Memory) -> None:
+    programs = [start(mib=8, device=index % 2, preload=preload) for index in range(3)]
+    programs.append(start(mib=4))  # one without the library goes the driver's way
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(5):
+            await out(helper, *programs)
+            assert [in_arena(memory, program) for program in programs] == [8 * MIB] * 3 + [0]
+            await back(helper, *programs)
+
+    use(body)
+    for program in programs:
+        program.computes_on()
+
+
+def test_what_does_not_fit_goes_the_drivers_way_and_says_so(
+    use: Run, start: Start, preload: Path, memory: Memory, cards: Cards
+) -> None:
+    large, small = start(mib=SIZE // MIB + 2, preload=preload), start(mib=8, preload=preload)
+
+    async def body(helper: CudaHelper) -> None:
+        suspended = await out(helper, large, small)
+        assert "do not fit into the arena" in suspended.taken.reasons[large.pid]
+        assert in_arena(memory, large) == 0
+        assert in_arena(memory, small) == 8 * MIB
+        assert await state_of(helper, large) is State.CHECKPOINTED
+        await back(helper, large, small)
+
+    use(body)
+    large.computes_on()
+    small.computes_on()
+
+
+def test_room_of_a_process_that_ends_while_it_is_away_is_free_again(use: Run, program: Program, memory: Memory) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, program)
+        assert memory.free() == SIZE - 8 * MIB
+        owner = Owner.of(program.pid)
+        program.signal(signal.SIGKILL)
+        await until(lambda: not owner.alive)
+        assert memory.free() == SIZE
+
+    use(body)
+
+
+def test_unlock_gives_back_what_is_away(use: Run, program: Program, memory: Memory) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, program)
+        await helper.restore([program.pid], 10)
+        await helper.unlock([program.pid], 10)
+        assert in_arena(memory, program) == 0
+
+    use(body)
+    program.computes_on()
+
+
+@pytest.mark.parametrize("verb", ["lock", "unlock", "checkpoint"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_verb_that_fails_around_the_move_leaves_the_program_computing(
+    use: Run, program: Program, cards: Cards, memory: Memory, verb: str, nth: int
+) -> None:
+    cards.switch(f"{verb}:{nth}:999@{program.pid}")
+
+    async def body(helper: CudaHelper) -> None:
+        await cycle(helper, program, LIMITS)
+        assert in_arena(memory, program) == 0
+
+    use(body)
+    program.computes_on()
+
+
+@pytest.mark.parametrize("nth", range(1, 15))
+def test_call_of_the_arenas_driver_that_fails_costs_nothing(
+    use: Run, start: Start, preload: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The n-th virtual memory call of the worker, or of the program, fails once, wherever in a cycle that is."""
+    program = start(mib=8, preload=preload, switches=f"vmm:{nth + 5}:2")  # its first ones made its memory
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:1")
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(2):
+            await cycle(helper, program, LIMITS)
+
+    use(body)
+    program.computes_on()
+
+
+@pytest.mark.parametrize("how", ["crash", "hang"])
+@pytest.mark.parametrize("nth", [3, 8, 14, 20])
+def test_worker_that_dies_in_a_move_is_replaced(
+    use: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, socket: Path, how: str, nth: int
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:{how}")
+    hasty = Limits(lock=5, checkpoint=2, restore=2, unlock=10, settle=10)
+
+    async def body(helper: CudaHelper) -> None:
+        await cycle(helper, program, hasty)
+
+    use(body)
+    program.computes_on()
+
+
+def test_bytes_outlive_the_helper(use: Run, program: Program, socket: Path, memory: Memory) -> None:
+    async def away(helper: CudaHelper) -> None:
+        await out(helper, program)
+
+    use(away)
+    (helper_process,) = helpers(socket)
+    children = helper_process.children(recursive=True)
+    helper_process.send_signal(signal.SIGKILL)
+    psutil.wait_procs([helper_process, *children], timeout=10)
+    socket.unlink()
+    assert in_arena(memory, program) == 8 * MIB
+
+    async def return_(helper: CudaHelper) -> None:
+        await back(helper, program)
+
+    use(return_)
+    program.computes_on()
+
+
+def test_library_answers_from_the_start(program: Program) -> None:
+    control = control_of(program.pid)
+    assert control is not None
+    with control:
+        assert sum(block.size for block in control.blocks()) == 8 * MIB
+        control.ask(Verb.PROBE, seconds=5)
+    program.computes_on()
+
+
+def test_log_tells_moves(use: Run, program: Program, socket: Path) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, program)
+        await back(helper, program)
+
+    use(body)
+    log = log_path(socket).read_text()
+    assert '"event": "arena.take"' in log
+    assert '"event": "arena.settle"' in log
