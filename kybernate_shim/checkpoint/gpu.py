@@ -136,7 +136,12 @@ class CudaAccelerator:
         """
         async with self._helper() as helper:
             left = await self._leave(
-                helper, operation, around=lambda size: self._only_huge_pages, force=force, lock_seconds=lock_seconds
+                helper,
+                operation,
+                around=lambda size: self._only_huge_pages,
+                force=force,
+                lock_seconds=lock_seconds,
+                arena=True,
             )
         if not left.pids and self.suspended is None:
             raise NothingToSuspend(f"no process of container {self._target.id} holds CUDA state")
@@ -177,31 +182,52 @@ class CudaAccelerator:
         around: Callable[[int], sequence.Around],
         force: bool,
         lock_seconds: float = 0,
+        arena: bool = False,
     ) -> Left:
-        """Take the processes off their GPUs; `around` is told how many bytes that moves, and encloses it."""
+        """Take the processes off their GPUs; `around` is told how many bytes that moves, and encloses it.
+
+        With `arena`, into the node's memory where that is possible, from where they can only be resumed in place.
+        """
         target = self._target
         assert target.cgroup is not None
         try:
             with operation.step("preflight"):
                 info = await helper.info()
                 found = await cuda_processes(helper, target.cgroup.processes())
+                if not arena:
+                    self._refuse_if_away(found)
                 size = self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
                 memory = own_memory(active)
             limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
                 done = await sequence.suspend(
-                    helper, target.cgroup.processes, limits, note=self._note, around=around(size)
+                    helper, target.cgroup.processes, limits, note=self._note, around=around(size), arena=arena
                 )
         except CudaError as error:
             raise self._failed(error) from error
-        grown = {pid: after - memory[pid] for pid, after in own_memory(done.pids).items() if pid in memory}
+        for pid, reason in done.taken.reasons.items():
+            self._log.warning("arena.not_used", task=target.id, pid=pid, error=reason)
+        moved = done.taken.moved
+        grown = {
+            pid: after - memory[pid] + moved.get(pid, 0)
+            for pid, after in own_memory(done.pids).items()
+            if pid in memory
+        }
         waiting = [process.pid for process in found if process.state is State.CHECKPOINTED]
         before = (self.suspended or Left()).accounts
         accounts = draw_up(info, [*waiting, *done.pids], grown, self._usable(info), before)
         left = Left(accounts, tuple(self._usable(info)), done.pids)
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
+
+    def _refuse_if_away(self, found: Sequence[CudaProcess]) -> None:
+        """A dump has what is in the processes; what the arena has of them it would lose. Raises GpuStepFailed."""
+        if away := sum(process.arena_bytes for process in found):
+            raise GpuStepFailed(
+                f"{away >> 20} MiB of VRAM of container {self._target.id} are in the node's arena, where a checkpoint"
+                " does not find them: `kybernate resume` it first; it stays suspended"
+            )
 
     def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> int:
         """Return the bytes that are about to move into host memory, at most. Raises PreflightRefused."""
@@ -378,7 +404,11 @@ def _driver_findings(manifest: Manifest, info: CudaInfo) -> Iterable[Finding]:
 
 
 def _add_steps(operation: Operation, steps: Iterable[sequence.Step], moving: str, moved: int) -> None:
-    operation.steps += [Step(step.name, step.seconds, moved if step.name == moving else 0) for step in steps]
+    steps = list(steps)
+    moved -= sum(step.bytes for step in steps)  # the arena's share is told by its own step
+    operation.steps += [
+        Step(step.name, step.seconds, step.bytes or (max(0, moved) if step.name == moving else 0)) for step in steps
+    ]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.bundle import Bundle, Remains
 from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
+from kybernate_shim.oci.preload_spec import DESTINATION, LIBRARY, add_library, wants_library
 from kybernate_shim.oci.runtime import Runtime, runtime_environment
 from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
@@ -52,6 +53,13 @@ def prepare(
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
     image = _image(request, options, spec, config)
+    if wants_library(spec, config) or (image is not None and _had_library(image)):
+        if LIBRARY.exists():
+            spec = edit_spec(bundle.path, add_library)
+        else:
+            log.warning(
+                "arena.unavailable", task=request.id, error=f"{LIBRARY} was not built: `make preload` builds it"
+            )
     if image is not None:
         from kybernate_shim.checkpoint import loopback
 
@@ -70,6 +78,11 @@ def prepare(
         stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
         image=image,
     )
+
+
+def _had_library(image: Image) -> bool:
+    """Tell whether the image's processes have the preload library mapped, and so need its file to be there."""
+    return any(mount.destination == DESTINATION for mount in image.manifest.mounts)
 
 
 def _image(request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config) -> Image | None:

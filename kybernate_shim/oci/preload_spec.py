@@ -1,0 +1,44 @@
+"""The preload library in a container: seen at a fixed place, and named in the environment of its processes.
+
+It is mounted into /dev, which is the container's own tmpfs: nothing of it stays in the root filesystem, and it is there
+whatever the image is like. See kybernate_shim/cuda/preload for what it does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.config import Config
+from kybernate_shim.oci.spec import Spec
+
+ANNOTATION = "kybernate.io/arena"
+LIBRARY = Path(__file__).parents[1] / "cuda/preload/libkybernate-arena.so"
+DESTINATION = "/dev/kybernate-arena.so"
+VARIABLE = "LD_PRELOAD"
+
+
+def wants_library(spec: Spec, config: Config) -> bool:
+    """Tell whether the container's VRAM shall move at the link's speed, by its annotation or the node's choice."""
+    if not config.gpu.arena:
+        return False
+    chosen = config.pods_choice(spec.annotations, ANNOTATION)
+    if chosen in ("true", "false"):
+        return chosen == "true"
+    return config.gpu.arena_containers == "all" and spec.requests_gpu() is not None
+
+
+def add_library(document: dict[str, Any], library: Path = LIBRARY) -> None:
+    """Show the library in a parsed config.json, and have its process load it before all others. Idempotent."""
+    mounts = document.setdefault("mounts", [])
+    if not any(mount.get("destination") == DESTINATION for mount in mounts):
+        options = ["bind", "ro", "nosuid", "nodev"]
+        mounts.append({"destination": DESTINATION, "type": "bind", "source": str(library), "options": options})
+    process = document.setdefault("process", {})
+    others: list[str] = []
+    for entry in process.get("env") or ():
+        name, _, value = entry.partition("=")
+        if name == VARIABLE:
+            others = [path for path in value.replace(":", " ").split() if path != DESTINATION]
+    kept = [entry for entry in process.get("env") or () if entry.partition("=")[0] != VARIABLE]
+    process["env"] = [*kept, f"{VARIABLE}={':'.join([DESTINATION, *others])}"]
