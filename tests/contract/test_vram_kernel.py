@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.cuda.vram import errors
+from kybernate_shim.cuda.vram import errors, files
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.load import load
 from kybernate_shim.cuda.vram.save import save
@@ -99,25 +99,27 @@ def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mounted", ["size=4m"], indirect=True)
-def test_full_tmpfs_fails_the_save_and_is_left_empty(target: MemoryProcess, mounted: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 4, files.MANY_THREADS])
+def test_full_tmpfs_fails_the_save_and_is_left_empty(target: MemoryProcess, mounted: Path, threads: int) -> None:
     region = target.region("a", SIZE)
     target.fill("a", 0, SIZE)
     before = target.digest("a")
     with pytest.raises(errors.FileFailed, match="v cannot be written: No space left on device"):
-        save(target.pid, [region], mounted, ["v"], Transfer(threads=4, piece_bytes=MIB))
+        save(target.pid, [region], mounted, ["v"], Transfer(threads=threads, piece_bytes=MIB))
     assert not list(mounted.iterdir())
     assert target.digest("a") == before
 
 
 @pytest.mark.parametrize("mounted", ["size=64m", "size=64m,huge=always"], indirect=True)
 @pytest.mark.parametrize("direct", [None, True])
+@pytest.mark.parametrize("threads", [4, files.MANY_THREADS])
 def test_tmpfs_of_small_and_huge_pages_keeps_the_bytes(
-    target: MemoryProcess, mounted: Path, direct: bool | None
+    target: MemoryProcess, mounted: Path, direct: bool | None, threads: int
 ) -> None:
     region = target.region("a", 3 * SIZE + 4096)
     target.fill("a", SIZE, 2 * SIZE + 99)
     before = target.digest("a")
-    how = Transfer(threads=4, piece_bytes=MIB, direct=direct)
+    how = Transfer(threads=threads, piece_bytes=MIB, direct=direct)
     saved = save(target.pid, [region], mounted, ["v"], how)
     target.drop(saved)
     assert target.resident_kib(region) == 0

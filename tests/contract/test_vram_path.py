@@ -302,9 +302,14 @@ def test_target_that_is_killed_in_the_middle_is_named(program: Actor, image: Pat
                 for number in range(8):
                     program.region(f"more{number}", 64 * MIB)  # zeros, quick to make and slow enough to read
 
-            asyncio.get_running_loop().call_later(0.03, os.kill, program.pid, signal.SIGKILL)
+            def kill() -> None:
+                wait_for(lambda: any(image.iterdir()))
+                os.kill(program.pid, signal.SIGKILL)
+
+            killing = asyncio.create_task(asyncio.to_thread(kill))
             with pytest.raises(VramError, match=r"has ended|no private memory|not all there"):
                 await way.moved_out(image, Operation("checkpoint"), lambda: False).__aenter__()
+            await killing
         assert list(image.iterdir()) == []
 
     run(body)
@@ -362,9 +367,13 @@ def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast
     assert program.counts()
 
 
-def kill_workers_once(look: Callable[[], bool]) -> None:
+def wait_for(look: Callable[[], bool]) -> None:
     while not look():
         time.sleep(0.001)
+
+
+def kill_workers_once(look: Callable[[], bool]) -> None:
+    wait_for(look)
     for worker in workers():
         worker.kill()
 

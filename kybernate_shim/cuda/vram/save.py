@@ -115,7 +115,7 @@ def _save(
     with ExitStack() as stack:
         savings = []
         for region, path in zip(regions, paths, strict=True):
-            file = stack.enter_context(files.writing(path, region.size, how.direct))
+            file = stack.enter_context(files.writing(path, region.size, how.direct, how.threads))
             created.append(path)
             savings.append(_Saving(region, file, Tree(region.size, how.piece_bytes)))
         crew.run(crew.pieces((saving, saving.region.size, how.piece_bytes) for saving in savings), work, how)
