@@ -11,11 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper
+from kybernate_shim.cuda.arena.memory import Memory
+from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
+from kybernate_shim.cuda.preload.build import build as build_preload
+from kybernate_shim.linux.mounts import unmount_tree
 from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import GIB, Cards, build
 from tests.fakes.cuda.programs import Program
 
+ARENA_BYTES = 64 << 20
 Use = Callable[[CudaHelper], Awaitable[Any]]
 
 
@@ -71,3 +75,40 @@ def start(cards: Cards, libraries: Path) -> Iterator[Callable[..., Program]]:
     yield begin
     for program in started:
         program.kill()
+
+
+@pytest.fixture(scope="session")
+def preload(libraries: Path) -> Path:
+    return build_preload(libraries)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    """The arena that `use_arena` makes."""
+    return Memory(ARENA_BYTES, tmp_path / "arena")
+
+
+@pytest.fixture
+def use_arena(cards: Cards, tmp_path: Path, socket: Path) -> Iterator[Callable[[Use], Any]]:
+    """Run a coroutine function with a helper that has an arena of 64 MiB."""
+    folder = tmp_path / "arena"
+    options = ["--arena", str(ARENA_BYTES), "--arena-folder", str(folder)]
+
+    def run(body: Use) -> Any:
+        async def main() -> Any:
+            if not helpers(socket):
+                start_helper(socket, options=options)
+                while not socket.exists():  # noqa: ASYNC110  # of another process
+                    await asyncio.sleep(0.01)
+            async with cuda_helper(socket, start=False) as helper:
+                return await body(helper)
+
+        return asyncio.run(main())
+
+    yield run
+    for process in helpers(socket):
+        children = process.children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([process, *children], timeout=10)
+    if folder.is_mount():
+        unmount_tree(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,9 @@ import pytest
 
 from kybernate_shim.cuda.arena.control import Verb, control_of
 from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
+from kybernate_shim.cuda.client import CudaHelper, State, log_path
 from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.preload.build import build as build_preload
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
-from kybernate_shim.linux.mounts import unmount_tree
 from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
@@ -31,40 +29,10 @@ MIB = 1 << 20
 SIZE = 64 * MIB
 
 
-@pytest.fixture(scope="session")
-def preload(libraries: Path) -> Path:
-    return build_preload(libraries)
-
-
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
-    """The arena that `use` makes."""
-    return Memory(SIZE, tmp_path / "arena")
-
-
-@pytest.fixture
-def use(cards: Cards, tmp_path: Path, socket: Path) -> Iterator[Callable[[Callable[[CudaHelper], Any]], Any]]:
-    """Run a coroutine function with a helper that has an arena of 64 MiB."""
-    folder = tmp_path / "arena"
-    options = ["--arena", str(SIZE), "--arena-folder", str(folder)]
-
-    def run(body: Callable[[CudaHelper], Any]) -> Any:
-        async def main() -> Any:
-            if not helpers(socket):
-                start_helper(socket, options=options)
-                await until(socket.exists)
-            async with cuda_helper(socket, start=False) as helper:
-                return await body(helper)
-
-        return asyncio.run(main())
-
-    yield run
-    for process in helpers(socket):
-        children = process.children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        psutil.wait_procs([process, *children], timeout=10)
-    if folder.is_mount():
-        unmount_tree(folder)
+def use(use_arena: Run) -> Run:
+    """Every helper here has an arena."""
+    return use_arena
 
 
 @pytest.fixture

@@ -12,23 +12,27 @@ from typing import Any
 
 import pytest
 
+from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, State
 from kybernate_shim.cuda.errors import GpuPair
+from kybernate_shim.cuda.sequence import Limits, resume, suspend
 from tests.fakes.cuda import Cards
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = [pytest.mark.root, pytest.mark.criu]
+LIMITS = Limits(lock=5, checkpoint=10, restore=10, unlock=10)
 
 
 class Detached:
     """`computes` in a session of its own that prints into a file, as CRIU can take and bring back."""
 
-    def __init__(self, directory: Path, libraries: Path, cards: Cards) -> None:
+    def __init__(self, directory: Path, libraries: Path, cards: Cards, preload: Path | None = None) -> None:
         self.images = directory / "images"
         self.images.mkdir()
         self._output = directory / "output"
         environment = dict(os.environ) | cards.environment(libraries)
+        environment |= {"LD_PRELOAD": str(preload)} if preload else {}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [libraries / "computes", "4", "10"],
@@ -119,3 +123,32 @@ def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, cards:
     use(bring_back)
     program.wait_for_steps(10)
     assert program.steps() >= before + 10
+
+
+def test_program_with_the_preload_library_can_use_the_arena_after_a_restore(
+    use_arena: Run, tmp_path: Path, libraries: Path, cards: Cards, preload: Path, memory: Memory
+) -> None:
+    program = Detached(tmp_path, libraries, cards, preload)
+    pid = program.pid
+
+    async def leave(helper: CudaHelper) -> None:
+        await suspend(helper, lambda: [pid], LIMITS)
+
+    async def through_the_arena(helper: CudaHelper) -> None:
+        await resume(helper, [pid], limits=LIMITS)
+        program.wait_for_steps(3)
+        for _ in range(3):
+            suspended = await suspend(helper, lambda: [pid], LIMITS, arena=True)
+            assert suspended.taken.bytes == sum(one.size for one in memory.kept(Owner.of(pid))) == 4 << 20
+            await resume(helper, [pid], limits=LIMITS)
+            program.wait_for_steps(3)
+
+    try:
+        use_arena(leave)
+        dumped = program.dump()
+        assert dumped.returncode == 0, program.log("dump")[-3000:]
+        restored = program.restore()
+        assert restored.returncode == 0, program.log("restore")[-3000:]
+        use_arena(through_the_arena)
+    finally:
+        program.kill()
