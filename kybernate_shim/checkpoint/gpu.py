@@ -111,6 +111,7 @@ class CudaAccelerator:
         """
         way = WayOut(self._target.children, self._settings, self._log)
         async with self._helper() as helper, aclosing(way):
+            fetched = await self._fetch_from_arena(helper, operation)
             left = await self._leave(
                 helper, operation, around=lambda size: partial(way.watching, size=size), force=force
             )
@@ -121,10 +122,15 @@ class CudaAccelerator:
                 self._lost = f"{error}; the processes of container {self._target.id} cannot compute on: end it"
                 raise NotBack(self._lost) from error
             except BaseException as error:
-                await sequence.undisturbed(self._undo(helper, left, error))
+                if fetched:
+                    self.suspended = left
+                else:
+                    await sequence.undisturbed(self._undo(helper, left, error))
                 raise
             if left.gone:
                 self._note(())
+            elif fetched:
+                self.suspended = left  # as before, with its bytes in its own memory
             else:
                 # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
                 await sequence.undisturbed(self._return(helper, left, operation, self._limits))
@@ -194,8 +200,6 @@ class CudaAccelerator:
             with operation.step("preflight"):
                 info = await helper.info()
                 found = await cuda_processes(helper, target.cgroup.processes())
-                if not arena:
-                    self._refuse_if_away(found)
                 size = self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
                 memory = own_memory(active)
@@ -221,13 +225,25 @@ class CudaAccelerator:
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
 
-    def _refuse_if_away(self, found: Sequence[CudaProcess]) -> None:
-        """A dump has what is in the processes; what the arena has of them it would lose. Raises GpuStepFailed."""
-        if away := sum(process.arena_bytes for process in found):
+    async def _fetch_from_arena(self, helper: CudaHelper, operation: Operation) -> bool:
+        """Bring a container that is suspended into the arena back to its GPUs: a dump has what is in the processes.
+
+        Returns whether it was. Raises GpuStepFailed, with the container suspended as it was.
+        """
+        assert self._target.cgroup is not None
+        try:
+            found = await cuda_processes(helper, self._target.cgroup.processes())
+            if not any(process.arena_bytes for process in found):
+                return False
+            await self.resume(operation)
+        except CudaError as error:
+            raise self._failed(error) from error
+        except NotBack as error:
             raise GpuStepFailed(
-                f"{away >> 20} MiB of VRAM of container {self._target.id} are in the node's arena, where a checkpoint"
-                " does not find them: `kybernate resume` it first; it stays suspended"
-            )
+                f"a checkpoint has to bring what the node's arena has of container {self._target.id} back to its GPU"
+                f" first: {error}"
+            ) from error
+        return True
 
     def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> int:
         """Return the bytes that are about to move into host memory, at most. Raises PreflightRefused."""

@@ -1,0 +1,127 @@
+"""Containers that suspend into the node's arena, on pretended cards, from the annotation to the steps that are told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.cuda.arena.memory import FOLDER, Memory, Owner
+from kybernate_shim.oci.preload_spec import DESTINATION
+from tests.fakes.cuda import Cards
+from tests.system import gpu
+from tests.system.checkpoints import assert_whole, kybernate
+from tests.system.ctr import Ctr, eventually
+
+SIZE = 128 << 20
+CONFIG = Path("/etc/kybernate/shim.toml")
+WANTED = ["--annotation", "kybernate.io/arena=true"]
+MIB = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node() -> Iterator[Cards]:
+    """A node with two cards and an arena, whose helper runs already: a test starts and ends with the same processes."""
+    cards = gpu.install_driver()
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(f'[gpu]\narena = "{SIZE >> 20}MiB"\n')
+    gpu.forget_helper()
+    Memory(SIZE).prepare()
+    assert Memory(SIZE).free() == SIZE
+    kybernate("cuda", "state", "--pid", str(os.getpid()))
+    yield cards
+    gpu.forget_helper()
+    CONFIG.unlink()
+    if FOLDER.is_mount():
+        subprocess.run(["umount", FOLDER], check=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    gpu.remove_driver()
+
+
+@pytest.fixture
+def cards(node: Cards) -> Iterator[Cards]:
+    """The cards; the context of the arena's worker is what a test may leave there."""
+    yield node
+    gpu.heal(node)
+    gpu.kill_helpers()
+    eventually(lambda: node.used() == [0, 0])
+    kybernate("cuda", "state", "--pid", str(os.getpid()))
+
+
+@pytest.fixture
+def ctr(cards: Cards) -> Ctr:
+    return Ctr()
+
+
+def in_arena(ctr: Ctr, id: str) -> int:
+    return sum(one.size for one in Memory(SIZE).kept(Owner.of(ctr.pid(id))))
+
+
+def test_annotated_container_suspends_into_the_arena(ctr: Ctr, cards: Cards) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=[*WANTED, "--seccomp"]) as container:
+        for _ in range(3):
+            assert "arena-take" in kybernate("suspend", container.id, "--json")
+            assert in_arena(ctr, container.id) == MIB << 20
+            container.stands_still()
+            assert "arena-give" in kybernate("resume", container.id, "--json")
+            assert in_arena(ctr, container.id) == 0
+            container.computes_on()
+
+
+def test_other_containers_do_not_have_the_library(ctr: Ctr, cards: Cards) -> None:
+    with gpu.computing(ctr) as container:
+        pid = ctr.pid(container.id)
+        assert b"LD_PRELOAD" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert not Path(f"/proc/{pid}/root{DESTINATION}").exists()
+        assert "arena-take" not in kybernate("suspend", container.id, "--json")
+        kybernate("resume", container.id)
+        container.computes_on()
+
+
+def test_container_that_does_not_fit_is_suspended_all_the_same(ctr: Ctr, cards: Cards) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=(SIZE >> 20) + 2, pause_ms=50), flags=WANTED) as container:
+        assert "arena-take" not in kybernate("suspend", container.id, "--json")
+        container.stands_still()
+        kybernate("resume", container.id)
+        container.computes_on()
+
+
+def test_helper_that_is_killed_meanwhile_is_replaced(ctr: Ctr, cards: Cards) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED) as container:
+        kybernate("suspend", container.id)
+        gpu.kill_helpers()
+        assert in_arena(ctr, container.id) == MIB << 20
+        kybernate("resume", container.id)
+        container.computes_on()
+
+
+def test_suspended_container_can_be_checkpointed_and_uses_the_arena_after_its_restore(
+    ctr: Ctr, cards: Cards, tmp_path: Path
+) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
+        kybernate("suspend", container.id)
+        kybernate("checkpoint", container.id, str(image))
+        assert in_arena(ctr, container.id) == 0
+        assert_whole(image)
+        container.stands_still()
+        kybernate("resume", container.id)
+        container.computes_on()
+        kybernate("checkpoint", container.id, f"{image}2", "--exit")
+    with gpu.computing_again(ctr, Path(f"{image}2"), log, flags=WANTED) as again:
+        again.computes_on()
+        assert "arena-take" in kybernate("suspend", again.id, "--json")
+        assert in_arena(ctr, again.id) == MIB << 20
+        kybernate("resume", again.id)
+        again.computes_on()
+
+
+def test_container_that_is_killed_while_it_is_away_leaves_the_arena_free(ctr: Ctr, cards: Cards) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED) as container:
+        kybernate("suspend", container.id)
+        assert Memory(SIZE).free() == SIZE - (MIB << 20)
+    assert Memory(SIZE).free() == SIZE
