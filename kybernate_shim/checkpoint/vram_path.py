@@ -114,25 +114,25 @@ class WayOut:
         try:
             await self._save(image, operation)
         except PLAIN_INSTEAD as error:
-            await self._put_back(image, operation)
+            await self._put_back(image, operation, mapping=False)  # CRIU will read them, and knows nothing of our files
             self._forget(image)
             await self._go_plain(error)
         except BaseException:
-            await self._put_back(image, operation)
+            await self._put_back(image, operation, mapping=False)
             self._forget(image)
             raise
         try:
             yield
         finally:
             if not gone():
-                await self._put_back(image, operation)
+                await self._put_back(image, operation, mapping=True)
 
     async def _save(self, image: Path, operation: Operation) -> None:
         assert self._worker is not None
         names = {pid: inner_pid(pid) or pid for pid in self._found}
         with _moving(operation, "vram-save", sum(self._found.values())) as count:
             found = await self._worker.ask(
-                "save", on_progress=count, on_drop=self._note_drop, names=names, **self._how(image)
+                "save", on_progress=count, on_drop=self._note_drop, names=names, **_how(image, self._settings)
             )
         saved: dict[int, list[SavedRegion]] = {pid: [] for pid in names}
         files = []
@@ -148,18 +148,18 @@ class WayOut:
     def _note_drop(self, pid: int, part: SavedRegion) -> None:
         self._dropped.setdefault(pid, []).append(part)
 
-    async def _put_back(self, image: Path, operation: Operation) -> None:
+    async def _put_back(self, image: Path, operation: Operation, *, mapping: bool) -> None:
         if self._dropped:
             with _moving(operation, "vram-load", sum(map(total_bytes, self._dropped.values()))):
-                await undisturbed(self._try_to_put_back(image))
+                await undisturbed(self._try_to_put_back(image, mapping))
 
-    async def _try_to_put_back(self, image: Path) -> None:
+    async def _try_to_put_back(self, image: Path, mapping: bool) -> None:
         failure: VramError | None = None
         regions = _by_pid(self._saved or self._dropped)
         for _ in range(ATTEMPTS):
             try:
                 async with vram_worker(self._children) as worker:
-                    await worker.ask("load", undo=True, regions=regions, **self._how(image))
+                    await worker.ask("put_back", mapping=mapping, regions=regions, **_how(image, self._settings))
             except VramError as error:
                 failure = error
             else:
@@ -170,9 +170,6 @@ class WayOut:
         for file in image.glob(FILES):
             file.unlink()
         self.files, self._saved, self._dropped = (), {}, {}
-
-    def _how(self, image: Path) -> dict[str, Any]:
-        return {"directory": str(image), "threads": self._settings.threads}
 
 
 class WayBack:
@@ -195,9 +192,7 @@ class WayBack:
             async with vram_worker(self._children) as self._worker:
                 wanted = [asdict(_region(file)) for file in files]
                 reading = asyncio.ensure_future(
-                    self._worker.ask(
-                        "prefetch", files=wanted, directory=str(image.path), threads=self._settings.threads
-                    )
+                    self._worker.ask("prefetch", files=wanted, **_how(image.path, self._settings))
                 )
                 try:
                     yield
@@ -207,7 +202,8 @@ class WayBack:
     async def fill(self, image: Image, pids: Mapping[int, int], operation: Operation) -> None:
         """Fill the memory of the restored processes, `pids` from the container's to the host's.
 
-        Every byte is compared with the manifest's digest. Raises a VramError; the processes must not run then.
+        Every byte is compared with the manifest's digest, here or in `prove`, which has to follow before the processes
+        run. Raises a VramError; they must not run then.
         """
         files = image.manifest.vram
         if not files:
@@ -218,13 +214,18 @@ class WayBack:
             regions[pids[file.pid]].append(_region(file))
         with _moving(operation, "vram-load", sum(file.size for file in files)) as count:
             await self._worker.ask(
-                "load",
-                on_progress=count,
-                undo=False,
-                regions=_by_pid(regions),
-                directory=str(image.path),
-                threads=self._settings.threads,
+                "load", on_progress=count, regions=_by_pid(regions), **_how(image.path, self._settings)
             )
+
+    async def prove(self, image: Image) -> None:
+        """Compare the rest of the digests, while the driver uses the memory. Raises a VramError, as `fill` does."""
+        if image.manifest.vram:
+            assert self._worker is not None
+            await self._worker.ask("prove", **_how(image.path, self._settings))
+
+
+def _how(image: Path, settings: Settings) -> dict[str, Any]:
+    return {"directory": str(image), "threads": settings.threads}
 
 
 @contextmanager

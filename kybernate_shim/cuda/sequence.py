@@ -13,7 +13,7 @@ may have been carried out. No process stays locked, whether a step failed, was t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -111,20 +111,32 @@ async def suspend(
 
 
 async def resume(
-    helper: CudaHelper, pids: Sequence[int], pairs: Sequence[GpuPair] = (), limits: Limits = DEFAULT_LIMITS
+    helper: CudaHelper,
+    pids: Sequence[int],
+    pairs: Sequence[GpuPair] = (),
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    proof: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> list[Step]:
     """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
 
+    `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
+    for their memory is wrong.
     Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
     that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
     """
     steps: list[Step] = []
+    proving = asyncio.ensure_future(proof()) if proof is not None else None
     try:
         await _timed(steps, "cuda-restore", helper.restore(pids, limits.restore, pairs))
         await _moved(steps, "arena-give", helper.give(pids, limits.restore))
     except BaseException as error:
+        if proving is not None:
+            proving.cancel()
         await undisturbed(_add_notes(error, _suspend_again(helper, pids, limits)))
         raise
+    if proving is not None:
+        await _timed(steps, "vram-proof", proving)
     try:
         await _timed(steps, "cuda-unlock", helper.unlock(pids, limits.unlock))
     except BaseException as error:
@@ -218,7 +230,7 @@ async def _moved(steps: list[Step], name: str, work: Coroutine[Any, Any, Taken])
     return taken
 
 
-async def _timed(steps: list[Step], name: str, work: Coroutine[Any, Any, T]) -> T:
+async def _timed(steps: list[Step], name: str, work: Awaitable[T]) -> T:
     loop = asyncio.get_running_loop()
     began = loop.time()
     result = await work

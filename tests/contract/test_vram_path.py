@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -28,7 +29,7 @@ from kybernate_shim.cuda.vram.client import MODULE, vram_worker
 from kybernate_shim.cuda.vram.errors import DigestMismatch, FileFailed, RegionChanged, VramError
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.memory import Region
-from kybernate_shim.linux.ptrace import Held, drop_pages
+from kybernate_shim.linux.ptrace import Held
 from tests.fakes.memory_process import MemoryProcess
 
 pytestmark = pytest.mark.root
@@ -68,11 +69,15 @@ def program() -> Iterator[Actor]:
         yield one
 
 
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    directory = tmp_path / "image"
-    directory.mkdir()
-    return directory
+@pytest.fixture(params=["on a disk", "in memory"])
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "on a disk":
+        directory = tmp_path / "image"
+        directory.mkdir()
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as shm:
+        yield Path(shm)
 
 
 def run(body: Callable[[Children], Awaitable[None]]) -> None:
@@ -120,6 +125,11 @@ def assert_filled(program: MemoryProcess, size: int = 8 * MIB) -> None:
 def place(program: MemoryProcess, name: str = "vram", size: int = 8 * MIB) -> Region:
     start = program.ask(f"where({name!r})")
     return Region(start, start + size, "rw-p", 0, "")
+
+
+def resident_of_its_own(program: MemoryProcess) -> int:
+    """Return the KiB that the program needs for the memory of `maps_and_fills` beside those of the image's files."""
+    return program.resident_kib(place(program), "Anonymous")
 
 
 def workers() -> list[psutil.Process]:
@@ -353,7 +363,9 @@ def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast
         async with aclosing(way):
             async with way.watching([program.pid]):
                 maps_and_fills(program, size=size)()
-            killing = asyncio.create_task(asyncio.to_thread(kill_workers_once, lambda: 0 < resident() < size // 1024))
+            killing = asyncio.create_task(
+                asyncio.to_thread(kill_worker, program, lambda: 0 < resident() < size // 1024)
+            )
             async with way.moved_out(image, Operation("checkpoint"), lambda: False):
                 assert killing.done()
                 assert (way.data_path.name, list(image.iterdir())) == ("plain", [])
@@ -372,10 +384,23 @@ def wait_for(look: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def kill_workers_once(look: Callable[[], bool]) -> None:
-    wait_for(look)
-    for worker in workers():
-        worker.kill()
+def kill_worker(program: MemoryProcess, look: Callable[[], bool]) -> None:
+    """Kill the worker once `look` is true, at a moment when it is not making a call in the program."""
+    (worker,) = workers()
+    while True:
+        wait_for(look)
+        worker.suspend()
+        if not calls_madvise(program.pid):
+            worker.kill()
+            return
+        worker.resume()
+        time.sleep(0.001)
+
+
+def calls_madvise(pid: int) -> bool:
+    return any(
+        path.read_text().split()[0] in ("28", "running", "233") for path in Path(f"/proc/{pid}/task").glob("*/syscall")
+    )
 
 
 def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path) -> None:
@@ -439,14 +464,15 @@ def finished(directory: Path, way: WayOut) -> Image:
 
 def test_restored_memory_is_filled_and_its_digests_compared(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
-        async with out(children, image, maps_and_fills(program), program) as way:
+        async with out(children, image, maps_and_fills(program), program, gone=True) as way:
             made = finished(image, way)
-        before, region = program.digest("vram"), place(program)
-        drop_pages(program.pid, region.start, region.size)
         back, operation = WayBack(children, SETTINGS, LOG), Operation("restore")
         async with back.expecting(made):
             await back.fill(made, {program.pid: program.pid}, operation)
-        assert program.digest("vram") == before
+            mapped = resident_of_its_own(program) == 0
+            assert mapped == (image.parent == Path("/dev/shm"))
+            await back.prove(made)
+        assert_filled(program)
         assert [(step.name, step.bytes) for step in operation.steps] == [("vram-load", 8 * MIB)]
         assert verify(image) == []
         assert workers() == []
@@ -456,13 +482,18 @@ def test_restored_memory_is_filled_and_its_digests_compared(program: Actor, imag
 
 def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
-        async with out(children, image, maps_and_fills(program), program) as way:
+        async with out(children, image, maps_and_fills(program), program, gone=True) as way:
             made = finished(image, way)
         flip(image / way.files[0].file)
         back = WayBack(children, SETTINGS, LOG)
         async with back.expecting(made):
-            with pytest.raises(DigestMismatch, match="must not run"):
+
+            async def fill_and_prove() -> None:
                 await back.fill(made, {program.pid: program.pid}, Operation("restore"))
+                await back.prove(made)
+
+            with pytest.raises(DigestMismatch, match="must not run"):
+                await fill_and_prove()
         assert [(problem.file, problem.kind) for problem in verify(image)] == [(way.files[0].file, "changed")]
         assert verify(image, vram=False) == []
 

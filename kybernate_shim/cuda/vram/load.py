@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +12,13 @@ from types import TracebackType
 from kybernate_shim.cuda.vram import crew, digest, files, target
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
-from kybernate_shim.cuda.vram.errors import Cancelled, FileDamaged, VramError
+from kybernate_shim.cuda.vram.errors import Cancelled, FileDamaged, RegionChanged, TargetGone, VramError
 from kybernate_shim.cuda.vram.saved import SavedRegion
-from kybernate_shim.linux.ptrace import advise_huge_pages
+from kybernate_shim.linux.ptrace import Held, advise_huge_pages
+from kybernate_shim.linux.remote_map import lending
 from kybernate_shim.linux.tracee import InjectionFailed
+
+FULL_SHARE = 0.9
 
 
 @dataclass
@@ -50,8 +53,7 @@ def load(
         for region in saved:
             tree = digest.Tree(region.size, digest.piece_bytes_of(region.digest))
             file = stack.enter_context(files.reading(directory / region.file, how.direct))
-            if file.size != region.size if region.offset is None else file.size < region.offset + region.size:
-                raise FileDamaged(f"{file.path} has {file.size} bytes, its region {region.size}")
+            _require_size(file, region)
             loadings.append(_Loading(region, file, tree))
         if huge_pages:
             _advise(pid, saved)
@@ -61,12 +63,68 @@ def load(
             digest.check(loading.region.file, loading.tree, loading.region.digest)
 
 
+def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
+    """Map files that are in memory in place of their regions, copy-on-write; return those for which that was possible.
+
+    Nothing is copied, and the process needs no memory of its own for what it only reads, as the driver does. Regions
+    of which much is zero are left to `load`: reading a hole through a mapping fills it. `prove` has to follow. A region
+    whose file is mapped already, by a worker that was lost afterwards, is among those that are returned.
+    """
+    mapped = [region for region in saved if target.maps_file(pid, region.start, region.end, directory / region.file)]
+    full = [one for one in saved if one not in mapped and one.data_bytes >= FULL_SHARE * one.size]
+    wanted = [region for region in full if files.is_wholly_in_memory(directory / region.file)]
+    target.require_mapped(pid, [(region.start, region.end) for region in wanted])
+    with suppress(InjectionFailed), Held(pid) as held, lending(held) as lent:
+        for region in wanted:
+            with files.reading(directory / region.file, direct=False) as file:
+                _require_size(file, region)
+                lent.map_private(file.fileno(), region.start, region.size, region.offset or 0)
+            mapped.append(region)
+    return mapped
+
+
+def prove(pid: int, mapped: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:
+    """Compare the digests of what `map_in` has mapped, while the driver may read it already, and unmap it.
+
+    The bytes are read through the process, so that it finds its page tables filled; where it has unmapped them, from
+    the file. Raises a VramError, DigestMismatch among them; the process must not run then.
+    """
+    with ExitStack() as stack:
+        proving = []
+        for region in mapped:
+            tree = digest.Tree(region.size, digest.piece_bytes_of(region.digest))
+            file = stack.enter_context(files.reading(directory / region.file, direct=False))
+            proving.append(_Loading(region, file, tree))
+        todo = crew.pieces((one, one.region.size, one.tree.piece_bytes) for one in proving)
+        crew.run(todo, lambda piece, buffer: _prove_piece(pid, piece, buffer), how or Transfer())
+        for one in proving:
+            digest.check(one.region.file, one.tree, one.region.digest)
+
+
+def _prove_piece(pid: int, piece: Piece[_Loading], buffer: Buffer) -> int:
+    one = piece.whole
+    if not one.file.has_data((one.region.offset or 0) + piece.offset, piece.size):
+        one.tree.add_zeros(piece.offset, piece.size)
+        return piece.size
+    try:
+        target.read_into(pid, one.region.start + piece.offset, buffer.address, piece.size)
+    except (RegionChanged, TargetGone):
+        one.file.read((one.region.offset or 0) + piece.offset, buffer.view[: piece.size])
+    one.tree.add(piece.offset, buffer.view[: piece.size])
+    return piece.size
+
+
 def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:
     """Fill regions, or parts of them, again whose pages have been dropped, wholly or in part or not at all.
 
     A cancelled operation is undone by this very function: it does not listen to `how.cancel`. Raises as load.
     """
     load(pid, saved, directory, replace(how or Transfer(), cancel=threading.Event(), on_progress=None))
+
+
+def _require_size(file: files.RegionFile, region: SavedRegion) -> None:
+    if file.size != region.size if region.offset is None else file.size < region.offset + region.size:
+        raise FileDamaged(f"{file.path} has {file.size} bytes, its region {region.size}")
 
 
 def _advise(pid: int, saved: Sequence[SavedRegion]) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,9 @@ from typing import Any
 from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, TargetGone, VramError
-from kybernate_shim.cuda.vram.load import Prefetch, load, put_back
+from kybernate_shim.cuda.vram.load import Prefetch, load, map_in, prove, put_back
 from kybernate_shim.cuda.vram.save import move_out
-from kybernate_shim.cuda.vram.saved import SavedRegion, file_name
+from kybernate_shim.cuda.vram.saved import SavedRegion, file_name, total_bytes
 from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.ptrace import Held
 from kybernate_shim.linux.tracee import InjectionFailed
@@ -45,8 +45,8 @@ OPEN_FILES = 64  # each part of a region opens its file
 class Desk:
     """The jobs, each a method; pids are the host's, processes are told apart by `names`, their pids in the container.
 
-    `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `load` undoes it;
-    `prefetch` and `load` are for a restore.
+    `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `put_back` undoes it;
+    `prefetch`, `load` and `prove` are for a restore.
     """
 
     def __init__(self, send: Send) -> None:
@@ -59,6 +59,7 @@ class Desk:
         self._before: dict[int, list[Region]] = {}
         self._found: dict[int, list[Region]] = {}
         self._reading = ExitStack()
+        self._mapped: dict[int, list[SavedRegion]] = {}
 
     def watch(self, *, pids: list[int], seconds: float) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
@@ -99,7 +100,7 @@ class Desk:
     def save(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, list[dict[str, Any]]]:
         """Move what `compare` has found into files of `directory`; each part is announced before it is dropped.
 
-        After a failure the files stay, and the parts are to be put back by `load`.
+        After a failure the files stay, for `put_back` of the parts.
         """
         how, done, saved = self._how(threads), 0, {}
         for pid, regions in self._found.items():
@@ -117,23 +118,37 @@ class Desk:
         wanted = [SavedRegion(**file) for file in files]
         self._reading.enter_context(Prefetch(wanted, Path(directory), self._how(threads)))
 
-    def load(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int, undo: bool) -> None:
-        """Fill the regions of each process. With `undo`, nothing may cancel it."""
+    def load(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int) -> None:
+        """Fill the regions of each process, by mapping what is in memory; `prove` has to follow."""
         self._reading.close()
-        done = 0
-        for pid, saved in ((int(pid), [SavedRegion(**one) for one in listed]) for pid, listed in regions.items()):
-            if undo:
+        done, how = 0, self._how(threads)
+        for pid, saved in _by_pid(regions):
+            mapped = self._mapped[pid] = map_in(pid, saved, Path(directory))
+            load(pid, [one for one in saved if one not in mapped], Path(directory), self._counting(how, done))
+            done += total_bytes(saved)
+
+    def prove(self, *, directory: str, threads: int) -> None:
+        """Check the digests of what `load` has only mapped. The driver may use it already."""
+        for pid, mapped in self._mapped.items():
+            prove(pid, mapped, Path(directory), self._how(threads))
+
+    def put_back(
+        self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int, mapping: bool
+    ) -> None:
+        """Undo `save`; nothing may cancel it. With `mapping`, where nothing but the driver will read the bytes."""
+        for pid, saved in _by_pid(regions):
+            try:
+                if mapping:
+                    mapped = map_in(pid, saved, Path(directory))
+                    prove(pid, mapped, Path(directory), replace(self._how(threads), cancel=threading.Event()))
+                    saved = [one for one in saved if one not in mapped]
                 self._put_back(pid, saved, Path(directory), threads)
-            else:
-                load(pid, saved, Path(directory), self._counting(self._how(threads), done))
-            done += sum(region.size for region in saved)
+            except TargetGone:
+                continue  # who has ended needs no bytes
 
     def _put_back(self, pid: int, saved: list[SavedRegion], directory: Path, threads: int) -> None:
         for first in range(0, len(saved), OPEN_FILES):
-            try:
-                put_back(pid, saved[first : first + OPEN_FILES], directory, self._how(threads))
-            except TargetGone:
-                return  # who has ended needs no bytes
+            put_back(pid, saved[first : first + OPEN_FILES], directory, self._how(threads))
 
     def _how(self, threads: int) -> Transfer:
         return Transfer(threads=threads, cancel=self.cancel) if threads else Transfer(cancel=self.cancel)
@@ -147,6 +162,10 @@ class Desk:
             self._send({"progress": done})
 
 
+def _by_pid(regions: dict[str, list[dict[str, Any]]]) -> list[tuple[int, list[SavedRegion]]]:
+    return [(int(pid), [SavedRegion(**one) for one in listed]) for pid, listed in regions.items()]
+
+
 def _drivers_threads(pid: int) -> Callable[[str], bool]:
     """Return what tells the driver's threads by their names; a program of such a name hands it to its own threads."""
     try:
@@ -158,6 +177,9 @@ def _drivers_threads(pid: int) -> Callable[[str], bool]:
 
 def main() -> None:
     """Serve jobs until the shim closes its end."""
+    # Whoever ends us in the middle of a call that we make in another process may end that process with us.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
     connection = socket.socket(fileno=int(sys.argv[1]))
     writing = threading.Lock()
 
