@@ -11,9 +11,10 @@ Where a block's bytes are is what its state says in the program's table: AWAY an
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kybernate_shim.cuda.arena.control import (
     Block,
@@ -42,6 +43,7 @@ class Mover:
 
     memory: Memory
     _transfer: Transfer | None = None
+    _making: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def verbs(self) -> Mapping[str, Callable[[int], Answer]]:
@@ -120,10 +122,11 @@ class Mover:
         return self._give(pid)
 
     def _copies(self) -> Transfer:
-        if self._transfer is None:
-            self.memory.prepare()
-            self._transfer = Transfer(self.memory)
-        return self._transfer
+        with self._making:
+            if self._transfer is None:
+                self.memory.prepare()
+                self._transfer = Transfer(self.memory)
+            return self._transfer
 
 
 def _answered(work: Callable[[], int]) -> Answer:

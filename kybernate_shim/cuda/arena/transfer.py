@@ -10,10 +10,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -21,9 +22,10 @@ from cuda.bindings import driver as cuda
 from kybernate_shim.cuda.arena.memory import Extent, Memory
 
 PIECE = 64 << 20  # of one copy: so that the streams share a large block
-STREAMS = 4
+STREAMS = 4  # of each move: one process may leave while another comes
 PINNED = 1 << 30  # registered at once: a failure in the middle of a large arena leaves the rest usable
 MADV_POPULATE_WRITE = 23
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for anybody's default stream
 PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: for every context
 
 
@@ -31,16 +33,14 @@ class DriverRefused(Exception):
     """The driver has refused a call."""
 
 
-@dataclass
-class Device:
-    """A card that memory was copied to or from, and what we hold of it."""
-
-    context: Any
-    streams: list[Any]
+Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
 
 
 class Transfer:
-    """Our end of the copies: the arena, mapped and pinned as far as it has been used, and contexts on the cards."""
+    """Our end of the copies: the arena, mapped and pinned as far as it has been used, and contexts on the cards.
+
+    Several threads may use it at once, each for a process of its own.
+    """
 
     def __init__(self, memory: Memory) -> None:
         fd = os.open(memory.file, os.O_RDWR | os.O_CLOEXEC)
@@ -49,96 +49,70 @@ class Transfer:
         finally:
             os.close(fd)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._lock = threading.RLock()
         self._pinned: set[int] = set()
-        self._devices: dict[int, Device] = {}
+        self._contexts: dict[int, Any] = {}
 
     def out(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]]) -> None:
         """Copy memory behind `descriptors` to `places` in the arena. Raises DriverRefused."""
-        self._copy(
-            descriptors, places, lambda host, card, size, stream: cuda.cuMemcpyDtoHAsync(host, card, size, stream)
-        )
+        self._copy(descriptors, places, _from_card)
 
     def back(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]]) -> None:
         """Copy `places` of the arena to the memory behind `descriptors`. Raises DriverRefused."""
-        self._copy(
-            descriptors, places, lambda host, card, size, stream: cuda.cuMemcpyHtoDAsync(card, host, size, stream)
-        )
+        self._copy(descriptors, places, _to_card)
 
     def enter_device_of(self, descriptor: int) -> None:
         """Be ready to copy from the card that memory is on; closes `descriptor`. Raises DriverRefused."""
         try:
             with _imported([descriptor]) as (handle,):
-                self._enter(int(_checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id))
+                self._enter(_card_of(handle))
         finally:
             os.close(descriptor)
 
     def pin(self, extents: Iterable[Extent]) -> None:
         """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused."""
-        self._any_context()
-        for extent in extents:
-            for part in range(extent.start // PINNED, (extent.start + extent.size - 1) // PINNED + 1):
-                if part in self._pinned:
-                    continue
-                start = part * PINNED
-                size = min(PINNED, len(self._map) - start)
-                _fault_in(self._start + start, size)
-                _checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
-                self._pinned.add(part)
+        with self._lock:
+            self._enter(next(iter(self._contexts), 0))
+            for extent in extents:
+                for part in range(extent.start // PINNED, (extent.start + extent.size - 1) // PINNED + 1):
+                    self._pin(part)
 
-    def _copy(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]], call: Any) -> None:
+    def _pin(self, part: int) -> None:
+        if part in self._pinned:
+            return
+        start = part * PINNED
+        size = min(PINNED, len(self._map) - start)
+        _fault_in(self._start + start, size)
+        _checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
+        self._pinned.add(part)
+
+    def _copy(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]], call: Call) -> None:
+        """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts."""
         self.pin(extent for extents in places for extent in extents)
         with _imported(descriptors) as handles:
-            sizes = [sum(extent.size for extent in extents) for extents in places]
-            with self._mapped(handles, sizes) as mapped:
-                used: list[Any] = []
-                for (device, address), extents in zip(mapped, places, strict=True):
-                    self._enter(device)
-                    for number, (card, host, size) in enumerate(_pieces(address, extents)):
-                        stream = self._devices[device].streams[number % STREAMS]
-                        _checked(call(self._start + host, card, size, stream))
-                    used.append(device)
-                for device in dict.fromkeys(used):
-                    self._enter(device)
-                    for stream in self._devices[device].streams:
-                        _checked(cuda.cuStreamSynchronize(stream))
+            by_card: dict[int, list[tuple[Any, Sequence[Extent]]]] = defaultdict(list)
+            for handle, extents in zip(handles, places, strict=True):
+                by_card[_card_of(handle)].append((handle, extents))
+            for card, blocks in by_card.items():
+                self._enter(card)
+                self._copy_on(card, blocks, call)
 
-    @contextmanager
-    def _mapped(self, handles: Sequence[Any], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-        """Map memory for the card that it is on; yields (card, address) of each."""
-        done: list[tuple[int, int]] = []
-        try:
-            for handle, size in zip(handles, sizes, strict=True):
-                device = int(_checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
-                self._enter(device)
-                address = int(_checked(cuda.cuMemAddressReserve(size, 0, 0, 0)))
-                try:
-                    _checked(cuda.cuMemMap(address, size, 0, handle, 0))
-                except DriverRefused:
-                    cuda.cuMemAddressFree(address, size)
-                    raise
-                done.append((device, address))
-                _checked(cuda.cuMemSetAccess(address, size, [_read_write(device)], 1))
-            yield done
-        finally:
-            for (device, address), size in zip(done, sizes, strict=False):
-                for stream in self._devices[device].streams:
-                    cuda.cuStreamSynchronize(stream)  # of a copy that was begun before a failure
-                cuda.cuMemUnmap(address, size)
-                cuda.cuMemAddressFree(address, size)
+    def _copy_on(self, card: int, blocks: Sequence[tuple[Any, Sequence[Extent]]], call: Call) -> None:
+        with ExitStack() as stack:
+            addresses = [stack.enter_context(_mapped(card, handle, _size(extents))) for handle, extents in blocks]
+            streams = [stack.enter_context(_stream()) for _ in range(STREAMS)]
+            for address, (_, extents) in zip(addresses, blocks, strict=True):
+                for number, (at, host, size) in enumerate(_pieces(address, extents)):
+                    _checked(call(self._start + host, at, size, streams[number % STREAMS]))
+            for stream in streams:
+                _checked(cuda.cuStreamSynchronize(stream))
 
-    def _enter(self, device: int) -> None:
-        """Make a card's context the current one, and make it first where there is none."""
-        if device not in self._devices:
-            context = _checked(cuda.cuDevicePrimaryCtxRetain(device))
-            _checked(cuda.cuCtxSetCurrent(context))
-            non_blocking = 1
-            streams = [_checked(cuda.cuStreamCreate(non_blocking)) for _ in range(STREAMS)]
-            self._devices[device] = Device(context, streams)
-        _checked(cuda.cuCtxSetCurrent(self._devices[device].context))
-
-    def _any_context(self) -> None:
-        if not self._devices:
-            self._enter(0)
+    def _enter(self, card: int) -> None:
+        """Make a card's context this thread's, and make it first where there is none."""
+        with self._lock:
+            if card not in self._contexts:
+                self._contexts[card] = _checked(cuda.cuDevicePrimaryCtxRetain(card))
+        _checked(cuda.cuCtxSetCurrent(self._contexts[card]))
 
 
 @contextmanager
@@ -152,6 +126,40 @@ def _imported(descriptors: Sequence[int]) -> Iterator[list[Any]]:
     finally:
         for handle in handles:
             cuda.cuMemRelease(handle)
+
+
+@contextmanager
+def _mapped(card: int, handle: Any, size: int) -> Iterator[int]:
+    """Map memory for its card, in whose context we are; yields its address."""
+    address = int(_checked(cuda.cuMemAddressReserve(size, 0, 0, 0)))
+    try:
+        _checked(cuda.cuMemMap(address, size, 0, handle, 0))
+        try:
+            _checked(cuda.cuMemSetAccess(address, size, [_read_write(card)], 1))
+            yield address
+        finally:
+            cuda.cuMemUnmap(address, size)
+    finally:
+        cuda.cuMemAddressFree(address, size)
+
+
+@contextmanager
+def _stream() -> Iterator[Any]:
+    """Make a stream; what is queued on it when a failure ends the context is done before anything is unmapped."""
+    stream = _checked(cuda.cuStreamCreate(NON_BLOCKING))
+    try:
+        yield stream
+    finally:
+        cuda.cuStreamSynchronize(stream)
+        cuda.cuStreamDestroy(stream)
+
+
+def _card_of(handle: Any) -> int:
+    return int(_checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
+
+
+def _size(extents: Sequence[Extent]) -> int:
+    return sum(extent.size for extent in extents)
 
 
 def _pieces(address: int, extents: Sequence[Extent]) -> Iterator[tuple[int, int, int]]:

@@ -47,7 +47,11 @@ EXPORT CUresult cuMemHostRegister_v2(void *start, size_t size, unsigned int flag
         return result;
     result = CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && result; i++)
+    for (int i = 0; i < MOST && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED; i++)
+        if (pinned[i].size && (char *)start < pinned[i].start + pinned[i].size &&
+            (char *)start + size > pinned[i].start)
+            result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    for (int i = 0; i < MOST && result == CUDA_ERROR_OUT_OF_MEMORY; i++)
         if (!pinned[i].size) {
             pinned[i].start = start;
             pinned[i].size = size;
