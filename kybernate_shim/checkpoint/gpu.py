@@ -7,9 +7,10 @@ the GPUs that its new place has.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,7 @@ from kybernate_shim.logs import Log
 
 NVIDIA_MAJOR = 195
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+ROOM_PAUSE = 0.005  # between two looks at whether somebody has left
 
 
 class GpuStepFailed(Refused):
@@ -155,8 +157,11 @@ class CudaAccelerator:
             self.suspended = _joined(self.suspended, left)
         return left
 
-    async def resume(self, operation: Operation, *, restore_seconds: float = 0) -> Left:
+    async def resume(self, operation: Operation, *, restore_seconds: float = 0, room_seconds: float = 0) -> Left:
         """Bring every process back that waits for its GPU, whoever took it off.
+
+        For `room_seconds` it waits until the GPUs have the room, with all done before that needs less of it: another
+        container may be leaving just now.
 
         Where the driver's restore takes longer than `restore_seconds`, if that is given, and than the configured limit
         in a second attempt, the container stays suspended.
@@ -171,7 +176,7 @@ class CudaAccelerator:
             left = self.suspended or Left(pids=[process.pid for process in waiting])
             left.pids = [process.pid for process in waiting]
             limits = replace(self._limits, restore=restore_seconds or self._limits.restore)
-            await sequence.undisturbed(self._return(helper, left, operation, limits))
+            await sequence.undisturbed(self._return(helper, left, operation, limits, room_seconds))
         self.suspended = None
         return left
 
@@ -290,19 +295,22 @@ class CudaAccelerator:
             return
         raise NotBack(f"{cause}; and the container is not back on its GPU: {'; '.join(stuck)}") from cause
 
-    async def _return(self, helper: CudaHelper, left: Left, operation: Operation, limits: sequence.Limits) -> None:
+    async def _return(
+        self, helper: CudaHelper, left: Left, operation: Operation, limits: sequence.Limits, room_seconds: float = 0
+    ) -> None:
         """Bring back what is checkpointed, and unlock what is only locked."""
         steps: list[sequence.Step] = []
         try:
             async with claimed([gpu.uuid for gpu in left.gpus]):
-                node = (await helper.info()).gpus
-                gpu_map.require_room(gpu_map.Plan((), {gpu.uuid: _bytes(gpu) for gpu in left.gpus}), node)
                 waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED, among=left.pids)
                 locked = [process.pid for process in waiting if process.state is State.LOCKED]
                 await helper.unlock(locked, limits.unlock)
                 pids = [process.pid for process in waiting if process.state is State.CHECKPOINTED]
+                at_first, later = _needs(left, waiting, split=room_seconds > 0)
+                await _await_room(helper, at_first, room_seconds)
                 with _telling(operation, "cuda-resume"):
-                    steps = await sequence.resume(helper, pids, limits=limits)
+                    room = partial(_await_room, helper, later, room_seconds) if later else None
+                    steps = await sequence.resume(helper, pids, limits=limits, room=room)
         except GpuMismatch as error:
             self.suspended = left
             raise NotBack(
@@ -403,6 +411,35 @@ class CudaAccelerator:
     async def _helper(self) -> AsyncIterator[CudaHelper]:
         async with cuda_helper(client.SOCKET, idle_seconds=self._settings.helper_idle) as helper:
             yield helper
+
+
+def _needs(left: Left, waiting: Iterable[CudaProcess], *, split: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what a resume needs of each GPU for the driver's restore, and for what the arena has, if that is `split`.
+
+    On which GPU the arena's bytes were is known to their process alone: each GPU may have to take all of them.
+    """
+    away = sum(process.arena_bytes for process in waiting) if split else 0
+    whole = {gpu.uuid: _bytes(gpu) for gpu in left.gpus}
+    later = {uuid: min(size, away) for uuid, size in whole.items()} if away else {}
+    return {uuid: size - later.get(uuid, 0) for uuid, size in whole.items()}, later
+
+
+async def _await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> None:
+    """Wait until the GPUs have `needed` bytes free, by UUID. Raises GpuMismatch when that takes longer than `seconds`.
+
+    The driver's own accounts tell: nobody else would know of a process that is not ours.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while True:
+        try:
+            gpu_map.require_room(gpu_map.Plan((), needed), (await helper.info()).gpus)
+        except GpuMismatch:
+            if loop.time() >= until:
+                raise
+            await asyncio.sleep(ROOM_PAUSE)
+        else:
+            return
 
 
 def _bytes(gpu: Gpu) -> int:

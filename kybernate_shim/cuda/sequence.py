@@ -117,11 +117,13 @@ async def resume(
     limits: Limits = DEFAULT_LIMITS,
     *,
     proof: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    room: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Step]:
     """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
 
     `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
-    for their memory is wrong.
+    for their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which somebody
+    else may be about to leave; what it raises is a failure.
     Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
     that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
     """
@@ -129,6 +131,8 @@ async def resume(
     proving = asyncio.ensure_future(proof()) if proof is not None else None
     try:
         await _timed(steps, "cuda-restore", helper.restore(pids, limits.restore, pairs))
+        if room is not None:
+            await room()
         await _moved(steps, "arena-give", helper.give(pids, limits.restore))
     except BaseException as error:
         if proving is not None:

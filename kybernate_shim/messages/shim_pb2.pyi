@@ -74,12 +74,14 @@ class SuspendResponse(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., vram_bytes: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("id", "timeout_ms")
+    __slots__ = ("id", "timeout_ms", "room_timeout_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     id: str
     timeout_ms: int
-    def __init__(self, id: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    room_timeout_ms: int
+    def __init__(self, id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., room_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ("steps", "vram_bytes")

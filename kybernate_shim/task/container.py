@@ -315,11 +315,11 @@ class Container:
             after(self.init.state, "suspend")
             return await self.operations().suspend(lock_seconds)
 
-    async def unsuspend(self, *, restore_seconds: float = 0) -> tuple[Left, Operation]:
+    async def unsuspend(self, *, restore_seconds: float = 0, room_seconds: float = 0) -> tuple[Left, Operation]:
         """Undo `suspend`, and bring back whoever was left without its GPU by other means."""
         async with self.lock:
             after(self.init.state, "suspend")
-            return await self.operations().unsuspend(restore_seconds)
+            return await self.operations().unsuspend(restore_seconds, room_seconds)
 
     @property
     def operation(self) -> Operation | None:

@@ -113,10 +113,13 @@ class Operations:
         with self._operating("suspend") as operation:
             return await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds), operation
 
-    async def unsuspend(self, restore_seconds: float = 0) -> tuple[Left, Operation]:
+    async def unsuspend(self, restore_seconds: float = 0, room_seconds: float = 0) -> tuple[Left, Operation]:
         """Move it back. Raises NothingToResume."""
         with self._operating("resume") as operation:
-            return await self._accelerator().resume(operation, restore_seconds=restore_seconds), operation
+            left = await self._accelerator().resume(
+                operation, restore_seconds=restore_seconds, room_seconds=room_seconds
+            )
+            return left, operation
 
     async def suspend_if_on_gpu(self) -> None:
         if self.driver_pids():

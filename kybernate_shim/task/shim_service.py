@@ -53,7 +53,9 @@ class ShimService:
 
     async def resume(self, request: wire.ResumeRequest) -> Message:
         """Move it back."""
-        left, operation = await self._tasks.container(request.id).unsuspend(restore_seconds=request.timeout_ms / 1000)
+        left, operation = await self._tasks.container(request.id).unsuspend(
+            restore_seconds=request.timeout_ms / 1000, room_seconds=request.room_timeout_ms / 1000
+        )
         return wire.ResumeResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
 
     async def status(self, request: wire.StatusRequest) -> Message:

@@ -31,7 +31,7 @@ ATTEMPTS = 12  # a program that allocates without pause is caught between two al
 PAUSES = (0.002, 0.005, 0.011, 0.023)
 IDLE_SECONDS = 60.0
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
-BUSY, FULL = "ARENA_BUSY", "ARENA_FULL"
+BUSY, FULL, NO_ROOM = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM"
 
 
 class NotMoved(Exception):
@@ -148,8 +148,8 @@ class Keeper:
     async def _settle(self, pid: int, seconds: float, why: str) -> int:
         """Bring everything of a stopped and unlocked process back to VRAM; return the bytes that had been away.
 
-        Tried twice, the second time by another worker: the first may have been what was wrong. Where both fail, the
-        process is locked again, with its bytes still in the arena, and NotMoved raised.
+        Tried twice, the second time by another worker: the first may have been what was wrong. Where both fail, or the
+        card has no room, the process is locked again, with its bytes still in the arena, and NotMoved raised.
         """
         reasons = [why]
         for _ in range(2):
@@ -161,7 +161,10 @@ class Keeper:
             if not answer["code"]:
                 return int(answer["bytes"])
             reasons.append(answer["text"])
-            await self._worker.close()
+            if answer["name"] == NO_ROOM:
+                break
+            if not self._worker.busy:  # with another process
+                await self._worker.close()
         await self._verb("lock", pid, RELOCK_SECONDS)
         raise NotMoved(f"process {pid} stays locked: {'; '.join(dict.fromkeys(reasons))}", away=True)
 

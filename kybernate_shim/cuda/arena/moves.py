@@ -33,7 +33,8 @@ from kybernate_shim.cuda.driver import Answer
 
 BATCH = 64  # blocks handed out at a time: the program may have few descriptors left
 ANSWER_SECONDS = 20.0
-CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003}
+CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003, "ARENA_NO_ROOM": 1004}
+OUT_OF_MEMORY = 2  # the driver's
 FAILURES = (ControlFailed, ControlInvalid, ControlSilent, ArenaFull, ArenaUnavailable, DriverRefused, OSError)
 
 
@@ -139,6 +140,8 @@ def _answered(work: Callable[[], int]) -> Answer:
             name = "ARENA_FULL"
         elif isinstance(error, ControlFailed) and error.busy:
             name = "ARENA_BUSY"
+        elif isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
+            name = "ARENA_NO_ROOM"
         return Answer(CODES[name], name, str(error))
 
 

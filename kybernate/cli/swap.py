@@ -1,0 +1,74 @@
+"""`kybernate swap`: one container leaves its GPUs and another comes, both at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.options import ADDRESS, Address, Json, Namespace
+from kybernate.cli.output import seconds, show_columns, show_json, size
+from kybernate.cli.reporting import Interrupted
+from kybernate.node.containerd import Containerd
+from kybernate.node.swap import Swapped, swap
+from kybernate_shim.messages.shim_pb2 import ResumeResponse, SuspendResponse
+
+Leaving = Annotated[str, typer.Argument(metavar="OUT", help="The container that is suspended.")]
+Coming = Annotated[str, typer.Argument(metavar="IN", help="The container that is resumed in its place.")]
+Wait = Annotated[
+    float, typer.Option("--wait", min=0.1, metavar="SECONDS", help="How long IN waits for the room that OUT leaves.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="swap")(run)
+
+
+def run(
+    leaving: Leaving,
+    coming: Coming,
+    wait: Wait = 10,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    as_json: Json = False,
+) -> None:
+    """Suspend OUT and resume IN on the same GPUs, at once.
+
+    When IN cannot come, OUT is resumed; when OUT cannot leave, IN stays suspended.
+    """
+    with Containerd(address) as containerd:
+        out, back = containerd.find(leaving, namespace), containerd.find(coming, namespace)
+    try:
+        done = asyncio.run(swap(out, back, containerd.address, wait))
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted", state="both shims go on", advice=f"see `kybernate status {out.id}` and `{back.id}`"
+        ) from None
+    _show(done, out.title, back.title, as_json=as_json)
+
+
+def _show(done: Swapped, out: str, back: str, *, as_json: bool) -> None:
+    replies: dict[str, tuple[str, SuspendResponse | ResumeResponse]] = {
+        "suspended": (out, done.left),
+        "resumed": (back, done.came),
+    }
+    if as_json:
+        told = {
+            verb: {
+                "container": title,
+                "vram_bytes": reply.vram_bytes,
+                "steps": [{"name": step.name, "seconds": step.seconds, "bytes": step.bytes} for step in reply.steps],
+            }
+            for verb, (title, reply) in replies.items()
+        }
+        show_json({**told, "seconds": done.seconds})
+        return
+    for verb, (title, reply) in replies.items():
+        typer.echo(f"{verb} {title}: {size(reply.vram_bytes)} of VRAM")
+    show_columns(
+        ("STEP", "TIME"),
+        [(step.name, seconds(step.seconds)) for _, reply in replies.values() for step in reply.steps]
+        + [("together", seconds(done.seconds))],
+    )
