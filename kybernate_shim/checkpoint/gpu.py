@@ -375,9 +375,8 @@ class CudaAccelerator:
                 async with claimed(plan.bytes):
                     gpu_map.require_room(plan, (await helper.info()).gpus)
                     with _telling(operation, "cuda-resume"):
-                        steps = await sequence.resume(
-                            helper, pids, plan.pairs, self._limits, proof=partial(self._back.prove, image)
-                        )
+                        proof = partial(self._back.prove, image) if manifest.vram else None
+                        steps = await sequence.resume(helper, pids, plan.pairs, self._limits, proof=proof)
         except (CudaError, GpuMismatch, VramError) as error:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
         self._note(())
