@@ -1,8 +1,9 @@
 """Measures suspend and resume through the arena on a real card, in turns with the plain way of the driver.
 
 For each size, one PyTorch program that computes, checks and allocates without a pause is suspended and resumed again
-and again, every other time through the arena; what it holds of the card, of descriptors and threads must not grow. Then
-what allocations and steps cost with the preload library and without it. It needs root, a driver of 580 or newer, a C
+and again, every other time through the arena; what it holds of descriptors and threads must not grow. Then two of them
+change places, with the rest of the card filled up so that only one of them fits. Then what allocations and steps cost
+with the preload library and without it. It needs root, a driver of 580 or newer, a C
 compiler, and a `python3` with torch, cuda-bindings, protobuf and structlog (from build/gpu-kit where that is there); no
 containerd.
 
@@ -37,11 +38,19 @@ GIB = 1 << 30
 PAYLOAD = Path(__file__).with_name("arena_payload.py")
 WAYS = ("arena", "plain")
 # What a program of so many GiB may take at most, in seconds; measured on an H200 these hold as they are.
-LIMITS = {(16, "suspend"): 0.70, (16, "resume"): 0.55, (40, "suspend"): 1.20, (40, "resume"): 1.00}
+LIMITS = {(16, "swap"): 0.95, (16, "suspend"): 0.70, (16, "resume"): 0.55, (40, "suspend"): 1.20, (40, "resume"): 1.00}
+MOST_SWAPPED = 16  # GiB of programs of which the card must hold two for a moment
 COST_BAR = 1.01  # of the library, in everything that programs do
 START_SECONDS = 120
 STEP_SECONDS = 30
 STEPS = 5
+MARGIN = 6 << 30  # what the ballast leaves of the card: room for the driver's part of a program, not for its memory
+BALLAST = """
+import sys, torch
+held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @dataclass
@@ -52,11 +61,11 @@ class Program:
     output: Path
 
     @classmethod
-    def start(cls, gib: float, library: Path, folder: Path) -> Program:
-        output = folder / "payload.out"
+    def start(cls, gib: float, library: Path, folder: Path, name: str = "one") -> Program:
+        output = folder / f"{name}.out"
         with output.open("wb") as stream:
             environment = {**os.environ, "LD_PRELOAD": str(library)}
-            argv = [sys.executable, PAYLOAD, "run", str(gib)]
+            argv = [sys.executable, str(PAYLOAD), "run", str(gib)]
             process = subprocess.Popen(argv, env=environment, stdout=stream, stderr=subprocess.STDOUT)
         program = cls(process, output)
         program.wait_for_steps(STEPS, START_SECONDS)
@@ -97,12 +106,14 @@ class Measured:
         print(f"  {verb:8} {way:6} {seconds:7.3f} s   {moved:6.2f} GiB by the arena   {told}", flush=True)
 
     def figures(self, gib: float, lane: str) -> Iterator[Figure]:
-        for verb in ("suspend", "resume"):
-            ours, plain = (statistics.median(self.seconds[verb, way]) for way in WAYS)
-            count = len(self.seconds[verb, WAYS[0]])
-            yield Figure(f"arena.{verb}.{gib:g}GiB", lane, ours, plain, "s", None, count)
-            if limit := LIMITS.get((int(gib), verb)):
-                yield Figure(f"arena.{verb}.{gib:g}GiB.limit", lane, ours, limit, "s", 1.0, count)
+        for verb in ("suspend", "resume", "swap"):
+            ours, plain = (self.seconds[verb, way] for way in WAYS)
+            if ours and plain:
+                middles = statistics.median(ours), statistics.median(plain)
+                yield Figure(f"arena.{verb}.{gib:g}GiB", lane, *middles, "s", None, len(ours))
+            if ours and (limit := LIMITS.get((int(gib), verb))):
+                name = f"arena.{verb}.{gib:g}GiB.limit"
+                yield Figure(name, lane, statistics.median(ours), limit, "s", 1.0, len(ours))
 
 
 async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds: int, measured: Measured) -> None:
@@ -111,7 +122,7 @@ async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds
     before: tuple[int, int] | None = None
     for number in range(rounds + 1):
         for way in WAYS if number % 2 else reversed(WAYS):
-            if way == "plain" and number > plain_rounds:
+            if way == "plain" and (number > plain_rounds or not plain_rounds):
                 continue
             with pages.huge_pages("node"):
                 began = time.monotonic()
@@ -137,6 +148,48 @@ async def _resumed(helper: CudaHelper, pid: int) -> list[Step]:
     return [*steps, Step("whole", time.monotonic() - began)]
 
 
+async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: int, measured: Measured) -> None:
+    """Let two programs change places on a card that has no room for both."""
+    away = programs[1].process.pid
+    needed = (await suspend(helper, lambda: [away], arena=True)).taken.bytes
+
+    async def room() -> None:
+        while await _free(helper) < needed:  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(0.005)
+
+    with ballast(await _free(helper) - MARGIN):
+        for number in range(rounds + 1):
+            out, back = programs if number % 2 == 0 else reversed(programs)
+            pid = out.process.pid
+            began = time.monotonic()
+            coming = asyncio.create_task(resume(helper, [back.process.pid], room=room))
+            left = await suspend(helper, lambda: [pid], arena=True)  # noqa: B023  # asked at once
+            steps = [*left.steps, *(await coming)]
+            spent = time.monotonic() - began
+            back.wait_for_steps(STEPS)
+            needed = left.taken.bytes
+            if number:
+                measured.note("swap", "arena", spent, steps)
+
+
+async def _free(helper: CudaHelper) -> int:
+    return (await helper.info()).gpus[0].free_bytes or 0
+
+
+@contextmanager
+def ballast(size: int) -> Iterator[None]:
+    """Hold so many bytes of the card."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", BALLAST, str(size)], stdin=pipe, stdout=pipe)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n", "the card cannot be filled up"
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def costs(library: Path, rounds: int, lane: str) -> Iterator[Figure]:
     """Compare what work costs with the library and without it, in turns."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -152,10 +205,10 @@ def costs(library: Path, rounds: int, lane: str) -> Iterator[Figure]:
 
 
 @contextmanager
-def node(gib: float, folder: Path) -> Iterator[Path]:
-    """Run a CUDA helper with an arena for programs of `gib`; yields its socket."""
+def node(gib: float, folder: Path, programs: int) -> Iterator[Path]:
+    """Run a CUDA helper with an arena for so many programs of `gib`; yields its socket."""
     socket = folder / "cuda.sock"
-    size = int(gib * 1.1 + 2) * GIB
+    size = int(gib * 1.1 + 2) * GIB * programs
     pid = start_helper(socket, options=["--arena", str(size), "--arena-folder", str(FOLDER)])
     try:
         while not socket.exists():
@@ -171,17 +224,22 @@ def node(gib: float, folder: Path) -> Iterator[Path]:
 def measure(gib: float, arguments: argparse.Namespace, library: Path) -> list[Figure]:
     """Measure one size."""
     measured = Measured()
-    with tempfile.TemporaryDirectory() as name, node(gib, Path(name)) as socket:
-        program = Program.start(gib, library, Path(name))
+    swapping = bool(arguments.swap_rounds) and gib <= MOST_SWAPPED
+    with tempfile.TemporaryDirectory() as name, node(gib, Path(name), 1 + swapping) as socket:
+        programs = [Program.start(gib, library, Path(name))]
 
         async def main() -> None:
             async with cuda_helper(socket, start=False) as helper:
-                await cycles(helper, program, arguments.rounds, arguments.plain_rounds, measured)
+                await cycles(helper, programs[0], arguments.rounds, arguments.plain_rounds, measured)
+                if swapping:
+                    programs.append(Program.start(gib, library, Path(name), "two"))
+                    await swaps(helper, (programs[0], programs[1]), arguments.swap_rounds, measured)
 
         try:
             asyncio.run(main())
         finally:
-            program.end()
+            for program in programs:
+                program.end()
     return list(measured.figures(gib, arguments.lane))
 
 
@@ -189,7 +247,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gib", default="16,40", help="sizes, separated by commas (16,40)")
     parser.add_argument("--rounds", type=int, default=5, help="through the arena (5)")
-    parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these (3)")
+    parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
+    parser.add_argument("--swap-rounds", type=int, default=5, help="of two programs of up to 16 GiB; 0: left out (5)")
     parser.add_argument("--cost-rounds", type=int, default=3, help="with the library and without it; 0: left out (3)")
     parser.add_argument("--lane", default="gpu", help="what to call the machine in the figures (gpu)")
     parser.add_argument("--output", type=Path, default=Path("build/bench-gpu.jsonl"))

@@ -101,9 +101,9 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 }
 
 /* The driver's own free waits for the work that is queued; to unmap does not. */
-static CUresult await_work(const struct block *block)
+static CUresult await_work(CUcontext context)
 {
-    CUcontext mine = NULL, context = (CUcontext)(uintptr_t)block->context;
+    CUcontext mine = NULL;
     driver()->context(&mine);
     if (mine == context)
         return driver()->synchronize();
@@ -115,19 +115,32 @@ static CUresult await_work(const struct block *block)
     return result;
 }
 
+/* Find what cuMemAlloc_v2 has made at an address, and nowhere else in it. */
+static struct block *take_allocation(CUdeviceptr address, uint32_t *before)
+{
+    struct block *block = take_block_at(address, before);
+    if (!block || (block->address == address && !(block->flags & BY_PROGRAM)))
+        return block;
+    give_block(block, *before);
+    return NULL;
+}
+
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
     uint32_t before;
-    struct block *block = take_block_at(address, &before);
+    CUresult result;
+    struct block *block = take_allocation(address, &before);
+    if (block) {
+        CUcontext context = (CUcontext)(uintptr_t)block->context;
+        give_block(block, before); /* the work may take its time, and a suspend cannot wait for what is BUSY */
+        result = await_work(context);
+        if (result)
+            return result;
+        block = take_allocation(address, &before);
+    }
     if (!block)
         return driver()->free ? driver()->free(address) : CUDA_ERROR_NOT_FOUND;
-    if (block->address != address || block->flags & BY_PROGRAM) {
-        give_block(block, before);
-        return driver()->free(address);
-    }
-    CUresult result = await_work(block);
-    if (result == CUDA_SUCCESS && before != AWAY)
-        result = drop_memory(block);
+    result = before == AWAY ? CUDA_SUCCESS : drop_memory(block);
     if (result) {
         give_block(block, before);
         return result;
