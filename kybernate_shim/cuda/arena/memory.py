@@ -8,6 +8,7 @@ are in it, named by its pid and start time, so that the part of a process that h
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kybernate_shim.linux.libc import MS_NODEV, MS_NOEXEC, MS_NOSUID, mount
+from kybernate_shim.linux.libc import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, mount
 from kybernate_shim.linux.process import is_exiting, start_time
 
 FOLDER = Path("/run/kybernate/arena")
 NOTES = 16 << 20  # what the tmpfs holds beside the memory
 GRAIN = 2 << 20
+FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
 class ArenaFull(Exception):
@@ -91,20 +93,34 @@ class Memory:
         return self.file.stat().st_size
 
     def prepare(self) -> None:
-        """Mount the tmpfs and make the file, where they are not there. Raises ArenaUnavailable."""
+        """Mount the tmpfs and make the file, where they are not there, or are too small. Raises ArenaUnavailable."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self._folder.is_mount():
-                options = f"mode=0700,size={self._size + NOTES},huge=always"
-                mount("tmpfs", str(self._folder), "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+                self._mount()
             fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 if os.fstat(fd).st_size < self._size:
+                    mount("tmpfs", str(self._folder), "tmpfs", FLAGS | MS_REMOUNT, self._limit)
                     os.ftruncate(fd, self._size)
             finally:
                 os.close(fd)
         except OSError as error:
             raise ArenaUnavailable(f"the arena in {self._folder} cannot be made: {error}") from error
+
+    def _mount(self) -> None:
+        """Mount it with huge pages, without them where the kernel has none for a tmpfs."""
+        options = f"mode=0700,{self._limit}"
+        try:
+            mount("tmpfs", str(self._folder), "tmpfs", FLAGS, f"{options},huge=always")
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            mount("tmpfs", str(self._folder), "tmpfs", FLAGS, options)
+
+    @property
+    def _limit(self) -> str:
+        return f"size={self._size + NOTES}"
 
     def free(self) -> int:
         """The bytes that nobody has, dead processes included."""

@@ -16,6 +16,7 @@ from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, State, log_path
 from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from kybernate_shim.linux.mounts import unmount_tree
 from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
@@ -229,6 +230,20 @@ def test_library_answers_from_the_start(program: Program) -> None:
         assert sum(block.size for block in control.blocks()) == 8 * MIB
         control.ask(Verb.PROBE, seconds=5)
     program.computes_on()
+
+
+def test_arena_grows_with_its_setting_and_never_shrinks(tmp_path: Path) -> None:
+    folder = tmp_path / "arena"
+    try:
+        Memory(4 * MIB, folder).prepare()
+        Memory(64 * MIB, folder).prepare()
+        assert Memory(4 * MIB, folder).size == 64 * MIB
+        Memory(4 * MIB, folder).prepare()
+        memory = Memory(64 * MIB, folder)
+        assert memory.free() == 64 * MIB
+        memory.file.write_bytes(bytes(64 * MIB))  # the filesystem has the room, too
+    finally:
+        unmount_tree(folder)
 
 
 def test_log_tells_moves(use: Run, program: Program, socket: Path) -> None:
