@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from kybernate_shim.checkpoint.manifest import Process
+from kybernate_shim.errors import Damaged
 from kybernate_shim.messages import criu_pb2 as criu
 
 COMMON: Final = 0x54564319
@@ -24,8 +25,10 @@ INVENTORY: Final = 0x58313116
 PSTREE: Final = 0x50273030
 CORE: Final = 0x55053847
 PAGEMAP: Final = 0x56084025
+FILES: Final = 0x56303138
 MOUNTS: Final = 0x55563928
 STATS: Final = 0x57093306
+INTERNET_SOCKET: Final = 4
 LONGEST: Final = 64 << 20  # bytes of one entry; more is a damaged length
 
 # CRIU's numbers of filesystem types that a container's mount can have.
@@ -50,7 +53,7 @@ TYPES: Final = {
 M = TypeVar("M", bound=Message)
 
 
-class CriuImageInvalid(Exception):
+class CriuImageInvalid(Damaged):
     """A file of CRIU's is missing or is not what its name says."""
 
 
@@ -108,6 +111,11 @@ def mounts(directory: Path) -> tuple[DumpedMount, ...]:
             if mount.destination != "/":
                 found.append(mount)
     return tuple(found)
+
+
+def has_internet_sockets(directory: Path) -> bool:
+    """Tell whether a process holds a TCP or UDP socket, of whatever state. Raises CriuImageInvalid."""
+    return any(entry.type == INTERNET_SOCKET for entry in _entries(directory / "files.img", FILES, criu.File))
 
 
 def plugins(directory: Path) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The loopback device of a restored container that has a network of its own, as ctr's have and a pod's have not.
 
 The runtime switches it on when it creates such a container. At a restore it has CRIU make an empty network, and leaves
-the device off: no connection of the image finds its peer there. So the bundle gets a hook for the moment between the
-two, and this file, which imports the standard library alone, is its program.
+the device off. `switch_on` does it afterwards. But where sockets are restored, that is too late: no connection of the
+image would find its peer. Then the bundle gets a hook for the moment between the two, and this file, which imports the
+standard library alone, is its program.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 DEADLINE = 10  # seconds
@@ -21,11 +23,14 @@ SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
 
 
-def add_hook(document: dict[str, Any]) -> None:
-    """Let a restore of a parsed config.json switch the loopback device on, where the network is the container's own."""
+def is_own(document: Mapping[str, Any]) -> bool:
+    """Tell whether the network of a parsed config.json is the container's own."""
     namespaces = (document.get("linux") or {}).get("namespaces") or ()
-    if not any(kind.get("type") == "network" and not kind.get("path") for kind in namespaces):
-        return
+    return any(kind.get("type") == "network" and not kind.get("path") for kind in namespaces)
+
+
+def add_hook(document: dict[str, Any]) -> None:
+    """Let a restore of a parsed config.json switch the device on before CRIU restores sockets."""
     program = {"path": sys.executable, "args": [sys.executable, "-IS", __file__], "timeout": DEADLINE}
     hooks = document["hooks"] = document.get("hooks") or {}
     hooks["createRuntime"] = [program, *(hooks.get("createRuntime") or ())]
@@ -34,8 +39,12 @@ def add_hook(document: dict[str, Any]) -> None:
 def main() -> None:
     """Be the hook: the container's state is on stdin, and its network is not this process's. Raises OSError."""
     pid = json.load(sys.stdin)["pid"]
-    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-    _join(namespace)
+    _join(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
+    switch_on()
+
+
+def switch_on() -> None:
+    """Switch the device on in the network namespace of the calling thread. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
 

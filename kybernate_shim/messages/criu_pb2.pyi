@@ -70,6 +70,14 @@ class PagemapHead(_message.Message):
     pages_id: int
     def __init__(self, pages_id: _Optional[int] = ...) -> None: ...
 
+class File(_message.Message):
+    __slots__ = ("type", "id")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    id: int
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ...) -> None: ...
+
 class Mount(_message.Message):
     __slots__ = ("type", "id", "device", "parent", "root", "mountpoint", "source", "options", "type_name", "key")
     TYPE_FIELD_NUMBER: _ClassVar[int]

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kybernate_shim.checkpoint import restore
+from kybernate_shim.checkpoint import loopback, restore
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
 from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left, NothingToResume
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.cuda.evidence import holds_driver
 from kybernate_shim.errors import Aborted
+from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.logs import Log
 from kybernate_shim.oci import gpu_spec
 from kybernate_shim.task.checkpointing import share_with_cri, work_directory
@@ -84,9 +86,21 @@ class Operations:
                 await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
                 await stdio.started()
                 container.find_init()
+                await self._switch_loopback_on()
                 if gpus is not None:
                     await self._attach(image, operation, gpus)
             container.restored(early)
+
+    async def _switch_loopback_on(self) -> None:
+        """Do it where the network is the container's own; its programs rather do without than be lost."""
+        container = self._container
+        if not loopback.is_own(container.spec.document):
+            return
+        network = Path(f"/proc/{container.init_pid}/ns/net")
+        try:
+            await asyncio.to_thread(in_namespace, network, CLONE_NEWNET, loopback.switch_on)
+        except OSError as error:
+            self._log.warning("loopback.off", error=str(error))
 
     async def _attach(self, image: Image, operation: Operation, gpus: CudaAccelerator) -> None:
         """Bring the restored processes onto their GPUs, or be as before the restore."""

@@ -61,9 +61,10 @@ def prepare(
                 "arena.unavailable", task=request.id, error=f"{LIBRARY} was not built: `make preload` builds it"
             )
     if image is not None:
-        from kybernate_shim.checkpoint import loopback
+        from kybernate_shim.checkpoint import criu_images, loopback
 
-        spec = edit_spec(bundle.path, loopback.add_hook)
+        if loopback.is_own(spec.document) and criu_images.has_internet_sockets(image.path):
+            spec = edit_spec(bundle.path, loopback.add_hook)
     return Container(
         request.id,
         namespace=namespace,

@@ -56,6 +56,13 @@ def test_mounts_have_type_and_key(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("types", "found"), [([], False), ([1, 2, 5], False), ([1, 4, 5], True)])
+def test_sockets_of_the_internet_are_found_among_the_files(tmp_path: Path, types: list[int], found: bool) -> None:
+    entries = [criu.File(type=kind, id=number).SerializeToString() for number, kind in enumerate(types)]
+    write(tmp_path / "files.img", (COMMON, criu_images.FILES), *entries)
+    assert criu_images.has_internet_sockets(tmp_path) == found
+
+
 def test_plugins_of_the_dump_are_listed(tmp_path: Path) -> None:
     entry = criu.Inventory(version=2, plugins=criu.Plugins(names=["cuda_plugin"]))
     write(tmp_path / "inventory.img", (criu_images.INVENTORY,), entry.SerializeToString())

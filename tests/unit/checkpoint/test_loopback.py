@@ -15,7 +15,7 @@ def spec(*namespaces: dict[str, str], **more: Any) -> dict[str, Any]:
     return {"linux": {"namespaces": list(namespaces)}, **more}
 
 
-def test_network_of_its_own_gets_a_hook_before_the_users() -> None:
+def test_hook_runs_before_the_users() -> None:
     users = {"path": "/users"}
     document = spec({"type": "network"}, hooks={"createRuntime": [users], "poststop": [users]})
     loopback.add_hook(document)
@@ -26,8 +26,14 @@ def test_network_of_its_own_gets_a_hook_before_the_users() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [spec({"type": "network", "path": "/run/netns/pod"}), spec({"type": "pid"}), {}, {"linux": None}]
+    ("document", "own"),
+    [
+        (spec({"type": "pid"}, {"type": "network"}), True),
+        (spec({"type": "network", "path": "/run/netns/pod"}), False),
+        (spec({"type": "pid"}), False),
+        ({}, False),
+        ({"linux": None}, False),
+    ],
 )
-def test_network_of_somebody_else_is_left_alone(document: dict[str, Any]) -> None:
-    loopback.add_hook(document)
-    assert "hooks" not in document
+def test_network_is_the_containers_own_without_a_path(document: dict[str, Any], own: bool) -> None:
+    assert loopback.is_own(document) == own
