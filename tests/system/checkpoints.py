@@ -173,6 +173,10 @@ def shim_of(ctr: Ctr, id: str) -> psutil.Process:
     return parent
 
 
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def named(program: str) -> list[psutil.Process]:
     """Return the processes of that name, which may end at any time."""
     found = []

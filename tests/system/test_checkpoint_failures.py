@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -50,8 +49,8 @@ from tests.system.checkpoints import (
 from tests.system.cri import Cri
 from tests.system.ctr import BUSYBOX, Ctr, eventually, run
 from tests.system.leftovers import Snapshot
+from tests.system.programs import script
 
-SHIM_CONFIG = Path("/etc/kybernate/shim.toml")
 BIG = 512  # MiB: a dump and a restore that take long enough to be hit in the middle
 NEW_FILE = "os.open('/data', os.O_CREAT | os.O_WRONLY)"
 MEMORY_FILE = "os.memfd_create('unseen')"
@@ -66,19 +65,6 @@ def first():
 kept = first()
 """
 PROMPTLY = 3.0  # seconds for what must not wait for a checkpoint
-
-
-@pytest.fixture
-def ours() -> Ctr:
-    return Ctr()
-
-
-@pytest.fixture
-def shim_config() -> Iterator[Path]:
-    """The shim's configuration file, which counts for containers that are made from now on."""
-    SHIM_CONFIG.parent.mkdir(parents=True, exist_ok=True)
-    yield SHIM_CONFIG
-    SHIM_CONFIG.unlink(missing_ok=True)
 
 
 @pytest.fixture(params=["RUNNING", "PAUSED"])
@@ -133,13 +119,6 @@ def small_disk(at: Path, mib: int) -> Iterator[Path]:
         yield at
     finally:
         eventually(lambda: run(["umount", str(at)]) == "")
-
-
-def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 # -- dump: the disk -------------------------------------------------------------------------------------------------

@@ -42,11 +42,6 @@ CYCLES_MOVED = 10
 
 
 @pytest.fixture
-def ours() -> Ctr:
-    return Ctr()
-
-
-@pytest.fixture
 def cri() -> Iterator[Cri]:
     client = Cri()
     yield client

@@ -9,28 +9,17 @@ import stat
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kybernate_shim.address import socket_path
 from tests.lab.node import LOGS, Containerd
+from tests.system.checkpoints import ended, shim_of
 from tests.system.cri import Cri
 from tests.system.ctr import BUNDLES, Ctr, Events, eventually
 from tests.system.leftovers import Snapshot
 
 NO_FIFOS = ["--null-io"]  # ctr removes its FIFOs with the task; containerd, which removes it here, knows none of them
 MEBIBYTE = 1 << 20
-
-
-def shim_of(ctr: Ctr, id: str) -> psutil.Process:
-    """Return the daemon of a container: the parent of its init."""
-    parent = psutil.Process(ctr.pid(id)).parent()
-    assert parent is not None
-    return parent
-
-
-def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 # -- what others see of it ------------------------------------------------------------------------------------------

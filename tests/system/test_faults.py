@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from tests.lab.node import Containerd
 from tests.system.cri import Cri
 from tests.system.ctr import BUNDLES, CommandFailed, Ctr, Events, catches, eventually, run
 from tests.system.leftovers import Snapshot, assert_nothing_left
+from tests.system.programs import script
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
 NO_FIFOS = ["--null-io"]  # ctr removes its FIFOs with the task; containerd, which removes it here, knows none of them
@@ -115,12 +115,6 @@ def test_pods_survive_a_containerd_restart(containerd: Containerd) -> None:
 
 
 # -- the runtime ----------------------------------------------------------------------------------------------------
-
-
-def script(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 def test_missing_runtime_is_named_with_where_it_was_looked_for(ours: Ctr, shim_config: Path) -> None:

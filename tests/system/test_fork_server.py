@@ -22,9 +22,9 @@ import pytest
 
 from tests.lab.containerd_config import SHIM
 from tests.lab.node import Containerd
+from tests.system.checkpoints import ended, shim_of
 from tests.system.ctr import Ctr, eventually, run
 from tests.system.leftovers import Snapshot
-from tests.system.test_daemon import ended, shim_of
 
 NAME = "kybernate-fork"
 SOCKETS = Path("/run/kybernate/fork-server")
