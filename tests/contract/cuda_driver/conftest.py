@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from kybernate_shim.address import answers
 from kybernate_shim.cuda.arena.memory import Memory
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
 from kybernate_shim.cuda.preload.build import build as build_preload
@@ -98,7 +99,7 @@ def use_arena(cards: Cards, tmp_path: Path, socket: Path) -> Iterator[Callable[[
         async def main() -> Any:
             if not helpers(socket):
                 start_helper(socket, options=options)
-                while not socket.exists():  # noqa: ASYNC110  # of another process
+                while not answers(socket):  # noqa: ASYNC110  # of another process
                     await asyncio.sleep(0.01)
             async with cuda_helper(socket, start=False) as helper:
                 return await body(helper)

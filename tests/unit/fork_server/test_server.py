@@ -55,11 +55,21 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     with tempfile.TemporaryDirectory() as short:  # a socket's address has 108 bytes
         monkeypatch.setattr(address, "SOCKETS", Path(short) / "s")
         monkeypatch.setattr(place, "DIRECTORY", f"{short}/f")
+        installed(Path(short, "lib"), monkeypatch)
         monkeypatch.setattr(server, "QUIET_SECONDS", 5.0)
         monkeypatch.setattr(server, "_idle_seconds", lambda: 100.0)
         monkeypatch.setattr(serve, "serve", tell_all)
         yield Path(short)
         end_server()
+
+
+def installed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have an address as of a package in `root`: below the checkout's, other tests may make files at any time."""
+    package = root / "kybernate_shim"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(place, "__file__", str(package / "fork_server" / "place.py"))
+    return package
 
 
 def leave() -> None:
@@ -270,25 +280,20 @@ def test_socket_of_a_killed_server_of_another_version_goes(node: Path) -> None:
 
 @pytest.mark.parametrize("what", ["package", "interpreter"])
 def test_other_installation_has_another_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    package = installed(tmp_path / "lib", monkeypatch)
     before = place.socket_path()
     assert place.socket_path() == before
-    other = tmp_path / "lib" / "kybernate_shim"
-    (other / "fork_server").mkdir(parents=True)
-    (other / "__init__.py").touch()
     if what == "package":
-        monkeypatch.setattr(place, "__file__", str(other / "fork_server" / "place.py"))
+        installed(tmp_path / "other", monkeypatch)
     else:
-        monkeypatch.setattr("sys.executable", str(other / "__init__.py"))
+        monkeypatch.setattr("sys.executable", str(package / "__init__.py"))
     assert place.socket_path() != before
 
 
 def test_replaced_package_has_another_address_even_with_the_same_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "kybernate_shim"
-    package.mkdir()
-    monkeypatch.setattr(place, "__file__", str(package / "fork_server" / "place.py"))
-    (package / "__init__.py").touch()
+    package = installed(tmp_path, monkeypatch)
     os.utime(package / "__init__.py", (1, 1))
     before = place.socket_path()
     (package / "new").touch()
