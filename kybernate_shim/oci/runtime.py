@@ -71,11 +71,10 @@ class Runner(Protocol):
 def runtime_environment(env: Mapping[str, str], criu: Path | None = None) -> dict[str, str]:
     """Return `env` as a runtime should see it.
 
-    Without NOTIFY_SOCKET, because runc would announce the container to systemd in containerd's place; with CRIU's
-    directory first in PATH, the one way that every version of runc takes to find a chosen CRIU; and with Go's collector
-    off, for a program that is gone before it pays.
+    Without NOTIFY_SOCKET, because runc would announce the container to systemd in containerd's place; and with CRIU's
+    directory first in PATH, the one way that every version of runc takes to find a chosen CRIU.
     """
-    result = {"GOGC": "off"} | {name: value for name, value in env.items() if name != "NOTIFY_SOCKET"}
+    result = {name: value for name, value in env.items() if name != "NOTIFY_SOCKET"}
     if criu is not None:
         result["PATH"] = f"{criu.parent}:{result['PATH']}" if result.get("PATH") else str(criu.parent)
     return result

@@ -151,19 +151,14 @@ class Container:
             )
             step("runtime created")
             await self.init.stdio.started()
-            self.init.pid = event.pid = self.bundle.init_pid()
+            self.find_init()
+            event.pid = self.init.pid
+            self._watch_memory()  # before it starts: it may run out of memory within milliseconds
+            step("cgroup found")
             self.note(phase="idle")
             step("noted")
             self._publish("/tasks/create", event)
             self._watch(self.init, early)
-            # While the answer is on its way, and before the next call can be heard.
-            asyncio.get_running_loop().call_soon(self._look_after_init)
-
-    def _look_after_init(self) -> None:
-        """Find its cgroup before it starts: it may run out of memory within milliseconds."""
-        if self.init.state == "created":
-            self.cgroup = _cgroup_of(self.init.pid)
-            self._watch_memory()
 
     async def delete(self) -> Process:
         """Remove the container that has ended or was never started, and return its init.
