@@ -23,6 +23,7 @@ from kybernate_shim.linux.mounts import unmount_tree
 
 SCRATCH = ".criu.cgyard."  # begins the name of the directory where CRIU mounts the cgroup hierarchies
 POLL_SECONDS = 0.005
+EXEC_LOOKS = 100  # at a process that has no environment yet; longer than any exec takes that is not stuck
 
 
 class RemainsStay(Exception):
@@ -78,11 +79,24 @@ def told_of(configuration: Path) -> list[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                if sign in Path(entry.path, "environ").read_bytes():
+                if sign in _environment(Path(entry.path)):
                     found.append(int(entry.name))
             except OSError:
-                continue  # it has ended, or is a zombie and has no environment any more
+                continue  # it has ended, or is a zombie or the kernel's own
     return found
+
+
+def _environment(process: Path) -> bytes:
+    """Return what /proc shows of a process's environment: nothing, too, while the process is in the midst of exec."""
+    for _ in range(EXEC_LOOKS):
+        if environment := (process / "environ").read_bytes():
+            return environment
+        (process / "exe").readlink()  # fails for who has no memory: zombies, and threads of the kernel
+        *_, start, end, _ = (process / "stat").read_text(errors="replace").split()
+        if start == end != "0":
+            break  # it was given none
+        time.sleep(POLL_SECONDS)
+    return b""
 
 
 def named(cgroups_path: str) -> tuple[int, dict[str, Path]]:

@@ -113,19 +113,17 @@ class WayOut:
             return
         try:
             await self._save(image, operation)
-        except PLAIN_INSTEAD as error:
-            await self._put_back(image, operation, mapping=False)  # CRIU will read them, and knows nothing of our files
+        except BaseException as error:
+            await self._put_back(image, operation)
             self._forget(image)
+            if not isinstance(error, PLAIN_INSTEAD):
+                raise
             await self._go_plain(error)
-        except BaseException:
-            await self._put_back(image, operation, mapping=False)
-            self._forget(image)
-            raise
         try:
             yield
         finally:
             if not gone():
-                await self._put_back(image, operation, mapping=True)
+                await self._put_back(image, operation)
 
     async def _save(self, image: Path, operation: Operation) -> None:
         assert self._worker is not None
@@ -148,18 +146,19 @@ class WayOut:
     def _note_drop(self, pid: int, part: SavedRegion) -> None:
         self._dropped.setdefault(pid, []).append(part)
 
-    async def _put_back(self, image: Path, operation: Operation, *, mapping: bool) -> None:
+    async def _put_back(self, image: Path, operation: Operation) -> None:
+        """Copy, so that who stays off its GPU owns its bytes, whatever becomes of the image, and CRIU can dump it."""
         if self._dropped:
             with _moving(operation, "vram-load", sum(map(total_bytes, self._dropped.values()))):
-                await undisturbed(self._try_to_put_back(image, mapping))
+                await undisturbed(self._try_to_put_back(image))
 
-    async def _try_to_put_back(self, image: Path, mapping: bool) -> None:
+    async def _try_to_put_back(self, image: Path) -> None:
         failure: VramError | None = None
         regions = _by_pid(self._saved or self._dropped)
         for _ in range(ATTEMPTS):
             try:
                 async with vram_worker(self._children) as worker:
-                    await worker.ask("put_back", mapping=mapping, regions=regions, **_how(image, self._settings))
+                    await worker.ask("put_back", regions=regions, **_how(image, self._settings))
             except VramError as error:
                 failure = error
             else:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,13 @@ def ctr(cards: Cards) -> Ctr:
 
 def in_arena(ctr: Ctr, id: str) -> int:
     return sum(one.size for one in Memory(SIZE).kept(Owner.of(ctr.pid(id))))
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory on a tmpfs, for images whose files may be mapped."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 def test_annotated_container_suspends_into_the_arena(ctr: Ctr, cards: Cards) -> None:
@@ -120,6 +128,23 @@ def test_suspended_container_can_be_checkpointed_and_uses_the_arena_after_its_re
         assert in_arena(ctr, again.id) == MIB << 20
         kybernate("resume", again.id)
         again.computes_on()
+
+
+def test_suspended_container_owns_its_bytes_after_a_checkpoint(
+    ctr: Ctr, cards: Cards, tmp_path: Path, memory: Path
+) -> None:
+    """Whatever becomes of the image, and although another checkpoint looks at what is mapped."""
+    log = tmp_path / "log"
+    # As good as all of the region is data, or it would not be mapped.
+    with gpu.computing(ctr, *gpu.command(mib=112), flags=WANTED, log=log) as container:
+        kybernate("suspend", container.id)
+        kybernate("checkpoint", container.id, str(memory / "first"))
+        shutil.rmtree(memory / "first")
+        kybernate("checkpoint", container.id, str(memory / "second"))
+        assert_whole(memory / "second")
+        container.stands_still()
+        kybernate("resume", container.id)
+        container.computes_on()
 
 
 def test_container_that_is_killed_while_it_is_away_leaves_the_arena_free(ctr: Ctr, cards: Cards) -> None:

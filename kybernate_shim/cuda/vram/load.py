@@ -67,18 +67,17 @@ def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[Save
     """Map files that are in memory in place of their regions, copy-on-write; return those for which that was possible.
 
     Nothing is copied, and the process needs no memory of its own for what it only reads, as the driver does. Regions
-    of which much is zero are left to `load`: reading a hole through a mapping fills it. `prove` has to follow. A region
-    whose file is mapped already, by a worker that was lost afterwards, is among those that are returned.
+    of which much is zero are left to `load`: reading a hole through a mapping fills it. `prove` has to follow.
     """
-    mapped = [region for region in saved if target.maps_file(pid, region.start, region.end, directory / region.file)]
-    full = [one for one in saved if one not in mapped and one.data_bytes >= FULL_SHARE * one.size]
+    full = [region for region in saved if region.data_bytes >= FULL_SHARE * region.size]
     wanted = [region for region in full if files.is_wholly_in_memory(directory / region.file)]
     target.require_mapped(pid, [(region.start, region.end) for region in wanted])
+    mapped: list[SavedRegion] = []
     with suppress(InjectionFailed), Held(pid) as held, lending(held) as lent:
         for region in wanted:
             with files.reading(directory / region.file, direct=False) as file:
                 _require_size(file, region)
-                lent.map_private(file.fileno(), region.start, region.size, region.offset or 0)
+                lent.map_private(file.fileno(), region.start, region.size)
             mapped.append(region)
     return mapped
 
@@ -103,13 +102,13 @@ def prove(pid: int, mapped: Sequence[SavedRegion], directory: Path, how: Transfe
 
 def _prove_piece(pid: int, piece: Piece[_Loading], buffer: Buffer) -> int:
     one = piece.whole
-    if not one.file.has_data((one.region.offset or 0) + piece.offset, piece.size):
+    if not one.file.has_data(piece.offset, piece.size):
         one.tree.add_zeros(piece.offset, piece.size)
         return piece.size
     try:
         target.read_into(pid, one.region.start + piece.offset, buffer.address, piece.size)
     except (RegionChanged, TargetGone):
-        one.file.read((one.region.offset or 0) + piece.offset, buffer.view[: piece.size])
+        one.file.read(piece.offset, buffer.view[: piece.size])
     one.tree.add(piece.offset, buffer.view[: piece.size])
     return piece.size
 

@@ -22,7 +22,15 @@ def write_from(pid: int, address: int, buffer: int, size: int) -> None:
 
 def require_mapped(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
     """Raise RegionChanged unless each range (start, end) is private anonymous memory of the process, wholly."""
-    own = [region for region in _maps(pid) if region.private_anonymous]
+    try:
+        regions = memory.read_maps(pid)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise TargetGone(f"process {pid} has ended") from error
+    except PermissionError as error:
+        raise TargetRefused(f"the memory map of process {pid} cannot be read: {error.strerror}") from error
+    if not regions:  # a zombie has a map without lines
+        raise TargetGone(f"process {pid} has ended")
+    own = [region for region in regions if region.private_anonymous]
     for start, end in ranges:
         reached = start
         for region in own:
@@ -32,24 +40,6 @@ def require_mapped(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
             raise RegionChanged(
                 f"process {pid} has no private memory at {reached:#x} any more (of {start:#x}-{end:#x})"
             )
-
-
-def _maps(pid: int) -> list[memory.Region]:
-    try:
-        regions = memory.read_maps(pid)
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise TargetGone(f"process {pid} has ended") from error
-    except PermissionError as error:
-        raise TargetRefused(f"the memory map of process {pid} cannot be read: {error.strerror}") from error
-    if not regions:  # a zombie has a map without lines
-        raise TargetGone(f"process {pid} has ended")
-    return regions
-
-
-def maps_file(pid: int, start: int, end: int, file: Path) -> bool:
-    """Tell whether the process has the file mapped in the whole of a range. Raises as require_mapped."""
-    inode = file.stat().st_ino
-    return any(region.inode == inode and region.start <= start and end <= region.end for region in _maps(pid))
 
 
 def _copy(call: Callable[[int, int, int, int], None], pid: int, address: int, buffer: int, size: int) -> None:

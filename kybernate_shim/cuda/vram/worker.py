@@ -135,23 +135,14 @@ class Desk:
         for pid, mapped in self._mapped.items():
             prove(pid, mapped, Path(directory), how)
 
-    def put_back(
-        self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int, mapping: bool
-    ) -> None:
-        """Undo `save`; nothing may cancel it. With `mapping`, where nothing but the driver will read the bytes."""
+    def put_back(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int) -> None:
+        """Undo `save`; nothing may cancel it."""
         for pid, saved in _by_pid(regions):
             try:
-                if mapping:
-                    mapped = map_in(pid, saved, Path(directory))
-                    prove(pid, mapped, Path(directory), replace(self._how(threads), cancel=threading.Event()))
-                    saved = [one for one in saved if one not in mapped]
-                self._put_back(pid, saved, Path(directory), threads)
+                for first in range(0, len(saved), OPEN_FILES):
+                    put_back(pid, saved[first : first + OPEN_FILES], Path(directory), self._how(threads))
             except TargetGone:
                 continue  # who has ended needs no bytes
-
-    def _put_back(self, pid: int, saved: list[SavedRegion], directory: Path, threads: int) -> None:
-        for first in range(0, len(saved), OPEN_FILES):
-            put_back(pid, saved[first : first + OPEN_FILES], directory, self._how(threads))
 
     def _how(self, threads: int) -> Transfer:
         return Transfer(threads=threads, cancel=self.cancel) if threads else Transfer(cancel=self.cancel)

@@ -39,6 +39,22 @@ def test_programs_are_found_by_the_file_that_they_were_given(tmp_path: Path) -> 
         second.kill()
 
 
+def test_program_in_the_midst_of_exec_is_found(tmp_path: Path) -> None:
+    """The kernel shows no environment then. This one hardly does anything else."""
+    again = 'exec sh -c "$0" "$0"'
+    environment = {"CRIU_CONFIG_FILE": str(tmp_path / "file"), "PATH": os.environ["PATH"]}
+    with subprocess.Popen(["sh", "-c", again, again], env=environment) as program:
+        looks = [told_of(tmp_path / "file") for _ in range(300)]
+        program.kill()
+    assert looks == [[program.pid]] * 300
+
+
+def test_program_without_an_environment_is_another(tmp_path: Path) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], env={}) as program:
+        assert told_of(tmp_path / "file") == []
+        program.kill()
+
+
 def test_programs_are_ended_and_waited_for(tmp_path: Path) -> None:
     traces = Traces(tmp_path / "file", "/default/c", tmp_path, "work")
     with started(tmp_path / "file") as program:
