@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto preload demo test test-unit test-contract test-system bench bench-gpu lint shell clean
+.PHONY: help venv proto native demo test test-unit test-contract test-system bench bench-gpu lint shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -15,7 +15,7 @@ help:
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node"
 	@echo "make proto        generate messages from proto/"
-	@echo "make preload      compile the library by which VRAM moves at the link's speed"
+	@echo "make native       compile what is in C: the program that containerd executes, the arena's library"
 	@echo "make clean        remove what was built in this checkout (the lab's cache stays)"
 
 venv: $(VENV)/.ready
@@ -29,8 +29,8 @@ $(VENV)/.ready: pyproject.toml
 proto: venv
 	$(BIN)/python tools/generate_messages.py
 
-preload:
-	$(PYTHON) kybernate_shim/cuda/preload/build.py
+native:
+	$(PYTHON) kybernate_shim/native.py
 
 demo:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m tests.system.demo

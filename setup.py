@@ -1,4 +1,4 @@
-"""Compiles the preload library into the wheel; everything else is in pyproject.toml."""
+"""Compiles what is written in C into the wheel; everything else is in pyproject.toml."""
 
 import runpy
 import sys
@@ -8,24 +8,25 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-FOLDER = Path("kybernate_shim/cuda/preload")
+PACKAGE = Path("kybernate_shim")
 
 
-class BuildWithLibrary(build_py):
-    """Builds the package, and the library beside its sources; without a C compiler, the package alone."""
+class BuildWithNative(build_py):
+    """Builds the package, and beside its sources what is compiled of them; without a C compiler, the package alone."""
 
     def run(self) -> None:
         super().run()
-        place = FOLDER if self.editable_mode else Path(self.build_lib) / FOLDER
-        place.mkdir(parents=True, exist_ok=True)
+        place = PACKAGE if self.editable_mode else Path(self.build_lib) / PACKAGE
+        native = runpy.run_path(str(PACKAGE / "native.py"))
         try:
-            runpy.run_path(str(FOLDER / "build.py"))["build"](place)
+            for product in native["PRODUCTS"]:
+                native["build"](product, place)
         except FileNotFoundError as error:
-            sys.stderr.write(f"warning: no arena, since its preload library cannot be compiled: {error}\n")
+            sys.stderr.write(f"warning: containers start slowly, and without the arena: nothing compiles C: {error}\n")
 
 
 class WheelOfPlatform(bdist_wheel):
-    """Names the wheel after the platform of the library, which no Python version matters to."""
+    """Names the wheel after the platform of what is compiled, which no Python version matters to."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -35,4 +36,4 @@ class WheelOfPlatform(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": WheelOfPlatform})
+setup(cmdclass={"build_py": BuildWithNative, "bdist_wheel": WheelOfPlatform})

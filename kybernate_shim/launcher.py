@@ -1,7 +1,7 @@
 """`python -m kybernate_shim.launcher DIRECTORY` writes containerd-shim-kybernate-v1 there, as it starts fastest.
 
-The script that pip makes starts the interpreter with all of site's work, which takes as long as the rest of a `start`.
-This one tells it not to, and where this installation's packages are. It is one file that may be copied anywhere.
+That is the compiled client of the fork server, which is told where this installation's interpreter and packages are. It
+is one file that may be copied anywhere. Where nothing could be compiled, it is a script, which does all work itself.
 """
 
 from __future__ import annotations
@@ -11,39 +11,59 @@ import sys
 import tempfile
 from pathlib import Path
 
-import kybernate_shim
+from kybernate_shim.fork_server.place import DIRECTORY
+from kybernate_shim.native import CLIENT, PACKAGE
 
 NAME = "containerd-shim-kybernate-v1"
+PATH_BYTES = 4096  # of each of the client's values
 LONGEST_FIRST_LINE = 127  # of older kernels
 SCRIPT = """#!{interpreter} -IS
 import sys
 sys.path.append({packages!r})
-from kybernate_shim.__main__ import launch
-launch()
+sys.argv.insert(1, "its client was not compiled")
+from kybernate_shim.__main__ import run_launched
+run_launched()
 """
 
 
-class InterpreterUnusable(Exception):
-    """The interpreter's path cannot stand in a script's first line."""
+class InstallationUnusable(Exception):
+    """A path of this installation cannot stand in the program."""
 
 
-def script(interpreter: str, packages: Path) -> str:
-    """Return the program's text. Raises InterpreterUnusable."""
+def program(interpreter: str, packages: Path, client: Path | None = None, directory: str = DIRECTORY) -> bytes:
+    """Return the program's content: a compiled client, or a script without one. Raises InstallationUnusable."""
+    if client is None:
+        return _script(interpreter, packages)
+    content = client.read_bytes()
+    for name, value in {"interpreter": interpreter, "packages": str(packages), "directory": directory}.items():
+        place = f"@{name}@".encode().ljust(PATH_BYTES, b"\0")
+        if content.count(place) != 1 or len(os.fsencode(value)) >= PATH_BYTES:
+            raise InstallationUnusable(f"{client} has no place for {value} as its {name}")
+        content = content.replace(place, os.fsencode(value).ljust(PATH_BYTES, b"\0"))
+    return content
+
+
+def _script(interpreter: str, packages: Path) -> bytes:
     text = SCRIPT.format(interpreter=interpreter, packages=str(packages))
     if len(text.partition("\n")[0]) > LONGEST_FIRST_LINE or " " in interpreter:
-        raise InterpreterUnusable(f"a script cannot begin with `#!{interpreter} -IS`: too long, or with a space in it")
-    return text
+        raise InstallationUnusable(f"a script cannot begin with `#!{interpreter} -IS`: too long, or with a space in it")
+    return text.encode()
 
 
-def write(directory: Path) -> None:
-    """Write the program into `directory`; whoever executes it meanwhile gets the old or the new."""
-    text = script(sys.executable, Path(kybernate_shim.__file__).resolve().parents[1])
+def write(directory: Path) -> bool:
+    """Write the program into `directory`; whoever executes it meanwhile gets the old or the new.
+
+    Returns whether it is the compiled one. Raises OSError and InstallationUnusable.
+    """
+    client = CLIENT.of() if CLIENT.of().exists() else None
+    content = program(sys.executable, PACKAGE.resolve().parent, client)
     directory.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=directory, prefix=f".{NAME}.")
-    with os.fdopen(fd, "w") as stream:
-        stream.write(text)
+    with os.fdopen(fd, "wb") as stream:
+        stream.write(content)
         os.fchmod(fd, 0o755)
     Path(temporary).replace(directory / NAME)
+    return client is not None
 
 
 def main() -> int:
@@ -52,8 +72,10 @@ def main() -> int:
         sys.stderr.write("usage: python -m kybernate_shim.launcher DIRECTORY\n")
         return 2
     try:
-        write(Path(sys.argv[1]))
-    except (OSError, InterpreterUnusable) as error:
+        if not write(Path(sys.argv[1])):
+            sys.stderr.write("kybernate_shim.launcher: the client is not compiled, so containers start slowly; install "
+                             "a C compiler, then this package again\n")  # fmt: skip
+    except (OSError, InstallationUnusable) as error:
         sys.stderr.write(f"kybernate_shim.launcher: {error}\n")
         return 1
     return 0

@@ -1,6 +1,6 @@
 """One process per node that has imported all a shim needs, and forks from itself what a call of the binary asks for.
 
-client.py        asks it; imports nothing, because it runs twice per container
+client.c         asks it; in C, because it runs twice per container
 place.py         where the one of this very installation listens
 server.py        is it
 likeness.py      makes the forked process what the client is: cgroup, limits, environment, cookie, stdio

@@ -1,4 +1,7 @@
-"""Does one call of the binary in a process that was forked for it, which becomes a pod's daemon if that was a start."""
+"""Does one call of the binary in a process that was forked for it, which becomes a pod's daemon if that was a start.
+
+client.c explains what the two say to each other.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import struct
 import sys
 
 from kybernate_shim.actions import explained, required, run
-from kybernate_shim.fork_server.client import LARGEST_ANSWER, TAKEN, UNLIKE
 from kybernate_shim.fork_server.likeness import Nature, Unlike, become_like
 from kybernate_shim.invocation import BadInvocation, Invocation
 from kybernate_shim.linux.libc import set_command_line
@@ -17,6 +19,9 @@ from kybernate_shim.start import claim, failure, keep_only, serve_from_here
 
 PROGRAM = "containerd-shim-kybernate-v1"
 STANDARD = (0, 1, 2)
+LARGEST_ANSWER = 1 << 16
+TAKEN = b"taken"
+UNLIKE = 255  # in place of an exit status: this process could not be made what the client is
 
 
 class Abandoned(Exception):

@@ -23,6 +23,7 @@ FIELDS = (
     "SigBlk",
 )  # fmt: skip
 TEXTS = ("attr/current", "personality")  # the security label; what kernel and hardware pretend to be
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # the client is none
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -110,10 +111,10 @@ def _take_schedule(pid: int) -> None:
 
 
 def _take_ignored(theirs: int, ours: int) -> None:
-    """Ignore the signals that the client does, which `nohup` or a parent has chosen, and no others."""
+    """Ignore the signals that the client does, which `nohup` or a parent has chosen, and those that Python ignores."""
     for number in range(1, signal.NSIG):
         bit = 1 << (number - 1)
-        if (theirs ^ ours) & bit:
+        if (theirs ^ ours) & bit and number not in IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_IGN if theirs & bit else signal.SIG_DFL)
 
 

@@ -1,32 +1,44 @@
 """Where the fork server of this installation listens.
 
 The name is made of what the installation is, not of what it says of itself: after an upgrade, with another interpreter
-or in another mount namespace there is another name, and a client cannot even find the wrong server.
-Imports nothing that an interpreter has not loaded at its start, for every `start` and `delete` passes here.
+or in another mount namespace there is another name, and a client cannot even find the wrong server. client.c computes
+the same.
 """
 
-import posix
+from __future__ import annotations
+
+import os
 import sys
+from pathlib import Path
 
 DIRECTORY = "/run/kybernate/fork-server"
+BITS = (1 << 64) - 1
+FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
 def socket_path() -> str:
     """Return the address of the server that was made from the same files as this process."""
-    package = __file__.rpartition("/fork_server/")[0]
+    package = Path(__file__).parents[1]
     facts = (
-        *_identity(posix.stat(f"{package}/__init__.py")),
-        *_identity(posix.stat(f"{package}/.."), of_content=True),  # where dependencies come and go with their versions
-        *_identity(posix.stat(sys.executable)),
-        posix.stat("/proc/self/ns/mnt").st_ino,
-        sys.hexversion,
+        *_identity((package / "__init__.py").stat()),
+        *_identity(package.parent.stat(), of_content=True),  # where dependencies come and go with their versions
+        *_identity(Path(sys.executable).stat()),
+        Path("/proc/self/ns/mnt").stat().st_ino,
     )
-    return f"{DIRECTORY}/{hash(facts) & (1 << 64) - 1:016x}"  # the hash of numbers is the same in every process
+    return f"{DIRECTORY}/{_fnv_1a(' '.join(map(str, facts)).encode()):016x}"
 
 
-def _identity(status: posix.stat_result, *, of_content: bool = False) -> tuple[int, int, int]:
+def _identity(status: os.stat_result, *, of_content: bool = False) -> tuple[int, int, int]:
     """Return what no two files share, even if one takes the other's place; of a directory, the entries' time.
 
     A file's status changes with its replacement, whatever time an archive gives to its content.
     """
     return status.st_dev, status.st_ino, status.st_mtime_ns if of_content else status.st_ctime_ns
+
+
+def _fnv_1a(data: bytes) -> int:
+    """Return the 64-bit hash. Source: Fowler, Noll and Vo, draft-eastlake-fnv."""
+    value = FNV_OFFSET
+    for byte in data:
+        value = (value ^ byte) * FNV_PRIME & BITS
+    return value

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kybernate_shim.config import Config
+from kybernate_shim.native import PRELOAD
 from kybernate_shim.oci.spec import Spec
 
 ANNOTATION = "kybernate.io/arena"
-LIBRARY = Path(__file__).parents[1] / "cuda/preload/libkybernate-arena.so"
+LIBRARY = PRELOAD.of()
 DESTINATION = "/dev/kybernate-arena.so"
 VARIABLE = "LD_PRELOAD"
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
@@ -16,7 +20,8 @@ from kybernate_shim.oci.spec import Spec
 
 TCP = "kybernate.io/tcp"
 CRI_NAMESPACE = "k8s.io"
-WORKS_KEPT = 50
+WORKS_KEPT = 50  # whatever their age
+WORK_SECONDS = 86400  # the others' age at most; none that is in use is as old
 
 
 def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
@@ -66,11 +71,20 @@ def work_directory(config: Config, namespace: str, container: str, verb: str) ->
     The error of a pod names a log there, which people read after the pod is gone.
     """
     root = config.work_root
-    if root.is_dir():
-        aged = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-        for path in aged[:-WORKS_KEPT]:
+    oldest = time.time() - WORK_SECONDS
+    for modified, path in sorted(_works(root))[:-WORKS_KEPT]:
+        if modified < oldest:
             shutil.rmtree(path, ignore_errors=True)
     return root / work_name(namespace, container, verb)
+
+
+def _works(root: Path) -> Iterator[tuple[float, str]]:
+    """Yield when each directory was changed, and its path; other daemons may remove them at any time."""
+    with suppress(FileNotFoundError), os.scandir(root) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.stat(follow_symlinks=False).st_mtime, entry.path
 
 
 def share_with_cri(bundle: Path, namespace: str, container: str, work: Path) -> None:

@@ -57,9 +57,7 @@ def prepare(
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
         else:
-            log.warning(
-                "arena.unavailable", task=request.id, error=f"{LIBRARY} was not built: `make preload` builds it"
-            )
+            log.warning("arena.unavailable", task=request.id, error=f"{LIBRARY} was not built: `make native` builds it")
     if image is not None:
         from kybernate_shim.checkpoint import criu_images, loopback
 

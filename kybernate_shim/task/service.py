@@ -163,7 +163,7 @@ class TaskService:
         self.containers.pop(request.id, None)
         reply = _deleted(init)
         try:
-            leave_answer(str(container.bundle.path), reply.SerializeToString())
+            leave_answer(container.bundle.path, reply.SerializeToString())
         except OSError:
             pass  # a full disk: `delete` will find out by itself that nothing is left
         self.publish(

@@ -30,8 +30,8 @@ from pathlib import Path
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda.arena.memory import FOLDER
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper, log_path, start_helper
-from kybernate_shim.cuda.preload.build import build
 from kybernate_shim.cuda.sequence import Step, resume, suspend
+from kybernate_shim.native import PRELOAD, build
 from tests.bench.figures import HEADING, Figure, record, row
 
 GIB = 1 << 30
@@ -253,7 +253,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--lane", default="gpu", help="what to call the machine in the figures (gpu)")
     parser.add_argument("--output", type=Path, default=Path("build/bench-gpu.jsonl"))
     arguments = parser.parse_args(argv)
-    library = build(Path(tempfile.mkdtemp()))
+    library = build(PRELOAD, Path(tempfile.mkdtemp()))
     found: list[Figure] = []
     for gib in map(float, arguments.gib.split(",")):
         print(f"{gib:g} GiB", flush=True)

@@ -31,7 +31,7 @@ def stage(checkout: Path, area: Path) -> str:
     for name in SOURCES:
         if (checkout / name).is_dir():
             shutil.copytree(
-                checkout / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
+                checkout / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "client")
             )
         elif (checkout / name).exists():
             shutil.copy(checkout / name, source)

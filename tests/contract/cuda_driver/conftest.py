@@ -14,8 +14,9 @@ import pytest
 from kybernate_shim.address import answers
 from kybernate_shim.cuda.arena.memory import Memory
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
-from kybernate_shim.cuda.preload.build import build as build_preload
 from kybernate_shim.linux.mounts import unmount_tree
+from kybernate_shim.native import PRELOAD
+from kybernate_shim.native import build as build_native
 from tests.contract.cuda_driver.helper_processes import helpers
 from tests.fakes.cuda import GIB, Cards, build
 from tests.fakes.cuda.programs import Program
@@ -80,7 +81,7 @@ def start(cards: Cards, libraries: Path) -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def preload(libraries: Path) -> Path:
-    return build_preload(libraries)
+    return build_native(PRELOAD, libraries)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What `start` and `delete` import: every module would be paid for twice per container."""
+"""What is imported, and when: the first container of a node waits for it."""
 
 from __future__ import annotations
 
@@ -9,56 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim import launcher
-from kybernate_shim.deleted import leave_answer
+from kybernate_shim import launcher, native
 
 ROOT = Path(__file__).parents[3]
-LIGHT = {
-    "_socket", "posix", "kybernate_shim", "kybernate_shim.__main__", "kybernate_shim.deleted",
-    "kybernate_shim.fork_server", "kybernate_shim.fork_server.client", "kybernate_shim.fork_server.place",
-}  # fmt: skip
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Not even __future__, which is a file to be found and read.
-COUNT = """
-import sys
-before = set(sys.modules)
-sys.path.append({packages!r})
-from kybernate_shim import __main__ as program
-program.client.socket_path = lambda: "/nonexistent"
-try:
-    print({call})
-except program.client.NoServer:
-    pass
-print(*sorted(set(sys.modules) - before), sep="\\n", file=sys.stderr)
-"""
 
 
-def imported(call: str) -> set[str]:
-    """Return the modules that the program has loaded for `call` beyond those of its interpreter."""
-    code = COUNT.format(packages=str(ROOT), call=call)
-    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stderr.split())
-
-
-@pytest.mark.parametrize("action", ["start", "delete"])
-def test_client_imports_next_to_nothing(action: str) -> None:
-    assert imported(f"program.client.ask(['-id', 'c1', {action!r}])") <= LIGHT
-
-
-def test_delete_of_what_its_daemon_has_deleted_imports_next_to_nothing_and_gives_its_answer(tmp_path: Path) -> None:
-    (tmp_path / "address").write_text(f"unix://{tmp_path}/none")
-    leave_answer(str(tmp_path), b"\x08\x01")
-    argv = ["-id", "c1", "-bundle", str(tmp_path), "delete"]
-    assert imported(f"sys.argv.__setitem__(slice(1, None), {argv}) or program.main()") <= LIGHT
+@pytest.mark.parametrize("client", [True, False])
+def test_program_finds_its_packages_without_site(tmp_path: Path, client: bool) -> None:
+    compiled = native.build(native.CLIENT, tmp_path) if client else None
     program = tmp_path / launcher.NAME
-    program.write_text(launcher.script(sys.executable, ROOT))
-    program.chmod(0o755)
-    assert subprocess.run([program, *argv], capture_output=True, check=True).stdout == b"\x08\x01"
-
-
-def test_program_that_is_launched_without_site_finds_its_packages(tmp_path: Path) -> None:
-    program = tmp_path / launcher.NAME
-    program.write_text(launcher.script(sys.executable, ROOT))
+    program.write_bytes(launcher.program(sys.executable, ROOT, compiled))
     program.chmod(0o755)
     said = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stdout
     assert said.startswith("containerd-shim-kybernate-v1:\n  Version: ")

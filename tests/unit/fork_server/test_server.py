@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,14 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kybernate_shim import address, serve
-from kybernate_shim.fork_server import client, place, server
-from kybernate_shim.fork_server.client import NoServer, NotDone, ask
+from kybernate_shim.fork_server import place, server
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux.libc import prctl
+from tests.unit.fork_server.clients import ITSELF, Client, package_in
 
 START = ["-namespace", "ns", "-id", "c1", "-address", "/run/containerd/containerd.sock", "start"]
 PR_SET_NO_NEW_PRIVS = 38
@@ -37,6 +39,7 @@ def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, rea
         "pid": os.getpid(), "sid": os.getsid(0), "umask": os.umask(0), "nice": os.nice(0), "parent": os.getppid(),
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "environ": dict(os.environ), "cwd": str(Path.cwd()),
         "hangup": str(signal.getsignal(signal.SIGHUP)), "usr2": str(signal.getsignal(signal.SIGUSR2)),
+        "pipe": str(signal.getsignal(signal.SIGPIPE)),
         "cmdline": Path("/proc/self/cmdline").read_bytes().decode().split("\0")[:-1],
         "fds": [str(fd.readlink()).partition(":")[0] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()],
     }  # fmt: skip
@@ -46,7 +49,7 @@ def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, rea
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Path]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A bundle to be in, and directories for sockets that nobody else uses; the fork server ends with the test."""
     bundle = tmp_path / "bundle"
     bundle.mkdir()
@@ -65,9 +68,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
 def installed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have an address as of a package in `root`: below the checkout's, other tests may make files at any time."""
-    package = root / "kybernate_shim"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
+    package = package_in(root)
     monkeypatch.setattr(place, "__file__", str(package / "fork_server" / "place.py"))
     return package
 
@@ -109,18 +110,27 @@ def eventually(look: Callable[[], bool], seconds: float = DEADLINE) -> None:
         time.sleep(0.01)
 
 
-def start(capfd: pytest.CaptureFixture[str]) -> dict[str, object]:
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("client")
+
+
+@pytest.fixture
+def client(compiled: Path, node: Path) -> Client:
+    return Client(compiled, node / "lib", node / "f")
+
+
+def start(client: Client, **how: Any) -> dict[str, object]:
     """Start a daemon through the fork server, and return what it tells."""
-    assert ask(START) == 0
+    done = client.ask(START, **how)
+    assert done.returncode == 0, done.stderr
     with socket.socket(socket.AF_UNIX) as caller:
-        caller.connect(capfd.readouterr().out.removeprefix("unix://"))
+        caller.connect(done.stdout.removeprefix("unix://"))
         facts: dict[str, object] = json.loads(caller.makefile().read())
         return facts
 
 
-def test_daemon_is_what_its_client_is(
-    node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_is_what_its_client_is(node: Path, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     usr2 = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     leave()
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
@@ -128,7 +138,7 @@ def test_daemon_is_what_its_client_is(
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     before, hangup = os.umask(0o027), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        facts = start(capfd)
+        facts = start(client)
     finally:
         signal.signal(signal.SIGUSR2, usr2)
         signal.signal(signal.SIGHUP, hangup)
@@ -137,79 +147,68 @@ def test_daemon_is_what_its_client_is(
     assert facts["sid"] == facts["pid"]
     assert facts["umask"] == 0o027
     assert (facts["hangup"], facts["usr2"]) == (str(signal.SIG_IGN), str(signal.SIG_DFL))
+    assert facts["pipe"] == str(signal.SIG_IGN)
     assert facts["nofile"] == soft - 1
     assert facts["nice"] == os.nice(0)
-    environment = dict(entry.split("=", 1) for entry in Path("/proc/self/environ").read_text().split("\0") if entry)
-    assert facts["environ"] == environment
+    assert facts["environ"] == dict(os.environ)
     assert facts["cwd"] == str(node) or facts["cwd"] == str(Path.cwd())
     assert facts["cmdline"] == ["containerd-shim-kybernate-v1", *START]
     assert facts["parent"] == server_pid()
     assert sorted(kind for kind in facts["fds"] if "/fd" not in kind) == ["/dev/null"] * 3 + ["socket"]  # type: ignore[attr-defined]
 
 
-def test_second_container_of_the_pod_gets_the_address_of_the_first(
-    node: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_second_container_of_the_pod_gets_the_address_of_the_first(node: Path, client: Client) -> None:
     leave()
-    assert ask(START) == 0
-    first = capfd.readouterr().out
-    assert ask(START) == 0
-    assert capfd.readouterr().out == first
-    assert Path("address").read_text() == first
+    first, second = client.ask(START), client.ask(START)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert first.stdout == second.stdout == Path("address").read_text()
 
 
 def test_failure_to_come_up_is_told_and_leaves_no_socket(
-    node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    node: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> int:
         raise RuntimeError("no memory for that")
 
     monkeypatch.setattr(serve, "serve", fail)
     leave()
-    assert ask(START) == 1
-    assert "cannot start the shim of c1: RuntimeError: no memory for that" in capfd.readouterr().err
+    done = client.ask(START)
+    assert done.returncode == 1
+    assert "cannot start the shim of c1: RuntimeError: no memory for that" in done.stderr
     assert list(address.SOCKETS.iterdir()) == []
 
 
 @pytest.mark.parametrize(("argv", "words"), [(["-id", "c1", "start"], "no -namespace given"), (["delete"], "no -name")])
-def test_wrong_command_line_is_answered_as_without_it(
-    node: Path, capfd: pytest.CaptureFixture[str], argv: list[str], words: str
-) -> None:
+def test_wrong_command_line_is_answered_as_without_it(node: Path, client: Client, argv: list[str], words: str) -> None:
     leave()
-    assert ask(argv) == 2
-    assert words in capfd.readouterr().err
+    done = client.ask(argv)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
-def test_delete_is_answered(node: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_delete_is_answered(node: Path, client: Client) -> None:
     leave()
-    assert ask(["-namespace", "ns", "-id", "c1", "-bundle", str(node / "none"), "delete"]) == 0
-    assert capfd.readouterr().out.startswith("\x08")
+    argv = [client.path, "-namespace", "ns", "-id", "c1", "-bundle", str(node / "none"), "delete"]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout.startswith(b"\x08")
 
 
-def test_client_that_dies_before_it_takes_the_daemon_leaves_none(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_dies_before_it_takes_the_daemon_leaves_none(node: Path) -> None:
     leave()
-    connection, _ = client.connect()
-    pid = int(connection.recv(100))
-    client.send_call(connection, START)
-    assert connection.recv(1000).startswith(b"\0unix://")
-    assert len(list(address.SOCKETS.iterdir())) == 1
-    connection.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(place.socket_path())
+        pid = int(connection.recv(100))
+        socket.send_fds(connection, ["\0".join(START).encode()], [0, 1, 2])
+        assert connection.recv(1000).startswith(b"\0unix://")
+        assert len(list(address.SOCKETS.iterdir())) == 1
     eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert list(address.SOCKETS.iterdir()) == []
 
 
-def test_client_with_what_cannot_be_given_to_a_process_is_refused(node: Path) -> None:
+def test_client_with_what_cannot_be_given_to_a_process_is_refused(node: Path, client: Client) -> None:
     leave()
-    pid = os.fork()
-    if pid == 0:
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        try:
-            ask(START)
-        except NotDone as reason:
-            os._exit(0 if "NoNewPrivs" in str(reason) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    done = client.ask(START, preexec_fn=lambda: prctl(PR_SET_NO_NEW_PRIVS, 1))
+    assert done.returncode == ITSELF
+    assert "NoNewPrivs" in done.stdout
 
 
 def test_there_is_one_server_whoever_leaves_it(node: Path) -> None:
@@ -223,20 +222,12 @@ def test_there_is_one_server_whoever_leaves_it(node: Path) -> None:
     assert server_pid() == first
 
 
-def test_killed_server_is_none_and_is_replaced(node: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_killed_server_is_none_and_is_replaced(node: Path, client: Client) -> None:
     leave()
     end_server()
-    eventually(lambda: raises_no_server())
+    eventually(lambda: "no fork server" in client.ask(["delete"]).stdout)
     leave()
-    assert start(capfd)["cmdline"]
-
-
-def raises_no_server() -> bool:
-    try:
-        ask(["delete"])
-    except NoServer:
-        return True
-    return False
+    assert start(client)["cmdline"]
 
 
 def test_idle_server_ends_and_takes_its_socket_along(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,21 +243,20 @@ def test_server_whose_socket_is_removed_ends(node: Path) -> None:
     eventually(lambda: not Path(f"/proc/{pid}/exe").exists())
 
 
-def test_server_is_not_wanted_where_the_configuration_says_so(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_is_not_wanted_where_the_configuration_says_so(
+    node: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "_idle_seconds", lambda: 0.0)
     leave()
-    with pytest.raises(NoServer):
-        ask(START)
+    assert "no fork server" in client.ask(START).stdout
 
 
-def test_successor_takes_over_and_names_itself(
-    node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_successor_takes_over_and_names_itself(node: Path, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "QUIET_SECONDS", 0.0)
     leave()
     first = server_pid()
     eventually(lambda: server_pid() != first and not Path(f"/proc/{first}/exe").exists())
-    assert start(capfd)["parent"] == server_pid()
+    assert start(client)["parent"] == server_pid()
 
 
 def test_socket_of_a_killed_server_of_another_version_goes(node: Path) -> None:
