@@ -113,8 +113,10 @@ class Children:
         Raises FileNotFoundError or PermissionError when the program cannot be executed.
         """
         environment = dict(os.environ if env is None else env)
-        # Copies above the range that a child uses, so that no dup2 overwrites the source of a later one.
-        wanted = {number: fcntl(fd, F_DUPFD_CLOEXEC, 64) for number, fd in (fds or {}).items()}
+        # Copies above the range that a child uses, so that no dup2 overwrites the source of a later one; and no higher,
+        # for the kernel stops a process with threads for 15 ms when its table of descriptors has to grow.
+        above = max((2, *(fds or {}))) + 1
+        wanted = {number: fcntl(fd, F_DUPFD_CLOEXEC, above) for number, fd in (fds or {}).items()}
         actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
             (os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2) if number not in wanted
         ]
