@@ -30,6 +30,7 @@ def leave_server() -> None:
     from kybernate_shim.fork_server.server import leave
 
     leave()
+    os._exit(0)
 
 
 def _enter_site() -> None:

@@ -9,7 +9,6 @@ because going on with the default would run containers in a way that the file fo
 # ruff: noqa: RUF009  (settings are dataclass fields; their declarations only call dataclasses.field)
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -279,6 +278,8 @@ class Config:
         With `by=OPTIONS`, keys that only the node's file may set are left out with a warning. Raises ConfigInvalid.
         """
         if isinstance(new, str):
+            import tomllib  # here, because the first container of a node waits for every import
+
             try:
                 new = tomllib.loads(new)
             except tomllib.TOMLDecodeError as error:

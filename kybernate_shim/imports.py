@@ -14,7 +14,7 @@ ON_USE = (
     "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.loopback",
     "kybernate_shim.checkpoint.remains", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew",
     "kybernate_shim.info", "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2",
-    "kybernate_shim.task.operations", "xxhash",
+    "kybernate_shim.task.operations", "tempfile", "tomllib", "urllib.parse", "xxhash",
 )  # fmt: skip
 
 

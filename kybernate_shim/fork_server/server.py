@@ -39,12 +39,14 @@ IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
 def leave() -> None:
     """Return when a fork server listens, a new one unless there is one already; or none can.
 
+    Garbage collection stays off in it until all is imported: it would only look at what stays.
     It has not imported anything then: who connects waits for that, and so do all who start on a cold node at once,
     instead of each importing for themselves.
     """
     heard, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
+        gc.disable()
         _become_server(tell)
     os.close(tell)
     with os.fdopen(heard, "rb") as pipe:
@@ -110,6 +112,7 @@ class Server:
         import_first()
         nature = _nature()
         gc.freeze()
+        gc.enable()
         if self._serve(nature, self._idle, self._raise_successor()) == IDLE:
             self._leave_address()
 
@@ -214,7 +217,6 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 def import_first() -> None:
     """Import what every container needs."""
-    import kybernate_shim.delete
     import kybernate_shim.fork_server.answer
     import kybernate_shim.serve  # noqa: F401
     from kybernate_shim.logs import load_structlog
@@ -224,6 +226,7 @@ def import_first() -> None:
 
 def prepare() -> None:
     """Do once, for all processes that will be forked, what each of them would do again."""
+    import kybernate_shim.delete  # noqa: F401
     from kybernate_shim.fork_server.shared_pages import keep_shared
     from kybernate_shim.imports import import_rest
     from kybernate_shim.linux.libc import use_one_heap

@@ -8,12 +8,11 @@ undo. All of it vanishes with the container.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kybernate_shim.linux.replacing import replacing
 from kybernate_shim.oci.commands import Cli
 
 if TYPE_CHECKING:
@@ -164,14 +163,8 @@ class Bundle:
         return self.path / f"{exec_id}{suffix}"
 
     def _write(self, name: str, content: str) -> None:
-        fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)  # mode 0600
-        try:
-            with os.fdopen(fd, "w") as stream:
-                stream.write(content)
-            Path(temporary).replace(self.path / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(self.path / name) as file:
+            file.write(content)
 
     def _read(self, name: str) -> str:
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +43,8 @@ async def prepare_restore(runtime: Runtime, bundle: Bundle, container: str) -> S
 
 
 async def _let_runtime_edit(runtime: Runtime, bundle: Bundle, container: str) -> None:
+    import tempfile  # here, because the first container of a node waits for every import
+
     with tempfile.TemporaryDirectory(prefix="edits-", dir=bundle.path) as directory:
         for name in LOWER_RUNTIMES:
             program = Path(directory, name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kybernate_shim.linux.replacing import replacing
 
 GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
 CDI_ANNOTATION = "cdi.k8s.io/"
@@ -140,16 +141,10 @@ def edit_spec(bundle: Path, change: Callable[[dict[str, Any]], None]) -> Spec:
     document = _load(path)
     change(document)
     before = path.stat()
-    fd, temporary = tempfile.mkstemp(prefix=".config.json.", dir=bundle)
-    try:
-        with os.fdopen(fd, "w") as stream:
-            json.dump(document, stream, separators=(",", ":"), ensure_ascii=False)
-            os.fchmod(fd, before.st_mode & 0o7777)
-            os.fchown(fd, before.st_uid, before.st_gid)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(json.dumps(document, separators=(",", ":"), ensure_ascii=False))  # in C, unlike `dump`
+        os.fchmod(file.fileno(), before.st_mode & 0o7777)
+        os.fchown(file.fileno(), before.st_uid, before.st_gid)
     return Spec(document)
 
 

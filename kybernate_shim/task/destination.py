@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote_to_bytes
 
 STDOUT, STDERR = 1, 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -94,6 +93,8 @@ def _arguments(query: str, text: str) -> Iterator[str]:
 
 
 def _decoded(text: str) -> str:
+    from urllib.parse import unquote_to_bytes  # here, because the first container of a node waits for every import
+
     return os.fsdecode(unquote_to_bytes(os.fsencode(text)))
 
 
