@@ -1,4 +1,4 @@
-"""A daemon's life in small, for the fork server to go through before it forks: served, called, failed, shut down.
+"""A daemon's life in small, for the fork server to go through before it forks: a container created, started, ended.
 
 An interpreter adapts its code to what it works on, and fills caches, in the first runs of every function. What has
 happened in the fork server has happened for all daemons, and they share the pages where it shows.
@@ -10,26 +10,42 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
 from kybernate_shim.invocation import Invocation
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.libc import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
 from kybernate_shim.linux.mounts import unmount_tree
 from kybernate_shim.logs import open_log
+from kybernate_shim.messages import event_service_pb2 as events
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
 from kybernate_shim.oci.select import VARIABLE
 from kybernate_shim.serve import Daemon
+from kybernate_shim.task.events import SERVICE as EVENTS
 from kybernate_shim.task.service import SERVICES
-from kybernate_shim.ttrpc import Client, RpcError
+from kybernate_shim.ttrpc import Call, Client, Method, RpcError, Server
 
-RUNTIME = "/bin/true"  # creates nothing, so that the container's creation ends halfway and is undone
+# An OCI runtime whose containers are a process that waits.
+RUNTIME = """#!/bin/sh
+for word; do
+    [ "$before" = --pid-file ] && file=$word
+    before=$word
+done
+case " $* " in *" create "*)
+    sleep 60 &
+    echo $! > "$file"
+esac
+"""
 ID = "rehearsal"
 DEADLINE = 5.0
 CONFIG = {
@@ -39,50 +55,111 @@ CONFIG = {
     "linux": {"cgroupsPath": f"/{ID}", "namespaces": [{"type": "pid"}, {"type": "mount"}]},
 }
 
+Reply = TypeVar("Reply", bound=Message)
 
-def rehearse(times: int) -> None:
-    """Go through it so often. Nothing of it is left, whether it goes well or not."""
-    os.environ.pop(VARIABLE, None)  # which would win over our options; a daemon gets its client's environment anyway
-    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as directory:
+
+def rehearse(times: int) -> int:
+    """Go through it so often, and return how often it went well. Nothing of it is left in any case."""
+    well = 0
+    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as directory, _of_its_own(Path(directory)):
         for number in range(times):
             bundle = Path(directory) / str(number)
             bundle.mkdir()
-            _live(bundle)
+            well += _live(bundle)
+    return well
 
 
-def _live(bundle: Path) -> None:
+@contextmanager
+def _of_its_own(directory: Path) -> Iterator[None]:
+    """Be a daemon to the runtime in `directory`, and have nobody hear of it; then be what this process was before."""
+    runtime = directory / "runtime"
+    runtime.write_text(RUNTIME)
+    runtime.chmod(0o700)
+    before = dict(os.environ)
+    os.environ[VARIABLE] = str(runtime)
+    os.environ["TTRPC_ADDRESS"] = str(directory / "events")
+    become_subreaper()
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _live(bundle: Path) -> bool:
     (bundle / "config.json").write_text(json.dumps(CONFIG))
     path = bundle / "s"
     log = open_log(bundle / "none", None, debug=False, namespace=ID, shim=ID, shim_pid=0)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        asyncio.run(_serve_and_call(Daemon(Invocation(namespace=ID, id=ID), path, log), listener, path))
+        return asyncio.run(_serve_and_call(Daemon(Invocation(namespace=ID, id=ID), path, log), listener, path))
 
 
-async def _serve_and_call(daemon: Daemon, listener: socket.socket, path: Path) -> None:
+async def _serve_and_call(daemon: Daemon, listener: socket.socket, path: Path) -> bool:
     ready = asyncio.Event()
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(DEADLINE), _containerd(Path(os.environ["TTRPC_ADDRESS"])):
         calls = asyncio.create_task(_call(path, ready))
         await daemon.run(listener, ready.set)
-        await calls
+        return await calls
 
 
-async def _call(path: Path, ready: asyncio.Event) -> None:
+@contextlib.asynccontextmanager
+async def _containerd(path: Path) -> AsyncIterator[None]:
+    """Take a daemon's events in containerd's place."""
+
+    async def forward(request: events.ForwardRequest, call: Call) -> Empty:
+        return Empty()
+
+    server = Server({EVENTS: {"Forward": Method(events.ForwardRequest, forward)}})
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        await server.start(listener)
+        try:
+            yield
+        finally:
+            await server.close()
+            path.unlink()
+
+
+async def _call(path: Path, ready: asyncio.Event) -> bool:
+    """Be the daemon's client, and tell whether the container came and went."""
     await ready.wait()
     client = await Client.connect(str(path))
-    options = pack(runc.Options(binary_name=RUNTIME, root=str(path.parent / "runc")))
-    create = wire.CreateTaskRequest(id=ID, bundle=str(path.parent), options=options)
-    calls: list[tuple[str, Message, type[Message]]] = [
-        ("Create", create, wire.CreateTaskResponse),
-        ("State", wire.StateRequest(id=ID), wire.StateResponse),
-        ("Connect", wire.ConnectRequest(id=ID), wire.ConnectResponse),
-        ("Shutdown", wire.ShutdownRequest(id=ID), Empty),
-    ]
-    for method, request, reply in calls:
+
+    async def call(method: str, request: Message, reply: type[Reply]) -> Reply | None:
         with contextlib.suppress(RpcError, ConnectionError):
-            await client.call(SERVICES[0], method, request, reply)
-    with contextlib.suppress(OSError):
-        Cgroup.of(os.getpid())
+            return await client.call(SERVICES[0], method, request, reply)
+        return None
+
+    with _output(path.parent / "stdout") as stdout, _output(path.parent / "stderr") as stderr:
+        options = pack(runc.Options(root=str(path.parent / "runc")))
+        create = wire.CreateTaskRequest(
+            id=ID, bundle=str(path.parent), options=options, stdout=str(stdout), stderr=str(stderr)
+        )
+        created = await call("Create", create, wire.CreateTaskResponse)
+        await call("Connect", wire.ConnectRequest(id=ID), wire.ConnectResponse)
+        await call("Start", wire.StartRequest(id=ID), wire.StartResponse)
+        await call("State", wire.StateRequest(id=ID), wire.StateResponse)
+        ended = None
+        if created is not None and created.pid:
+            os.kill(created.pid, signal.SIGKILL)
+            await call("Wait", wire.WaitRequest(id=ID), wire.WaitResponse)
+            ended = await call("Delete", wire.DeleteRequest(id=ID), wire.DeleteResponse)
+        await call("Shutdown", wire.ShutdownRequest(id=ID), Empty)
     await asyncio.to_thread(unmount_tree, path.parent / "rootfs")  # by a thread that ends with the event loop
     await client.close()
+    return ended is not None
+
+
+@contextmanager
+def _output(path: Path) -> Iterator[Path]:
+    """Read a container's output where the daemon shall write it, as containerd does."""
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield path
+    finally:
+        os.close(reader)

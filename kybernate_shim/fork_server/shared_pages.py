@@ -12,14 +12,16 @@ import gc
 import sys
 from types import CodeType
 
-# Of the count's lower half, which is at the beginning of every object: all interpreters from CPython 3.12 to 3.14 take
-# for immortal what has its highest bit set. What they set it to themselves differs.
+# Of the count's lower half, which is at the beginning of every object, those values that are never counted up, by
+# version of CPython. All of them take for immortal, and never count down, what has the highest bit set. From 3.14 on,
+# many are not counted up, so ours is in their middle: extensions for older versions count in pairs, or nearly so.
 IMMORTAL_BIT = 1 << 31
-FIRST_VERSION, LAST_VERSION = (3, 12), (3, 14)
+SATURATED = {(3, 12): 0xFFFFFFFF, (3, 13): 0xFFFFFFFF, (3, 14): 0xE0000000}
 
 
 def keep_shared() -> None:
     """Let processes that are forked from now on copy as little as possible. Takes a quarter of a second."""
+    gc.unfreeze()  # or what the first server has frozen would be overlooked
     gc.collect()
     if counts_can_be_fixed():
         _make_immortal(gc.get_objects())
@@ -30,7 +32,7 @@ def counts_can_be_fixed() -> bool:
     """Tell whether this is an interpreter whose counts we know; None, immortal by itself, must look as expected."""
     return (
         sys.implementation.name == "cpython"
-        and FIRST_VERSION <= sys.version_info[:2] <= LAST_VERSION
+        and sys.version_info[:2] in SATURATED
         and sys.byteorder == "little"
         and sys.maxsize > 1 << 32
         and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -40,7 +42,7 @@ def counts_can_be_fixed() -> bool:
 
 def _make_immortal(objects: list[object]) -> None:
     """Fix the counts of `objects` and of all that they refer to. The mark is the count itself: no table is needed."""
-    immortal = _count(None).value
+    immortal = SATURATED[sys.version_info[:2]]
     while objects:
         thing = objects.pop()
         count = _count(thing)

@@ -23,8 +23,13 @@ def test_new_content_is_there_at_the_end_and_for_its_owner_alone(tmp_path: Path)
 def test_failure_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("old")
-    with pytest.raises(OSError, match="full"), replacing(file) as new:
-        new.write("half")
-        raise OSError("full")
+
+    def fail() -> None:
+        with replacing(file) as new:
+            new.write("half")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
