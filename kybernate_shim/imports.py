@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 ON_USE = (
     "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.loopback",
@@ -16,6 +18,19 @@ ON_USE = (
     "kybernate_shim.info", "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2",
     "kybernate_shim.task.operations", "tempfile", "tomllib", "urllib.parse", "xxhash",
 )  # fmt: skip
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Import as if these modules were not installed: what can do without them, and takes them at once, then does."""
+    hidden = [name for name in names if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # what import takes for "not installed"
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def is_complete() -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from kybernate_shim.imports import without
 
 if TYPE_CHECKING:
     import structlog
@@ -80,16 +81,10 @@ def load_structlog() -> ModuleType:
 
     With it, the import takes four times as long, and every daemon shares a few MiB more.
     """
-    import importlib
+    with without("rich"):
+        import structlog
 
-    absent = "rich" not in sys.modules
-    if absent:
-        sys.modules["rich"] = None  # type: ignore[assignment]  # what import takes for "not installed"
-    try:
-        return importlib.import_module("structlog")
-    finally:
-        if absent:
-            del sys.modules["rich"]
+        return structlog
 
 
 def _open_fifo(path: Path) -> int | None:

@@ -21,7 +21,8 @@ from typing import TypeVar
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from kybernate_shim.invocation import Invocation
+from kybernate_shim.actions import required
+from kybernate_shim.address import exclusive, group_of, listen
 from kybernate_shim.linux.libc import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
 from kybernate_shim.linux.mounts import unmount_tree
 from kybernate_shim.logs import open_log
@@ -50,10 +51,20 @@ ID = "rehearsal"
 DEADLINE = 5.0
 CONFIG = {
     "ociVersion": "1.0.2",
-    "process": {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"]},
-    "annotations": {"io.kubernetes.cri.sandbox-id": ID},
-    "linux": {"cgroupsPath": f"/{ID}", "namespaces": [{"type": "pid"}, {"type": "mount"}]},
+    "process": {"args": ["true"], "cwd": "/", "env": ["PATH=/bin", "HOME=/root"]},
+    "root": {"path": "rootfs"},
+    "annotations": {"io.kubernetes.cri.sandbox-id": ID, "io.kubernetes.cri.container-type": "sandbox"},
+    "mounts": [
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec"]},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+    ],
+    "linux": {
+        "cgroupsPath": f"/{ID}",
+        "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "network", "path": "/proc/1/ns/net"}],
+        "devices": [{"path": "/dev/null", "type": "c", "major": 1, "minor": 3}],
+    },
 }
+ARGV = ("-namespace", ID, "-address", "/none", "-publish-binary", "containerd", "-id", ID, "start")
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -89,12 +100,14 @@ def _of_its_own(directory: Path) -> Iterator[None]:
 
 def _live(bundle: Path) -> bool:
     (bundle / "config.json").write_text(json.dumps(CONFIG))
-    path = bundle / "s"
+    invocation = required(ARGV)
+    path = bundle / group_of(bundle / "config.json", invocation.id)
+    with exclusive(bundle):
+        listener = listen(path)
+    assert listener is not None
     log = open_log(bundle / "none", None, debug=False, namespace=ID, shim=ID, shim_pid=0)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        return asyncio.run(_serve_and_call(Daemon(Invocation(namespace=ID, id=ID), path, log), listener, path))
+    with listener:
+        return asyncio.run(_serve_and_call(Daemon(invocation, path, log), listener, path))
 
 
 async def _serve_and_call(daemon: Daemon, listener: socket.socket, path: Path) -> bool:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kybernate_shim.address import exclusive, group_of, listen, socket_path
+from kybernate_shim.address import answers, exclusive, group_of, listen, socket_path
 from kybernate_shim.invocation import Invocation
 
 OWN_FD_LIMIT = 3  # 0, 1 and 2 stay open in the daemon, on /dev/null
@@ -43,6 +43,15 @@ def start(invocation: Invocation) -> int:
 def failure(invocation: Invocation, reason: str) -> str:
     """Return what containerd is to read when `start` fails."""
     return f"containerd-shim-kybernate-v1: cannot start the shim of {invocation.id}: {reason}\n"
+
+
+def existing(invocation: Invocation) -> Path | None:
+    """Return the address of the pod's daemon, in the bundle, too, if another container has one. Raises as `claim`."""
+    path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
+    if not answers(path):
+        return None
+    _write_address(f"unix://{path}")
+    return path
 
 
 def claim(invocation: Invocation) -> tuple[Path, socket.socket | None]:

@@ -45,6 +45,15 @@ class Hash(Protocol):
     def digest(self) -> bytes: ...
 
 
+def _sha256() -> Hash:
+    """OpenSSL's uses the processor's SHA extensions; a daemon has not loaded it for less."""
+    try:
+        from _hashlib import openssl_sha256
+    except ImportError:
+        return hashlib.sha256()
+    return openssl_sha256()
+
+
 class Crc32:
     """zlib's CRC-32 in the shape of a hash."""
 
@@ -67,7 +76,7 @@ def new_hash(algorithm: str) -> Hash:
     if algorithm == "blake2b":
         return hashlib.blake2b(digest_size=32)
     if algorithm == "sha256":
-        return hashlib.sha256()
+        return _sha256()
     if algorithm == "crc32":
         return Crc32()
     raise DigestUnknown(f"{algorithm!r}: no such digest algorithm here")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import select
 import signal
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kybernate_shim.address import answers, exclusive, listen
 from kybernate_shim.fork_server.place import socket_path
+from kybernate_shim.imports import without
 from kybernate_shim.linux.libc import inotify_watch
 
 if TYPE_CHECKING:
     from kybernate_shim.fork_server.likeness import Nature  # loaded only once it is the server's turn
 
 PROCESS_NAME = "kybernate-fork"  # the kernel keeps 15 bytes
+COMMAND_LINE = ["containerd-shim-kybernate-v1", "fork-server"]
 BACKLOG = 1024
 SCARCITY_SECONDS = 0.1
 QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
@@ -90,7 +93,7 @@ def _let_go(listener: socket.socket, tell: int) -> None:
     use_nothing()
     set_process_name(PROCESS_NAME)
     with contextlib.suppress(OSError):
-        set_command_line(["containerd-shim-kybernate-v1", "fork-server"])
+        set_command_line(COMMAND_LINE)
     os.close(tell)
     keep_only(listener.fileno())
 
@@ -113,10 +116,10 @@ class Server:
         nature = _nature()
         gc.freeze()
         gc.enable()
-        if self._serve(nature, self._idle, self._raise_successor()) == IDLE:
+        if self._serve(nature, self._idle, self._raise_successor(nature)) == IDLE:
             self._leave_address()
 
-    def _raise_successor(self) -> int | None:
+    def _raise_successor(self, nature: Nature) -> int | None:
         """Fork a better server, and return where it says that it has taken over. In the successor, return None then."""
         heard, tell = os.pipe()
         if not _forked():
@@ -125,7 +128,7 @@ class Server:
         os.close(heard)
         os.setsid()
         time.sleep(QUIET_SECONDS)
-        prepare()
+        prepare(nature)
         self._listener.listen(BACKLOG)  # clients are told whose socket it is
         os.write(tell, TAKEN_OVER)
         os.close(tell)
@@ -216,24 +219,34 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 
 def import_first() -> None:
-    """Import what every container needs."""
-    import kybernate_shim.fork_server.answer
-    import kybernate_shim.serve  # noqa: F401
-    from kybernate_shim.logs import load_structlog
+    """Import what every container needs, but for OpenSSL: megabytes, of which we would use one hash function."""
+    with without("ssl", "_hashlib"):
+        import hashlib
 
-    load_structlog()
+        import kybernate_shim.fork_server.answer
+        import kybernate_shim.serve  # noqa: F401
+        from kybernate_shim.logs import load_structlog
+
+        load_structlog()
+    if not hasattr(hashlib, "sha256"):  # a distribution's interpreter may have it from OpenSSL alone
+        importlib.reload(hashlib)
 
 
-def prepare() -> None:
-    """Do once, for all processes that will be forked, what each of them would do again."""
+def prepare(nature: Nature) -> None:
+    """Do once, for all processes that will be forked, what each of them would do again; `nature` is ours."""
     import kybernate_shim.delete  # noqa: F401
+    from kybernate_shim.fork_server.likeness import become_like
     from kybernate_shim.fork_server.shared_pages import keep_shared
     from kybernate_shim.imports import import_rest
-    from kybernate_shim.linux.libc import use_one_heap
+    from kybernate_shim.linux.libc import set_command_line, use_one_heap
     from kybernate_shim.rehearsal import rehearse
 
     import_rest()
     use_one_heap()
+    for _ in range(REHEARSALS):
+        become_like(os.getpid(), nature)
+        with contextlib.suppress(OSError):
+            set_command_line(COMMAND_LINE)
     rehearse(REHEARSALS)
     keep_shared()
 

@@ -12,11 +12,21 @@ import gc
 import sys
 from types import CodeType
 
-# Of the count's lower half, which is at the beginning of every object, those values that are never counted up, by
-# version of CPython. All of them take for immortal, and never count down, what has the highest bit set. From 3.14 on,
-# many are not counted up, so ours is in their middle: extensions for older versions count in pairs, or nearly so.
-IMMORTAL_BIT = 1 << 31
-SATURATED = {(3, 12): 0xFFFFFFFF, (3, 13): 0xFFFFFFFF, (3, 14): 0xE0000000}
+# What makes an object immortal, by version of CPython: a count in the lower half of the eight bytes at its beginning,
+# and from 3.14 on a flag in their last two, which the evaluation loop looks at. Such a count is never counted up again;
+# that of 3.14 is in the middle of a range, for extensions for older versions do count. Source: Include/refcount.h.
+MARKS = {(3, 12): 0xFFFFFFFF, (3, 13): 0xFFFFFFFF, (3, 14): 0xE0000000 | 1 << 48}
+FLAGS = 0xFFFF << 48
+DRIFT = 1 << 28  # of a count, by those extensions
+
+# What an interpreter's allocator for small objects takes its blocks from. Source: Objects/obmalloc.c.
+POOL_BYTES, POOL_HEADER = 1 << 14, 48
+BLOCK_SIZES = range(16, 513, 16)
+GAP_SIZES = range(8192, 511, -64)
+MOST_BYTES = 1 << 18  # of one size, in case that memory is not laid out as we believe
+MOST_GAPS = 10_000
+
+_filling: list[object] = []
 
 
 def keep_shared() -> None:
@@ -25,6 +35,9 @@ def keep_shared() -> None:
     gc.collect()
     if counts_can_be_fixed():
         _make_immortal(gc.get_objects())
+    for size in BLOCK_SIZES:
+        _fill_pools(size)
+    _fill_heap()
     gc.freeze()
 
 
@@ -32,27 +45,74 @@ def counts_can_be_fixed() -> bool:
     """Tell whether this is an interpreter whose counts we know; None, immortal by itself, must look as expected."""
     return (
         sys.implementation.name == "cpython"
-        and sys.version_info[:2] in SATURATED
+        and sys.version_info[:2] in MARKS
         and sys.byteorder == "little"
         and sys.maxsize > 1 << 32
         and getattr(sys, "_is_gil_enabled", lambda: True)()
-        and _count(None).value >= IMMORTAL_BIT
+        and bool(_count(None).value & 1 << 31)
+        and _count(None).value & _mark() & FLAGS == _mark() & FLAGS
     )
 
 
+def _mark() -> int:
+    return MARKS[sys.version_info[:2]]
+
+
 def _make_immortal(objects: list[object]) -> None:
-    """Fix the counts of `objects` and of all that they refer to. The mark is the count itself: no table is needed."""
-    immortal = SATURATED[sys.version_info[:2]]
+    """Mark `objects` and all that they refer to. The mark tells where we have been: no table is needed."""
+    mark = _mark()
     while objects:
         thing = objects.pop()
         count = _count(thing)
-        if count.value >= IMMORTAL_BIT:
+        if abs((count.value & ~FLAGS) - (mark & ~FLAGS)) < DRIFT and count.value & mark & FLAGS == mark & FLAGS:
             continue
-        count.value = immortal
+        count.value = count.value & FLAGS | mark
         objects += gc.get_referents(thing)
         if isinstance(thing, CodeType):  # no container to the collector
             objects += (thing.co_name, thing.co_qualname, thing.co_names, *thing.co_consts)
 
 
-def _count(thing: object) -> ctypes.c_uint32:
-    return ctypes.c_uint32.from_address(id(thing))
+def _fill_pools(size: int) -> None:
+    """Take the free blocks of `size` bytes that lie between shared objects, so that new objects come to new pages."""
+    blocks: list[object] = [None] * (MOST_BYTES // size)  # all at once, because a list that grows takes blocks, too
+    before = 0
+    for index in range(len(blocks)):
+        blocks[index] = _block(size)
+        place = id(blocks[index])
+        if place - before == size and before % POOL_BYTES == POOL_HEADER:
+            break  # the first two of a pool in which nothing was
+        before = place
+    _filling.append(blocks)
+
+
+def _block(size: int) -> object:
+    """Return something new of that size that is no container, and so begins where its memory does."""
+    if size == object.__basicsize__:
+        return object()
+    return complex(1, 1) if size == complex.__basicsize__ else bytes(size - bytes.__basicsize__)
+
+
+class _Mallinfo(ctypes.Structure):
+    """What mallinfo2(3) returns."""
+
+    _fields_ = [*((f"_{number}", ctypes.c_size_t) for number in range(9)), ("keepcost", ctypes.c_size_t)]
+
+
+def _fill_heap() -> None:
+    """Do the same for larger ones: take every gap in the heap of the C library below its free end."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return  # another C library, or one before 2.33
+    libc.mallinfo2.restype = _Mallinfo
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_size_t
+    libc.free.argtypes = [ctypes.c_size_t]
+    end = libc.sbrk(0) - libc.mallinfo2().keepcost
+    for size in GAP_SIZES:
+        for _ in range(MOST_GAPS):
+            if (place := libc.malloc(size)) >= end:
+                libc.free(place)
+                break
+
+
+def _count(thing: object) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(id(thing))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kybernate_shim.linux.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting
@@ -30,9 +30,11 @@ def directories(pid: int) -> dict[str, Path]:
     mounts = hierarchy_mounts(read_cgroup_mounts())
     found = {}
     for controller, name in names.items():
-        path = locate(mounts.get(controller, []), name, pid)
-        if path is not None and not (path / ROOT_ONLY).exists():
-            found[controller] = path
+        group = mounts.get(controller, [])
+        path = locate(group, name, pid)
+        if path is None or (any(path == mount.path for mount in group) and (path / ROOT_ONLY).exists()):
+            continue
+        found[controller] = path
     return found
 
 
@@ -64,7 +66,7 @@ def hierarchy_mounts(mounts: Iterable[MountPoint]) -> dict[str, list[MountPoint]
             for option in mount.super_options:
                 found.setdefault(option, []).append(mount)
     for group in found.values():
-        group.sort(key=lambda mount: len(PurePosixPath(mount.root).parts))
+        group.sort(key=lambda mount: len(_parts(mount.root)))
     return found
 
 
@@ -76,7 +78,9 @@ def locate(mounts: Iterable[MountPoint], name: str, pid: int) -> Path | None:
             candidates.append(mount.path / inner)
         elif mount.root.startswith("/.."):
             candidates += _search(mount.path, name, pid)
-    return next((path for path in candidates if path.is_dir()), candidates[0] if candidates else None)
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
 def beneath(root: str, name: str) -> str | None:
@@ -84,11 +88,15 @@ def beneath(root: str, name: str) -> str | None:
 
     Both may begin with "/..", which stands for what is above our cgroup namespace.
     """
-    top, path = PurePosixPath(root).parts[1:], PurePosixPath(name).parts[1:]
+    top, path = _parts(root), _parts(name)
     if path[: len(top)] != top:
         return None
     rest = path[len(top) :]
-    return None if ".." in rest else str(PurePosixPath(*rest))
+    return None if ".." in rest else "/".join(rest) or "."
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part]
 
 
 def _search(mount: Path, name: str, pid: int) -> list[Path]:

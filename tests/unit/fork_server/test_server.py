@@ -138,7 +138,7 @@ def test_daemon_is_what_its_client_is(node: Path, client: Client, monkeypatch: p
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     before, hangup = os.umask(0o027), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        facts = start(client)
+        facts = start(client, env=dict(os.environ))  # a library may have changed the one below it
     finally:
         signal.signal(signal.SIGUSR2, usr2)
         signal.signal(signal.SIGHUP, hangup)
@@ -162,6 +162,14 @@ def test_second_container_of_the_pod_gets_the_address_of_the_first(node: Path, c
     first, second = client.ask(START), client.ask(START)
     assert (first.returncode, second.returncode) == (0, 0)
     assert first.stdout == second.stdout == Path("address").read_text()
+
+
+def test_daemon_that_is_there_is_found_for_any_client(node: Path, client: Client) -> None:
+    """Nothing has to be given to a process that only says where the daemon is."""
+    leave()
+    first = client.ask(START)
+    second = client.ask(START, preexec_fn=lambda: prctl(PR_SET_NO_NEW_PRIVS, 1))
+    assert (second.returncode, second.stdout) == (0, first.stdout)
 
 
 def test_failure_to_come_up_is_told_and_leaves_no_socket(
