@@ -2,7 +2,8 @@
 
 A file of up to 64 MiB has the plain digest of its bytes, `xxh128:<hex>`, as `xxh128sum` prints it. A longer one has the
 digest of its pieces' digests (each 64 MiB, the last one shorter, joined as raw bytes), `xxh128-tree:<hex>`: so that one
-file of 80 GiB keeps all cores busy, and the pieces that are written are digested while CRIU writes the next.
+file of 80 GiB keeps all cores busy. What CRIU writes is digested right behind it, as long as it is in the processor's
+cache, and by more threads where one cannot keep up.
 
 XXH3 with 128 bits is the default: as fast as memory on any core, where BLAKE2b makes 1 GB/s and SHA-256, without the
 processor's SHA extensions, a third of that; then digests would take longer than CRIU itself. It finds every flipped bit
@@ -29,7 +30,7 @@ PIECE: Final = 64 << 20
 BUFFER: Final = 256 << 10  # stays in a core's own cache between reading and hashing; half as fast with 4 MiB
 DEFAULT: Final = "xxh128"
 GROWING: Final = "pages-*.img"  # CRIU only ever appends to them
-PAUSE: Final = 0.05  # seconds between two looks at growing files
+PAUSE: Final = 0.01  # seconds between two looks at growing files, in which CRIU writes less than such a cache holds
 
 
 class DigestUnknown(Exception):
@@ -90,10 +91,21 @@ def algorithm_of(digest: str) -> str:
 
 
 @dataclass
+class _Piece:
+    """A part of a file from byte `start` on, of which `done` bytes are in `hash`."""
+
+    start: int
+    hash: Hash
+    done: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass
 class _Growing:
-    """A file of which `pieces` are digested or on their way. `identity` is its device and inode."""
+    """A file of which `pieces` are digested or on their way, and `next` is begun. `identity` is device and inode."""
 
     identity: tuple[int, int]
+    next: _Piece
     pieces: list[Future[bytes]] = field(default_factory=list)
 
 
@@ -134,9 +146,16 @@ class Digester:
         while not done.wait(PAUSE):
             try:
                 for path in directory.glob(pattern):
-                    self._advance(path, complete=False)
+                    self._keep_up(path)
             except FileNotFoundError:
                 continue  # the directory or the file comes later, or is gone, which `files` will notice
+
+    def _keep_up(self, path: Path) -> None:
+        size = self._advance(path, complete=False)
+        with self._lock:
+            growing = self._files.get(path)
+        if growing is not None:
+            self._feed(path, growing.next, size - growing.next.start)
 
     def files(self, directory: Path, names: list[str]) -> tuple[File, ...]:
         """Return the entries of the finished files `names`, in that order. Raises OSError and FileChanged."""
@@ -158,32 +177,42 @@ class Digester:
         with self._lock:
             growing = self._files.get(path)
             if growing is None or growing.identity != identity:
-                growing = self._files[path] = _Growing(identity)
+                growing = self._files[path] = _Growing(identity, self._begin(0))
             # An empty file is one empty piece.
             whole = max(1, -(-status.st_size // PIECE)) if complete else status.st_size // PIECE
-            if len(growing.pieces) > whole:
-                raise FileChanged(f"{path}: became shorter while it was being digested")
+            begun = growing.next.start + growing.next.done if growing.next.done else 0
+            if len(growing.pieces) > whole or begun > status.st_size:
+                raise _shorter(path)
             for index in range(len(growing.pieces), whole):
                 length = min(PIECE, status.st_size - index * PIECE)
-                growing.pieces.append(self._pool.submit(self._piece, path, index * PIECE, length))
+                growing.pieces.append(self._pool.submit(self._finish, path, growing.next, length))
+                growing.next = self._begin((index + 1) * PIECE)
         return status.st_size
 
-    def _piece(self, path: Path, offset: int, length: int) -> bytes:
-        hash_ = new_hash(self._algorithm)
-        buffer = memoryview(bytearray(min(BUFFER, length)))
+    def _begin(self, start: int) -> _Piece:
+        return _Piece(start, new_hash(self._algorithm))
+
+    def _finish(self, path: Path, piece: _Piece, length: int) -> bytes:
+        if not self._feed(path, piece, length):
+            raise _shorter(path)
+        return piece.hash.digest()
+
+    def _feed(self, path: Path, piece: _Piece, length: int) -> bool:
+        """Digest the piece up to `length` bytes, and tell whether the file has them."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            done = 0
-            while done < length:
-                count = os.preadv(fd, [buffer[: min(BUFFER, length - done)]], offset + done)
-                if count == 0:
-                    raise FileChanged(f"{path}: became shorter while it was being digested")
-                hash_.update(buffer[:count])
-                done += count
-                self._progress(count)
+            with piece.lock:
+                buffer = memoryview(bytearray(min(BUFFER, max(0, length - piece.done))))
+                while piece.done < length:
+                    count = os.preadv(fd, [buffer[: length - piece.done]], piece.start + piece.done)
+                    if count == 0:
+                        return False
+                    piece.hash.update(buffer[:count])
+                    piece.done += count
+                    self._progress(count)
         finally:
             os.close(fd)
-        return hash_.digest()
+        return True
 
     def _join(self, pieces: list[bytes]) -> str:
         if len(pieces) == 1:
@@ -191,3 +220,7 @@ class Digester:
         tree = new_hash(self._algorithm)
         tree.update(b"".join(pieces))
         return f"{self._algorithm}-tree:{tree.digest().hex()}"
+
+
+def _shorter(path: Path) -> FileChanged:
+    return FileChanged(f"{path}: became shorter while it was being digested")

@@ -174,7 +174,10 @@ def shim_of(ctr: Ctr, id: str) -> psutil.Process:
 
 
 def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True  # between the two looks
 
 
 def named(program: str) -> list[psutil.Process]:
