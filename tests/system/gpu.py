@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,12 @@ def helpers() -> list[psutil.Process]:
 
 def kill_helpers() -> None:
     for helper in helpers():
-        family = [*helper.children(recursive=True), helper]
-        for process in family:
-            process.kill()
-        eventually(lambda: not any(map(lives, family)))  # noqa: B023  # asked at once
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            family = [*helper.children(recursive=True), helper]
+            for process in family:
+                with suppress(psutil.NoSuchProcess):  # as its workers do at any time
+                    process.kill()
+            eventually(lambda: not any(map(lives, family)))  # noqa: B023  # asked at once
 
 
 def lives(process: psutil.Process) -> bool:
