@@ -192,14 +192,6 @@ def named(program: str) -> list[psutil.Process]:
     return found
 
 
-def resident(process: psutil.Process) -> int:
-    """Return the bytes that a process has in memory, 0 when it is gone."""
-    try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
-
-
 def working(program: str, verb: str = "") -> psutil.Process:
     """Wait for a running `program` (criu, runc) with `verb` in its arguments, and return it."""
 

@@ -40,7 +40,6 @@ from tests.system.checkpoints import (
     kybernate,
     named,
     refused,
-    resident,
     restored,
     save,
     shim_of,
@@ -48,6 +47,7 @@ from tests.system.checkpoints import (
 )
 from tests.system.cri import Cri
 from tests.system.ctr import BUSYBOX, Ctr, eventually, run
+from tests.system.held import held_restore
 from tests.system.leftovers import Snapshot
 from tests.system.programs import script
 
@@ -558,7 +558,7 @@ def test_pod_without_a_volume_is_refused_by_the_mount(tmp_path: Path, place: Pat
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image whose restore takes a moment."""
+    """An image with so much memory that a restore is far from done when CRIU begins to read it."""
     path = tmp_path_factory.mktemp("big") / "image"
     with holding(Ctr(), BIG) as witness:
         save(Ctr(), witness.id, path)
@@ -587,22 +587,17 @@ def new_id(ctr: Ctr) -> Iterator[str]:
 def test_program_killed_in_the_middle_of_a_restore(ours: Ctr, big: Path, program: str) -> None:
     before = Snapshot.take()
     with new_id(ours) as id:
-        with in_background(lambda: refused(*restoring(ours, id, big))) as restore:
-            kill(being_restored(program))
-            said = restore.result(30)
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
+            kill(first(program))
+        said = restore.result()
         assert "nothing is left of it" in said
         assert "restore.log" in said
         left = before.added(Snapshot.take())
         assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
 
 
-def being_restored(program: str) -> psutil.Process:
-    """Wait until CRIU has half of a process back, which bears CRIU's name until then; return the program to kill."""
-
-    def half_done() -> bool:
-        return any(resident(process) > 24 << 20 for process in named("criu"))
-
-    eventually(half_done, pause=0.002)
+def first(program: str) -> psutil.Process:
+    """Return the running `program`; of CRIU's processes the one that leads the others, which bear its name as well."""
     return min(named(program), key=lambda process: process.pid)
 
 
@@ -617,22 +612,23 @@ def test_failing_runtime_at_restore_is_quoted(ours: Ctr, good: Path, shim_config
 
 
 def test_deadline_of_a_restore(ours: Ctr, big: Path, shim_config: Path) -> None:
-    shim_config.write_text("[deadlines]\nrestore = 0.2\n")
+    shim_config.write_text("[deadlines]\nrestore = 1.5\n")
     before = Snapshot.take()
     with new_id(ours) as id:
-        said = refused(*restoring(ours, id, big))
-        assert "0.2 s" in said
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
+            said = restore.result(30)
+        assert "1.5 s" in said
         left = before.added(Snapshot.take())
         assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
 
 
 def test_killed_daemon_during_a_restore_leaves_nothing(ours: Ctr, big: Path) -> None:
     with new_id(ours) as id:
-        with in_background(lambda: refused(*restoring(ours, id, big))) as restore:
-            shim = being_restored("runc").parent()
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
+            shim = first("runc").parent()
             assert shim is not None
             kill(shim)
-            restore.result(30)
+        restore.result()
         eventually(lambda: ours.status(id) == "")
 
 
@@ -640,10 +636,9 @@ def test_killed_containerd_during_a_restore(ours: Ctr, big: Path) -> None:
     """containerd has forgotten that it asked for the start; whatever it finds, it can remove."""
     containerd = Containerd()
     with new_id(ours) as id:
-        with in_background(lambda: refused(*restoring(ours, id, big))) as restore:
-            being_restored("runc")
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
             containerd.kill(signal.SIGKILL)
-            restore.result(30)
+        restore.result()
         containerd.start()
         containerd.wait_ready()
 
@@ -651,9 +646,10 @@ def test_killed_containerd_during_a_restore(ours: Ctr, big: Path) -> None:
 def test_image_can_be_restored_after_a_failed_attempt(ours: Ctr, big: Path) -> None:
     """What a failed restore had begun does not stand in the way of the next one, of the same id."""
     log = Path(f"/tmp/{ours.new_id('log')}")
-    with new_id(ours) as id, in_background(lambda: refused(*restoring(ours, id, big))) as restore:
-        kill(being_restored("criu"))
-        restore.result(30)
+    with new_id(ours) as id:
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
+            kill(first("criu"))
+        restore.result()
     with restored(ours, big, log=log, container_image=PYTHON, id=id) as witness:
         witness.assert_goes_on()
     log.unlink()
