@@ -47,7 +47,7 @@ def failure(invocation: Invocation, reason: str) -> str:
 
 def existing(invocation: Invocation) -> Path | None:
     """Return the address of the pod's daemon, in the bundle, too, if another container has one. Raises as `claim`."""
-    path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
+    path = _daemons_path(invocation)
     if not answers(path):
         return None
     _write_address(f"unix://{path}")
@@ -59,10 +59,15 @@ def claim(invocation: Invocation) -> tuple[Path, socket.socket | None]:
 
     The address is in the bundle afterwards. Raises OSError, and ValueError for a config.json that is none.
     """
-    path = socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
+    path = _daemons_path(invocation)
     _write_address(f"unix://{path}")  # before anything lives that a full disk would leave behind
     with exclusive(path.parent):
         return path, listen(path)
+
+
+def _daemons_path(invocation: Invocation) -> Path:
+    """Return where the pod's daemon listens, or would: config.json, in this directory, says which pod that is."""
+    return socket_path(invocation.address, invocation.namespace, group_of(Path("config.json"), invocation.id))
 
 
 def serve_from_here(

@@ -42,9 +42,8 @@ IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
 def leave() -> None:
     """Return when a fork server listens, a new one unless there is one already; or none can.
 
-    Garbage collection stays off in it until all is imported: it would only look at what stays.
     It has not imported anything then: who connects waits for that, and so do all who start on a cold node at once,
-    instead of each importing for themselves.
+    instead of each importing for themselves. Garbage is not collected until it has, since nearly all of it stays.
     """
     heard, tell = os.pipe()
     pid = os.fork()
