@@ -22,6 +22,7 @@ from kybernate_shim.linux.children import Finished, ProgramTimedOut
 from kybernate_shim.oci import log
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli, Criu
+from kybernate_shim.oci.exec_fifo import exec_fifo, release
 from kybernate_shim.oci.options import RuntimeOptions
 
 STDERR_LINES = 20
@@ -119,7 +120,17 @@ class Runtime:
         with _stdio(fds, console_socket) as stdio:
             await self._run("create", argv, self.deadlines.create, fds=stdio)
 
-    async def start(self, container: str) -> None:
+    async def start(self, container: str, *, waiting: int | None = None) -> None:
+        """Let init execute its program; without the runtime's help, if init is `waiting` for that, with this pid."""
+        if waiting and (fifo := exec_fifo(self.cli, container, waiting)):
+            try:
+                if await release(fifo, waiting, self.deadlines.start):
+                    return
+            except TimeoutError as error:
+                said = (
+                    f"init (pid {waiting}) has not executed its program {self.deadlines.start:g} s after it was told to"
+                )
+                raise RuntimeTimedOut("start", said) from error
         await self._run("start", self.cli.start(container), self.deadlines.start)
 
     async def exec(

@@ -14,7 +14,7 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
 
-from kybernate_shim.task.readiness import until_readable
+from kybernate_shim.linux.readiness import until_readable
 
 LONGEST_PATH = 107  # bytes in sockaddr_un.sun_path, less its NUL
 LARGEST_SIZE = 0xFFFF  # struct winsize has unsigned shorts

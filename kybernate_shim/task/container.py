@@ -258,7 +258,7 @@ class Container:
                 # From here on an exit waits in the collector, so that it cannot be published before the start.
                 self.children.disclaim(self.init.pid)
                 try:
-                    await self.runtime.start(self.id)
+                    await self.runtime.start(self.id, waiting=None if self._is_frozen() else self.init.pid)
                 except BaseException:
                     self._watch(self.init, early)
                     raise
@@ -266,6 +266,13 @@ class Container:
                 self._announce_start()
                 self._watch(self.init, early)
             return self.init.pid
+
+    def _is_frozen(self) -> bool:
+        """Tell whether someone has frozen the container, so that it could not start, or whether that is unknown."""
+        try:
+            return self.cgroup is None or self.cgroup.frozen
+        except OSError:
+            return True
 
     def find_init(self) -> None:
         """Take over the init that the runtime has made."""

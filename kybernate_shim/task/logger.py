@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kybernate_shim.linux.children import Child, Children, Exit
+from kybernate_shim.linux.readiness import until_readable
 from kybernate_shim.logs import Log
 from kybernate_shim.task.destination import STDERR, STDOUT, Destination
 from kybernate_shim.task.ends import End
-from kybernate_shim.task.readiness import until_readable
 
 READY_SECONDS = 10.0
 TERM_SECONDS = 12.0  # containerd's own shim gives a logger this long

@@ -47,8 +47,8 @@ class ScriptedRuntime:
         bundle.init_pid_file.write_text(str(INIT))
         await self._do("create")
 
-    async def start(self, container: str) -> None:
-        await self._do("start")
+    async def start(self, container: str, *, waiting: int | None) -> None:
+        await self._do("start", *(["waiting"] if waiting == INIT else []))
 
     async def exec(self, container: str, bundle: Bundle, exec_id: str, **_: Any) -> None:
         bundle.exec_pid_file(exec_id).write_text(str(EXEC))

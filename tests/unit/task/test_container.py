@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, RuntimeFailed
 from kybernate_shim.task import container as subject
 from kybernate_shim.task.container import ExecExists, ExecNotFound, InitGone, NotStarted
@@ -172,6 +174,31 @@ def test_failed_start_leaves_a_container_that_can_be_deleted(tell: Tell) -> None
     life = tell(story)
     assert life.topics == ["create", "exit c1"]
     assert life.runtime.calls == ["create", "start", "delete"]
+
+
+@dataclass
+class Frozen:
+    """A cgroup that says of itself what it is told, or is gone."""
+
+    answer: bool | None
+
+    @property
+    def frozen(self) -> bool:
+        if self.answer is None:
+            raise FileNotFoundError
+        return self.answer
+
+
+@pytest.mark.parametrize(("answer", "call"), [(False, "start waiting"), (True, "start"), (None, "start")])
+def test_runtime_starts_what_someone_has_frozen(tell: Tell, answer: bool | None, call: str) -> None:
+    """It refuses to, in words that users know."""
+
+    async def story(life: Life) -> None:
+        await life.create()
+        life.container.cgroup = cast(Cgroup, Frozen(answer))
+        await life.container.start()
+
+    assert tell(story).runtime.calls == ["create", call]
 
 
 def test_failed_exec_has_ended_with_255_and_tells_no_exit(tell: Tell) -> None:

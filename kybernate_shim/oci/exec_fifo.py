@@ -1,0 +1,63 @@
+"""Starts a container of runc's without executing runc, whose own start-up would be most of the time.
+
+runc's init, when all is prepared, opens a fifo in the container's state directory, which waits for a reader, and then
+executes its program. `runc start` looks whether the container is just created, reads, removes the fifo, and runs the
+poststart hooks. Sources: start.go, libcontainer/container_linux.go and standard_init_linux.go of runc 1.1 to 1.5.
+Wherever a start may be anything else, it is the runtime's, which also refuses in its own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+
+from kybernate_shim.linux.readiness import until_readable
+from kybernate_shim.oci.commands import Cli
+
+# NVIDIA's pass everything but `create` on, to runc or to crun, whose state directory looks different.
+PROGRAMS = ("runc", "nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
+ELF = b"\x7fELF"  # as opposed to a script of that name, which may do anything at a start
+
+
+def exec_fifo(cli: Cli, container: str, init: int) -> Path | None:
+    """Return the fifo for which the init of that pid waits, if to read from it is all that a start would be."""
+    directory = cli.root / container
+    fifo = directory / "exec.fifo"
+    try:
+        if cli.binary.name not in PROGRAMS or not _is_compiled(cli.binary) or not stat.S_ISFIFO(fifo.lstat().st_mode):
+            return None
+        state = json.loads((directory / "state.json").read_bytes())
+        is_plain = state["init_process_pid"] == init and not state["config"]["Hooks"]["poststart"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # not as we know it
+    return fifo if is_plain else None
+
+
+async def release(fifo: Path, init: int, seconds: float) -> bool:
+    """Let init execute its program. Return False when it cannot, because it has ended.
+
+    Raises TimeoutError after `seconds`, 0 for never: as with runc, init ends then with an error once it runs again.
+    """
+    with ExitStack() as closing:
+        try:
+            ended = os.pidfd_open(init)
+            closing.callback(os.close, ended)
+            reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            closing.callback(os.close, reading)
+            async with asyncio.timeout(seconds or None):
+                await until_readable(reading, ended)
+            if not os.read(reading, 1):
+                return False
+        except (ProcessLookupError, FileNotFoundError, BlockingIOError):
+            return False
+    fifo.unlink(missing_ok=True)  # by this, runc tells a running container from one that is only created
+    return True
+
+
+def _is_compiled(program: Path) -> bool:
+    with program.open("rb") as file:
+        return file.read(len(ELF)) == ELF
