@@ -162,8 +162,8 @@ def _summary(image: Image) -> dict[str, object]:
 
 def _way(manifest: Manifest) -> str:
     """Say where the bytes are that a restore moves back into VRAM."""
-    if manifest.data_path.name == "fast":
-        return f"in {len(manifest.vram)} files of their own"
+    if manifest.data_path.name == "fast" or manifest.arena:
+        return f"in {len(manifest.moved_files)} files of their own"
     return f"in CRIU's files ({manifest.data_path.why})"
 
 
@@ -181,6 +181,8 @@ def needs(manifest: Manifest) -> list[str]:
         f"a {gpu.model} with {size(_held(gpu)) if _held(gpu) else 'enough'} of free VRAM, driver {gpu.driver}"
         for gpu in manifest.gpus
     ]
+    if manifest.arena:
+        wanted.append(f"{size(manifest.arena_bytes)} free in the node's arena (`gpu.arena`)")
     if (count := len(manifest.visible_gpus)) > 1:
         wanted.append(f"{count} GPUs, whether it used them all or not: the driver wants a place for each")
     outside = [mount.destination for mount in manifest.mounts if mount.kind not in INSIDE]

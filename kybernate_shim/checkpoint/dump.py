@@ -35,6 +35,7 @@ from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.draft import draft
 from kybernate_shim.checkpoint.image import payload_names, require_space, write_manifest
 from kybernate_shim.checkpoint.manifest import (
+    ArenaFile,
     DataPath,
     File,
     Manifest,
@@ -184,7 +185,8 @@ async def _steps(
             if was_frozen:
                 await to_the_end(cgroup.thaw)
             detached = await back.enter_async_context(accelerator.detached(operation, force=request.force))
-            require_space(request.image, _memory_bytes(target))  # their memory has grown by what was in VRAM
+            # Their memory has grown by what was in VRAM.
+            require_space(request.image, _memory_bytes(target) + detached.arena_bytes)
             await back.enter_async_context(detached.moved_out(request.image, operation))
             back.push_async_callback(set_frozen, False)
         begin = time.monotonic()
@@ -195,6 +197,8 @@ async def _steps(
             if request.rootfs_diff:
                 with operation.step("rootfs") as step:
                     step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image))
+            if detached is not None:
+                await detached.complete()
             if not request.exit:
                 try:
                     await back.aclose()
@@ -325,16 +329,17 @@ def _finish(
         gpus=detached.gpus if detached else (),
         visible_gpus=detached.visible_gpus if detached else (),
         vram=detached.vram if detached else (),
+        arena=detached.arena if detached else (),
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
-        files=_files(request.image, detached.vram if detached else (), digester),
+        files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),
         steps=tuple(step for step in operation.steps if step.seconds),
     )
     return Dumped(manifest, write_manifest(request.image, manifest, durable=request.durable))
 
 
-def _files(image: Path, vram: Sequence[VramFile], digester: Digester) -> tuple[File, ...]:
+def _files(image: Path, moved: Sequence[VramFile | ArenaFile], digester: Digester) -> tuple[File, ...]:
     """Return all files of the image; those with VRAM bytes were digested when they were written."""
-    done = {file.file: File(file.file, file.size, file.digest) for file in vram}
+    done = {file.file: File(file.file, file.size, file.digest) for file in moved}
     rest = digester.files(image, [name for name in payload_names(image) if name not in done])
     return tuple(sorted([*done.values(), *rest], key=lambda file: file.name))
 
@@ -404,9 +409,10 @@ def _progress(operation: Operation, image: Path):  # type: ignore[no-untyped-def
 
 
 def _size_of(directory: Path) -> int:
+    """Return what CRIU has written, VRAM's files aside."""
     try:
         with os.scandir(directory) as entries:
-            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name.endswith(".img"))
     except FileNotFoundError:
         return 0
 

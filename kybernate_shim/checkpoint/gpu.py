@@ -11,15 +11,16 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from kybernate_shim.checkpoint.arena_path import ArenaBack, ArenaOut
 from kybernate_shim.checkpoint.compat import FORCE, Finding
 from kybernate_shim.checkpoint.gpu_accounts import Accounts, draw_up, inner_pid, own_memory
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import DataPath, Gpu, GpuMemory, Manifest, VramFile
+from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, huge_pages
@@ -60,6 +61,7 @@ class Left:
     pids: Sequence[int] = ()
     gone: bool = False
     way: WayOut | None = None
+    away: ArenaOut | None = None
 
     @property
     def vram(self) -> tuple[VramFile, ...]:
@@ -69,10 +71,26 @@ class Left:
     def data_path(self) -> DataPath:
         return self.way.data_path if self.way is not None else DataPath("plain")
 
-    def moved_out(self, image: Path, operation: Operation) -> AbstractAsyncContextManager[None]:
+    @property
+    def arena(self) -> tuple[ArenaFile, ...]:
+        return self.away.files if self.away is not None else ()
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.away.bytes if self.away is not None else 0
+
+    @asynccontextmanager
+    async def moved_out(self, image: Path, operation: Operation) -> AsyncIterator[None]:
         """Keep the VRAM bytes in files of `image` while the context lasts. Raises as WayOut.moved_out."""
         assert self.way is not None
-        return self.way.moved_out(image, operation, lambda: self.gone)
+        assert self.away is not None
+        async with self.way.moved_out(image, operation, lambda: self.gone), self.away.saving(image, operation):
+            yield
+
+    async def complete(self) -> None:
+        """Return when all VRAM bytes are in the image, of which the arena's travel beside CRIU. Raises a VramError."""
+        if self.away is not None:
+            await self.away.complete()
 
     @property
     def cuda_processes(self) -> tuple[GpuMemory, ...]:
@@ -101,6 +119,7 @@ class CudaAccelerator:
         self.suspended: Left | None = None  # what `suspend` has taken out, until `resume`
         self._lost = ""  # why processes that are off their GPUs must never come back to them
         self._back = WayBack(target.children, self._settings, log)
+        self._arena_back = ArenaBack(target.children, self._settings)
 
     # -- Leaving ------------------------------------------------------------------------------------------------------
 
@@ -113,26 +132,25 @@ class CudaAccelerator:
         """
         way = WayOut(self._target.children, self._settings, self._log)
         async with self._helper() as helper, aclosing(way):
-            fetched = await self._fetch_from_arena(helper, operation)
             left = await self._leave(
-                helper, operation, around=lambda size: partial(way.watching, size=size), force=force
+                helper,
+                operation,
+                around=lambda size: partial(way.watching, size=size),
+                force=force,
+                arena=self._settings.data_path == "fast",
             )
             left.way = way
             try:
+                left.away = ArenaOut(self._target.children, self._settings, await self._arena_sizes(helper))
                 yield left
             except BytesLost as error:
                 self._lost = f"{error}; the processes of container {self._target.id} cannot compute on: end it"
                 raise NotBack(self._lost) from error
             except BaseException as error:
-                if fetched:
-                    self.suspended = left
-                else:
-                    await sequence.undisturbed(self._undo(helper, left, error))
+                await sequence.undisturbed(self._undo(helper, left, error))
                 raise
             if left.gone:
                 self._note(())
-            elif fetched:
-                self.suspended = left  # as before, with its bytes in its own memory
             else:
                 # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
                 await sequence.undisturbed(self._return(helper, left, operation, self._limits))
@@ -197,7 +215,7 @@ class CudaAccelerator:
     ) -> Left:
         """Take the processes off their GPUs; `around` is told how many bytes that moves, and encloses it.
 
-        With `arena`, into the node's memory where that is possible, from where they can only be resumed in place.
+        With `arena`, into the node's memory where that is possible.
         """
         target = self._target
         assert target.cgroup is not None
@@ -230,25 +248,14 @@ class CudaAccelerator:
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
 
-    async def _fetch_from_arena(self, helper: CudaHelper, operation: Operation) -> bool:
-        """Bring a container that is suspended into the arena back to its GPUs: a dump has what is in the processes.
-
-        Returns whether it was. Raises GpuStepFailed, with the container suspended as it was.
-        """
+    async def _arena_sizes(self, helper: CudaHelper) -> dict[int, int]:
+        """Return the bytes that the arena has of each process that it has something of. Raises GpuStepFailed."""
         assert self._target.cgroup is not None
         try:
             found = await cuda_processes(helper, self._target.cgroup.processes())
-            if not any(process.arena_bytes for process in found):
-                return False
-            await self.resume(operation)
         except CudaError as error:
-            raise self._failed(error) from error
-        except NotBack as error:
-            raise GpuStepFailed(
-                f"a checkpoint has to bring what the node's arena has of container {self._target.id} back to its GPU"
-                f" first: {error}"
-            ) from error
-        return True
+            raise GpuStepFailed(f"{error}; container {self._target.id} goes on as before") from error
+        return {process.pid: process.arena_bytes for process in found if process.arena_bytes}
 
     def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> int:
         """Return the bytes that are about to move into host memory, at most. Raises PreflightRefused."""
@@ -346,11 +353,13 @@ class CudaAccelerator:
             gpu_map.require_room(self._plan(manifest, info), info.gpus)
         except (CudaError, GpuMismatch) as error:
             return [Finding("GPU", "", str(error), "refusal")]
-        return list(_driver_findings(manifest, info))
+        return [*_driver_findings(manifest, info), *self._arena_back.compare(manifest)]
 
-    def expecting(self, image: Image) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def expecting(self, image: Image) -> AsyncIterator[None]:
         """Enclose the whole of a restore, and read VRAM bytes ahead meanwhile."""
-        return self._back.expecting(image)
+        async with self._back.expecting(image), self._arena_back.expecting(image):
+            yield
 
     async def attach(self, image: Image, operation: Operation) -> None:
         """Bring restored processes onto the GPUs of their new container. Raises NotBack with them still off."""
@@ -371,7 +380,9 @@ class CudaAccelerator:
                 pids = [process.pid for process in waiting]
                 self._note(pids)
                 self._make_device_nodes()
-                await self._back.fill(image, {name: pid for name, pid in names.items() if name is not None}, operation)
+                inner = {name: pid for name, pid in names.items() if name is not None}
+                await self._back.fill(image, inner, operation)
+                await self._arena_back.hand_over(image, inner, operation)
                 async with claimed(plan.bytes):
                     gpu_map.require_room(plan, (await helper.info()).gpus)
                     with _telling(operation, "cuda-resume"):

@@ -163,7 +163,7 @@ def verify(
         raise CheckpointInvalid(f"{directory / manifests.NAME}: {error}") from error
     problems = _size_problems(directory, manifest.files) + _extra(directory, manifest)
     damaged = {problem.file for problem in problems}
-    later = set() if vram else {file.file for file in manifest.vram}
+    later = set() if vram else {file.file for file in manifest.moved_files}
     whole = [file for file in manifest.files if file.name not in damaged | later]
     problems += _digest_problems(directory, whole, progress or (lambda done, total: None))
     return sorted(problems, key=lambda problem: problem.file)

@@ -105,6 +105,30 @@ class VramFile:
 
 
 @dataclass(frozen=True)
+class ArenaBlock:
+    """A piece of VRAM of a process: its number in the preload library's table, its address there, its bytes."""
+
+    index: int
+    address: int
+    size: int
+
+
+@dataclass(frozen=True)
+class ArenaFile:
+    """A file with the bytes of all blocks, in order, that a process had in the node's arena; else as `VramFile`.
+
+    They go into the arena of the node where the process is restored.
+    """
+
+    pid: int
+    file: str
+    size: int
+    data_bytes: int
+    digest: str
+    blocks: tuple[ArenaBlock, ...]
+
+
+@dataclass(frozen=True)
 class DataPath:
     """How VRAM bytes came into the image: `fast` in files of their own, `plain` in CRIU's, and why."""
 
@@ -128,7 +152,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class File:
-    """One file of the image. `digest` has the form of digests.py, or is the one of `vram`."""
+    """One file of the image. `digest` has the form of digests.py, or is the one of `vram` or `arena`."""
 
     name: str
     size: int
@@ -159,6 +183,7 @@ class Manifest:
     gpus: tuple[Gpu, ...] = ()
     visible_gpus: tuple[str, ...] = ()
     vram: tuple[VramFile, ...] = ()
+    arena: tuple[ArenaFile, ...] = ()
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     mounts: tuple[Mount, ...] = ()
     files: tuple[File, ...] = ()
@@ -169,6 +194,16 @@ class Manifest:
     def has_gpu_state(self) -> bool:
         """Whether processes of the image wait for a GPU."""
         return bool(self.cuda_processes or self.gpus)
+
+    @property
+    def moved_files(self) -> tuple[VramFile | ArenaFile, ...]:
+        """The files that are digested while their bytes are moved, out or back."""
+        return (*self.vram, *self.arena)
+
+    @property
+    def arena_bytes(self) -> int:
+        """What a restore needs of the node's arena."""
+        return sum(file.size for file in self.arena)
 
     @property
     def bytes(self) -> int:
@@ -219,6 +254,9 @@ def _check(manifest: Manifest) -> None:
     for index, vram in enumerate(manifest.vram):
         if vram.file not in seen:
             raise FieldInvalid(f"vram[{index}].file", f"{vram.file!r} is not among the files")
+    for index, arena in enumerate(manifest.arena):
+        if arena.file not in seen:
+            raise FieldInvalid(f"arena[{index}].file", f"{arena.file!r} is not among the files")
 
 
 def _check_time(text: str) -> None:

@@ -70,7 +70,7 @@ async def prepare(
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
     (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
     if target.config.verify and not image.checked:
-        total = image.manifest.bytes - sum(file.size for file in image.manifest.vram)
+        total = image.manifest.bytes - sum(file.size for file in image.manifest.moved_files)
         with operation.step("verify", total_bytes=total):
             await _verify(image, operation)
     with operation.step("compare"):

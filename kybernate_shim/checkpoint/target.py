@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kybernate_shim.checkpoint.compat import Finding
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import DataPath, Gpu, GpuMemory, Manifest, VramFile
+from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
@@ -55,6 +55,12 @@ class Detached(Protocol):
     def vram(self) -> tuple[VramFile, ...]: ...
 
     @property
+    def arena(self) -> tuple[ArenaFile, ...]: ...
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+    @property
     def data_path(self) -> DataPath: ...
 
     def moved_out(self, image: Path, operation: Operation) -> AbstractAsyncContextManager[None]:
@@ -62,6 +68,9 @@ class Detached(Protocol):
 
         They must run, not be frozen, at both ends. Raises a VramError with the container as it was.
         """
+
+    async def complete(self) -> None:
+        """Return when all VRAM bytes are in the image. Raises a VramError."""
 
     @property
     def visible_gpus(self) -> tuple[str, ...]: ...

@@ -1,7 +1,8 @@
 """Compares two ways of doing the same work: alternating, medians, one verdict.
 
 What else the machine does falls on both alike, because they take turns, and the one that goes first changes with every
-round. A figure is a ratio for the same reason: seconds of one machine say nothing of another.
+round. A figure is a ratio for the same reason: seconds of one machine say nothing of another. And where every round has
+a ratio of its own, it is their median, because one machine is not as fast in one minute as in the next.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ RESULTS = Path("build/bench.jsonl")
 
 @dataclass(frozen=True)
 class Figure:
-    """A comparison. `ours` and `stock` are medians of `n`; `bar` is the highest ratio that is good, None for none."""
+    """A comparison. `ours` and `stock` are medians of `n`; `bar` is the highest ratio that is good, None for none.
+
+    `of_rounds` is the median of the rounds' ratios, None where there are no rounds.
+    """
 
     name: str
     lane: str
@@ -27,10 +31,11 @@ class Figure:
     unit: str
     bar: float | None
     n: int
+    of_rounds: float | None = None
 
     @property
     def ratio(self) -> float:
-        return self.ours / self.stock
+        return self.ours / self.stock if self.of_rounds is None else self.of_rounds
 
     @property
     def good(self) -> bool:
@@ -63,8 +68,9 @@ def compare(pair: Pair, *, lane: str, rounds: int) -> Figure:
             cost = work()
             if number:
                 costs[side].append(cost)
-    medians = {side: statistics.median(values) for side, values in costs.items()}
-    return Figure(pair.name, lane, medians["ours"], medians["stock"], pair.unit, pair.bar, rounds)
+    ratios = [ours / stock for ours, stock in zip(costs["ours"], costs["stock"], strict=True)]
+    ours, stock, of_rounds = (statistics.median(values) for values in (costs["ours"], costs["stock"], ratios))
+    return Figure(pair.name, lane, ours, stock, pair.unit, pair.bar, rounds, of_rounds)
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -15,9 +15,10 @@ import pytest
 
 from kybernate_shim.cuda.arena.memory import FOLDER, Memory, Owner
 from kybernate_shim.oci.preload_spec import DESTINATION
+from kybernate_shim.ttrpc import RpcError
 from tests.fakes.cuda import Cards
 from tests.system import gpu
-from tests.system.checkpoints import assert_whole, kybernate, refused
+from tests.system.checkpoints import MANIFEST, PYTHON, assert_whole, kybernate, refused, save
 from tests.system.ctr import Ctr, eventually
 
 SIZE = 128 << 20
@@ -109,25 +110,112 @@ def test_helper_that_is_killed_meanwhile_is_replaced(ctr: Ctr, cards: Cards) -> 
         container.computes_on()
 
 
-def test_suspended_container_can_be_checkpointed_and_uses_the_arena_after_its_restore(
-    ctr: Ctr, cards: Cards, tmp_path: Path
-) -> None:
+def test_suspended_container_stays_away_for_its_checkpoint(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
         kybernate("suspend", container.id)
         kybernate("checkpoint", container.id, str(image))
-        assert in_arena(ctr, container.id) == 0
+        assert in_arena(ctr, container.id) == MIB << 20
         assert_whole(image)
+        assert arena_of(image) == MIB << 20
         container.stands_still()
         kybernate("resume", container.id)
         container.computes_on()
+        kybernate("suspend", container.id)
         kybernate("checkpoint", container.id, f"{image}2", "--exit")
+    assert Memory(SIZE).free() == SIZE
     with gpu.computing_again(ctr, Path(f"{image}2"), log, flags=WANTED) as again:
         again.computes_on()
+        assert in_arena(ctr, again.id) == 0
         assert "arena-take" in kybernate("suspend", again.id, "--json")
         assert in_arena(ctr, again.id) == MIB << 20
         kybernate("resume", again.id)
         again.computes_on()
+
+
+def arena_of(image: Path) -> int:
+    """Return the bytes of an image that were in the arena, and are for one."""
+    document = json.loads(kybernate("inspect", "--json", str(image)))["manifest"]
+    return sum(file["size"] for file in document["arena"])
+
+
+def test_checkpoint_goes_through_the_arena_and_so_does_the_restore(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+    with gpu.computing(ctr, *gpu.command(2, mib=MIB), programs=2, flags=WANTED, log=log) as container:
+        steps = steps_of(kybernate("checkpoint", container.id, str(image), "--json"))
+        assert steps["arena-take"] == steps["arena-save"] == steps["arena-give"] == 2 * MIB << 20
+        container.computes_on()
+        assert arena_of(image) == 2 * MIB << 20
+        kybernate("inspect", "--verify", str(image))
+    for number in range(2):
+        with gpu.computing_again(ctr, image, tmp_path / f"log{number}", programs=2, flags=WANTED) as again:
+            again.computes_on()
+        assert Memory(SIZE).free() == SIZE
+
+
+def steps_of(answer: str) -> dict[str, int]:
+    return {step["name"]: step["bytes"] for step in json.loads(answer)["steps"]}
+
+
+def test_damage_of_the_arenas_bytes_stops_the_restore(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    (file,) = image.glob("kybernate-arena-*.bin")
+    with file.open("r+b") as stream:
+        first = stream.read(1)
+        stream.seek(0)
+        stream.write(bytes([first[0] ^ 1]))
+    assert "is damaged" in refused("kybernate", "inspect", "--verify", str(image))
+    said = restore_refused(ctr, image)
+    assert f"{file.name} does not hold the bytes that were saved" in said
+    assert "nothing is left of it" in said
+    assert Memory(SIZE).free() == SIZE
+    with file.open("r+b") as stream:
+        stream.write(first)
+    with gpu.computing_again(ctr, image, log, flags=WANTED) as again:
+        again.computes_on()
+
+
+def restore_refused(ctr: Ctr, image: Path) -> str:
+    own, id = Ctr(ctr.runtime, ctr.namespace, PYTHON), ctr.new_id("r")
+    flags = ["-d", *gpu.mounts(), "--device", "/dev/nvidia0", *WANTED]
+    try:
+        return refused(*own.run_argv(id, "false", flags=[*flags, "--annotation", f"kybernate.io/restore-from={image}"]))
+    finally:
+        own.remove(id)
+
+
+def test_restore_that_the_arena_has_no_room_for_is_refused_before(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+    large = gpu.command(mib=(SIZE >> 20) - MIB, pause_ms=50)
+    with gpu.computing(ctr, *large, flags=WANTED, log=log) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    with gpu.computing(ctr, *gpu.command(mib=2 * MIB), flags=WANTED) as other:
+        kybernate("suspend", other.id)
+        said = restore_refused(ctr, image)
+        assert f"needs {(SIZE >> 20) - MIB} MiB of the node's, and {(SIZE >> 20) - 2 * MIB} of its" in said
+        assert "gpu.arena" in said
+        kybernate("resume", other.id)
+        other.computes_on()
+    with gpu.computing_again(ctr, image, log, flags=WANTED) as again:
+        again.computes_on()
+
+
+def test_save_that_fails_leaves_the_program_computing(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+    image.mkdir()
+    for pid in range(100):
+        (image / f"kybernate-arena-{pid}.bin").write_text("somebody else's")
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
+        with pytest.raises(RpcError, match=r"goes on as before: .*\.bin cannot be opened: File exists"):
+            save(ctr, container.id, image)
+        assert not (image / MANIFEST).exists()
+        assert {path.read_text() for path in image.glob("kybernate-arena-*.bin")} == {"somebody else's"}
+        container.computes_on()
+        assert in_arena(ctr, container.id) == 0
+        kybernate("checkpoint", container.id, f"{image}2")
+        container.computes_on()
 
 
 def test_suspended_container_owns_its_bytes_after_a_checkpoint(

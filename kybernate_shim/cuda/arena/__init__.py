@@ -4,5 +4,6 @@ control    asks the preload library inside a program (kybernate_shim/cuda/preloa
 memory     the node's host memory for that: a file of a fixed size, and who has which part of it
 transfer   the only module here that loads libcuda: maps a program's memory and copies
 worker     the process that it runs in
+saved      what it has of a process as a file of a checkpoint image, and back
 keeper     the order of lock, stop, unlock, move and lock, and the way back when one of them fails
 """

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,10 +140,20 @@ class Memory:
         with self._gate():
             gaps = self._room(sum(size for _, _, size in blocks))
             kept = [Kept(*block, tuple(_cut(gaps, block[2]))) for block in blocks]
-            draft = self._note(owner).with_suffix(".new")
-            draft.write_text(json.dumps([asdict(one) for one in kept]))
-            draft.replace(self._note(owner))
+            self._write(owner, kept)
         return kept
+
+    def share(self, owner: Owner, kept: Sequence[Kept]) -> None:
+        """Let `owner` have what somebody else has as well: it stays until both have ended or given it up."""
+        with self._gate():
+            self._write(owner, kept)
+
+    def hand_over(self, owner: Owner, shares: Mapping[Owner, Sequence[Kept]]) -> None:
+        """Let what `owner` has here belong to others."""
+        with self._gate():
+            for other, kept in shares.items():
+                self._write(other, kept)
+            self.give_up(owner)
 
     def kept(self, owner: Owner) -> list[Kept]:
         """Return what `owner` has here, nothing for a process that has never been."""
@@ -173,6 +183,11 @@ class Memory:
             else:
                 note.unlink(missing_ok=True)
         return sorted(taken, key=lambda extent: extent.start)
+
+    def _write(self, owner: Owner, kept: Sequence[Kept]) -> None:
+        draft = self._note(owner).with_suffix(".new")
+        draft.write_text(json.dumps([asdict(one) for one in kept]))
+        draft.replace(self._note(owner))
 
     def _note(self, owner: Owner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.json"

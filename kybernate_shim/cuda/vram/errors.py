@@ -43,5 +43,9 @@ class NotDropped(VramError):
     """Pages could not be dropped, or no more of them: with those put back, take the plain path."""
 
 
+class NoArena(VramError):
+    """The node's arena has no room for what an image has in it, or is not there."""
+
+
 class Cancelled(VramError):
     """The caller's `cancel` event was set. What had been copied until then is in no defined state."""

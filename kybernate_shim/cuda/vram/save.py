@@ -126,14 +126,19 @@ def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> None:
     """Copy one piece while it is in the processor's cache: read, look for zeros, digest, write."""
     saving = piece.whole
     target.read_into(pid, saving.region.start + piece.offset, buffer.address, piece.size)
-    runs = buffer.data_runs(piece.size)
+    saving.data.append(store(buffer, piece.offset, piece.size, saving.file, saving.tree))
+
+
+def store(buffer: Buffer, offset: int, size: int, file: files.RegionFile, tree: Tree) -> int:
+    """Write the first `size` bytes of a buffer to `offset` of a file, but for zeros; return how many were written."""
+    runs = buffer.data_runs(size)
     if runs:
-        saving.tree.add(piece.offset, buffer.view[: piece.size])
+        tree.add(offset, buffer.view[:size])
     else:
-        saving.tree.add_zeros(piece.offset, piece.size)
-    for offset, size in runs:
-        saving.file.write(piece.offset + offset, buffer.view[offset : offset + size])
-    saving.data.append(sum(size for _, size in runs))
+        tree.add_zeros(offset, size)
+    for start, length in runs:
+        file.write(offset + start, buffer.view[start : start + length])
+    return sum(length for _, length in runs)
 
 
 class _Giving:

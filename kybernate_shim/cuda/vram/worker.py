@@ -25,6 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.cuda.arena import saved as in_arena
+from kybernate_shim.cuda.arena.memory import Kept, Memory
+from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, TargetGone, VramError
@@ -47,7 +50,8 @@ class Desk:
     """The jobs, each a method; pids are the host's, processes are told apart by `names`, their pids in the container.
 
     `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `put_back` undoes it;
-    `prefetch`, `load` and `prove` are for a restore.
+    `prefetch`, `load` and `prove` are for a restore. `hold_arena`, `save_arena`, `load_arena` and `hand_over` are for
+    what is not in the processes but in the node's arena.
     """
 
     def __init__(self, send: Send) -> None:
@@ -61,6 +65,7 @@ class Desk:
         self._found: dict[int, list[Region]] = {}
         self._reading = ExitStack()
         self._mapped: dict[int, list[SavedRegion]] = {}
+        self._shares: dict[int, list[Kept]] = {}  # of the arena
 
     def watch(self, *, pids: list[int], seconds: float) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
@@ -143,6 +148,33 @@ class Desk:
                     put_back(pid, saved[first : first + OPEN_FILES], Path(directory), self._how(threads))
             except TargetGone:
                 continue  # who has ended needs no bytes
+
+    def hold_arena(self, *, pids: list[int]) -> None:
+        """Keep what the arena has of processes there, for `save_arena`, although they may end before."""
+        self._shares = in_arena.hold(Memory(0), pids)
+
+    def save_arena(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, dict[str, Any]]:
+        """Copy what is held into files of `directory`, and let go of it."""
+        how, done, found = self._how(threads), 0, {}
+        for pid, kept in self._shares.items():
+            path = Path(directory, in_arena.file_name(names[str(pid)]))
+            found[pid] = in_arena.save(Memory(0), kept, path, self._counting(how, done))
+            done += found[pid].size
+        in_arena.let_go(Memory(0))
+        return {pid: asdict(one) for pid, one in found.items()}
+
+    def load_arena(self, *, directory: str, blocks: dict[str, dict[str, Any]], arena: int, threads: int) -> None:
+        """Fill the arena, of so many bytes, from files of `directory`; `hand_over` has to follow.
+
+        Pids are the container's here, for there are no others yet.
+        """
+        wanted = [SavedBlocks(**{**one, "blocks": tuple(map(tuple, one["blocks"]))}) for one in blocks.values()]
+        shares = in_arena.load(Memory(arena), wanted, Path(directory), self._how(threads))
+        self._shares = dict(zip(map(int, blocks), shares, strict=True))
+
+    def hand_over(self, *, pids: dict[str, int]) -> None:
+        """Give what `load_arena` has filled to the restored processes, `pids` from the container's to the host's."""
+        in_arena.hand_over(Memory(0), {pids[str(name)]: share for name, share in self._shares.items()})
 
     def _how(self, threads: int) -> Transfer:
         return Transfer(threads=threads, cancel=self.cancel) if threads else Transfer(cancel=self.cancel)

@@ -13,7 +13,7 @@ import structlog
 
 from kybernate_shim.checkpoint.compat import Finding
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import NAME, DataPath, Gpu, GpuMemory, Manifest, VramFile
+from kybernate_shim.checkpoint.manifest import NAME, ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Finished
@@ -87,6 +87,8 @@ class FakeDetached:
     gpus: tuple[Gpu, ...] = ()
     visible_gpus: tuple[str, ...] = ()
     vram: tuple[VramFile, ...] = ()
+    arena: tuple[ArenaFile, ...] = ()
+    arena_bytes: int = 0
     data_path: DataPath = field(default_factory=lambda: DataPath("plain"))
     gone: bool = False
     steps: list[str] = field(default_factory=list)
@@ -99,6 +101,9 @@ class FakeDetached:
         finally:
             if not self.gone:
                 self.steps.append("bytes back")
+
+    async def complete(self) -> None:
+        self.steps.append("bytes complete")
 
 
 @dataclass

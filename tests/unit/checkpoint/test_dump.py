@@ -101,6 +101,7 @@ def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTar
         "bytes out",
         "freeze",
         "checkpoint",
+        "bytes complete",
         "thaw",
         "bytes back",
         "attach",
@@ -110,7 +111,15 @@ def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTar
 
 def test_nobody_is_brought_back_after_the_end(target: FakeTarget) -> None:
     run(target, FakeAccelerator(target.steps), exit=True)
-    assert target.steps == ["detach", "bytes out", "freeze", "checkpoint", "kill with an image", "forget"]
+    assert target.steps == [
+        "detach",
+        "bytes out",
+        "freeze",
+        "checkpoint",
+        "bytes complete",
+        "kill with an image",
+        "forget",
+    ]
 
 
 def test_failed_criu_is_quoted_and_everything_undone(target: FakeTarget) -> None:

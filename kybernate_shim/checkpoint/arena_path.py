@@ -1,0 +1,146 @@
+"""How the VRAM bytes that the node's arena has of a container travel: into its image, and out of it, beside CRIU.
+
+CRIU does not see them: they are no memory of the processes. They are written to the image while CRIU dumps, and read
+straight into the arena while it restores, which then gives them to the processes as after a suspend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from kybernate_shim.checkpoint.compat import Finding
+from kybernate_shim.checkpoint.gpu_accounts import inner_pid
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.manifest import ArenaBlock, ArenaFile, Manifest
+from kybernate_shim.checkpoint.operation import Operation, Step
+from kybernate_shim.config import Gpu as Settings
+from kybernate_shim.cuda.arena.memory import ArenaUnavailable, Memory
+from kybernate_shim.cuda.vram.client import Spawner, VramWorker, vram_worker
+
+
+class ArenaOut:
+    """What the arena has of one checkpoint's processes, `sizes` in bytes by pid. `files` are for its manifest."""
+
+    def __init__(self, children: Spawner, settings: Settings, sizes: Mapping[int, int]) -> None:
+        self.files: tuple[ArenaFile, ...] = ()
+        self.bytes = sum(sizes.values())
+        self._children = children
+        self._settings = settings
+        self._names = {pid: inner_pid(pid) or pid for pid in sizes}
+        self._saving: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def saving(self, image: Path, operation: Operation) -> AsyncIterator[None]:
+        """Write the bytes to files of `image` while the context lasts; `complete` waits for that.
+
+        Processes that live on must stay off their GPUs meanwhile. Raises a VramError.
+        """
+        if not self._names:
+            yield
+            return
+        async with vram_worker(self._children) as worker:
+            await worker.ask("hold_arena", pids=list(self._names))
+            self._saving = asyncio.ensure_future(self._save(worker, image, operation))
+            try:
+                yield
+            finally:
+                await _end(self._saving)
+
+    async def complete(self) -> None:
+        """Return when all bytes are in the image. Raises a VramError; the arena still has them."""
+        if self._saving is not None:
+            await self._saving
+
+    async def _save(self, worker: VramWorker, image: Path, operation: Operation) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await worker.ask("save_arena", directory=str(image), names=self._names, threads=self._settings.threads)
+        self.files = tuple(_file(self._names[int(pid)], **one) for pid, one in found.items())
+        operation.steps.append(Step("arena-save", loop.time() - began, self.bytes))
+
+
+def _file(pid: int, file: str, size: int, data_bytes: int, digest: str, blocks: list[list[int]]) -> ArenaFile:
+    return ArenaFile(pid, file, size, data_bytes, digest, tuple(ArenaBlock(*block) for block in blocks))
+
+
+class ArenaBack:
+    """The bytes of one restore."""
+
+    def __init__(self, children: Spawner, settings: Settings) -> None:
+        self._children = children
+        self._settings = settings
+        self._worker: VramWorker | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    def compare(self, manifest: Manifest) -> list[Finding]:
+        """Return what speaks against restoring the image here."""
+        wanted = manifest.arena_bytes
+        if not wanted:
+            return []
+        if not self._settings.arena:
+            return [_lacking(wanted, "there is none on this node")]
+        memory = Memory(self._settings.arena)
+        try:
+            memory.prepare()
+            free = memory.free()
+        except (ArenaUnavailable, OSError) as error:
+            return [_lacking(wanted, str(error))]
+        return [] if free >= wanted else [_lacking(wanted, f"{free >> 20} of its {memory.size >> 20} MiB are free")]
+
+    @asynccontextmanager
+    async def expecting(self, image: Image) -> AsyncIterator[None]:
+        """Read the bytes into the arena while the context lasts, in which CRIU works and `hand_over` is called."""
+        files = image.manifest.arena
+        if not files:
+            yield
+            return
+        blocks = {file.pid: _blocks(file) for file in files}
+        async with vram_worker(self._children) as self._worker:
+            self._loading = asyncio.ensure_future(
+                self._worker.ask(
+                    "load_arena",
+                    directory=str(image.path),
+                    blocks=blocks,
+                    arena=self._settings.arena,
+                    threads=self._settings.threads,
+                )
+            )
+            try:
+                yield
+            finally:
+                await _end(self._loading)
+
+    async def hand_over(self, image: Image, pids: Mapping[int, int], operation: Operation) -> None:
+        """Let the bytes be the restored processes', `pids` from the container's to the host's.
+
+        All of them have been compared with the manifest's digests then. Raises a VramError; the processes must not run.
+        """
+        if not image.manifest.arena:
+            return
+        assert self._worker is not None
+        assert self._loading is not None
+        with operation.step("arena-load") as step:
+            await self._loading
+            await self._worker.ask("hand_over", pids={file.pid: pids[file.pid] for file in image.manifest.arena})
+            step.bytes = image.manifest.arena_bytes
+
+
+def _lacking(wanted: int, why: str) -> Finding:
+    advice = "free some of it, or make `gpu.arena` larger"
+    return Finding("GPU arena", "", f"the image needs {wanted >> 20} MiB of the node's, and {why}; {advice}", "refusal")
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel what still runs; a failure is of no interest any more."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _blocks(file: ArenaFile) -> dict[str, object]:
+    document = asdict(file)
+    del document["pid"]
+    return {**document, "blocks": [(block.index, block.address, block.size) for block in file.blocks]}

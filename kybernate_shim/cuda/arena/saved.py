@@ -1,0 +1,177 @@
+"""The arena's part of a checkpoint image: a file for each process, with the bytes of all its blocks in order.
+
+For the process that moves VRAM bytes, beside CRIU: `hold` before and `save` while that dumps, `load` while it restores.
+CRIU may end the process that the bytes are of, and the one that they are for does not exist yet; so meanwhile they
+belong to whoever moves them, and are free again should that end.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, ArenaUnavailable, Extent, Kept, Memory, Owner
+from kybernate_shim.cuda.vram import crew, digest, files
+from kybernate_shim.cuda.vram.buffers import Buffer
+from kybernate_shim.cuda.vram.crew import Piece, Transfer
+from kybernate_shim.cuda.vram.errors import FileDamaged, NoArena
+from kybernate_shim.cuda.vram.save import store
+
+FILES = "kybernate-arena-*.bin"
+
+
+@dataclass(frozen=True)
+class SavedBlocks:
+    """The blocks (index, address, size) of one process in a file of the image, which is as long as all of them.
+
+    `data_bytes` and `digest` are as with `vram.saved.SavedRegion`.
+    """
+
+    file: str
+    size: int
+    data_bytes: int
+    digest: str
+    blocks: tuple[tuple[int, int, int], ...]
+
+
+def file_name(pid: int) -> str:
+    """Return the name of the file for a process, `pid` as seen in the container."""
+    return f"kybernate-arena-{pid}.bin"
+
+
+def hold(memory: Memory, pids: Iterable[int]) -> dict[int, list[Kept]]:
+    """Return what the arena has of processes that live, and keep it there, whatever becomes of them, until `let_go`.
+
+    Raises FileNotFoundError and ProcessLookupError for one that is gone.
+    """
+    held = {pid: memory.kept(Owner.of(pid)) for pid in pids}
+    memory.share(Owner.of(os.getpid()), [one for kept in held.values() for one in kept])
+    return held
+
+
+def let_go(memory: Memory) -> None:
+    """Undo `hold`. Idempotent."""
+    memory.give_up(Owner.of(os.getpid()))
+
+
+def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> SavedBlocks:
+    """Copy what `hold` has found of a process into the new file `path`.
+
+    The process must stay off its GPU meanwhile. Raises a VramError; the file has been removed then.
+    """
+    layout = _Layout(kept)
+    written: list[int] = []
+    with ExitStack() as stack:
+        arena = stack.enter_context(files.reading(memory.file, direct=False))
+        file = stack.enter_context(files.writing(path, layout.size, how.direct, how.threads))
+        tree = digest.Tree(layout.size, how.piece_bytes)
+
+        def work(piece: Piece[None], buffer: Buffer) -> int:
+            at = 0
+            for start, size in layout.parts(piece.offset, piece.size):
+                arena.read(start, buffer.view[at : at + size])
+                at += size
+            written.append(store(buffer, piece.offset, piece.size, file, tree))
+            return piece.size
+
+        try:
+            crew.run(crew.pieces([(None, layout.size, how.piece_bytes)]), work, how)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    blocks = tuple((one.index, one.address, one.size) for one in kept)
+    return SavedBlocks(path.name, layout.size, sum(written), tree.text(), blocks)
+
+
+def load(memory: Memory, saved: Sequence[SavedBlocks], directory: Path, how: Transfer) -> list[list[Kept]]:
+    """Copy files of an image into the arena, compare the digests, and return where the blocks of each are.
+
+    They belong to this process. Raises a VramError, NoArena and DigestMismatch among them; then nothing does.
+    """
+    for one in saved:
+        if sum(size for _, _, size in one.blocks) != one.size or any(size % GRAIN for _, _, size in one.blocks):
+            raise FileDamaged(f"{one.file} does not consist of blocks")
+    ours = Owner.of(os.getpid())
+    try:
+        memory.prepare()
+        kept = iter(memory.claim(ours, [block for one in saved for block in one.blocks]))
+    except (ArenaFull, ArenaUnavailable) as error:
+        raise NoArena(str(error)) from error
+    shares = [[next(kept) for _ in one.blocks] for one in saved]
+    try:
+        with _writing(memory) as arena:
+            for one, share in zip(saved, shares, strict=True):
+                _load(arena, one, share, directory, how)
+    except BaseException:
+        memory.give_up(ours)
+        raise
+    return shares
+
+
+def _load(arena: files.MappedFile, one: SavedBlocks, kept: Sequence[Kept], directory: Path, how: Transfer) -> None:
+    layout = _Layout(kept)
+    tree = digest.Tree(one.size, digest.piece_bytes_of(one.digest))
+    with files.reading(directory / one.file, how.direct) as file:
+        if file.size != one.size:
+            raise FileDamaged(f"{file.path} has {file.size} bytes, its blocks {one.size}")
+
+        def work(piece: Piece[None], buffer: Buffer) -> int:
+            # Zeros are written, too: what the arena has there may be somebody else's.
+            file.read(piece.offset, buffer.view[: piece.size])
+            tree.add(piece.offset, buffer.view[: piece.size])
+            at = 0
+            for start, size in layout.parts(piece.offset, piece.size):
+                arena.write(start, buffer.view[at : at + size])
+                at += size
+            return piece.size
+
+        crew.run(crew.pieces([(None, one.size, tree.piece_bytes)]), work, how)
+    digest.check(one.file, tree, one.digest)
+
+
+def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:
+    """Give what `load` has filled to the processes, by their pids, that wait for it.
+
+    Raises FileNotFoundError and ProcessLookupError for one that is gone.
+    """
+    memory.hand_over(Owner.of(os.getpid()), {Owner.of(pid): share for pid, share in shares.items()})
+
+
+class _Layout:
+    """Where in the arena the bytes of a file are."""
+
+    def __init__(self, kept: Iterable[Kept]) -> None:
+        self._extents: list[Extent] = [extent for one in kept for extent in one.extents]
+        self._starts = list(accumulate((extent.size for extent in self._extents), initial=0))
+
+    @property
+    def size(self) -> int:
+        return self._starts[-1]
+
+    def parts(self, offset: int, size: int) -> Iterator[tuple[int, int]]:
+        """Yield (start in the arena, bytes) for a part of the file."""
+        index = bisect_right(self._starts, offset) - 1
+        while size:
+            extent, inside = self._extents[index], offset - self._starts[index]
+            part = min(extent.size - inside, size)
+            yield extent.start + inside, part
+            offset, size, index = offset + part, size - part, index + 1
+
+
+@contextmanager
+def _writing(memory: Memory) -> Iterator[files.MappedFile]:
+    """Open the arena to be filled by many threads at once, which it is only through a mapping."""
+    fd = os.open(memory.file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        arena = files.MappedFile(memory.file, fd)
+        try:
+            yield arena
+        finally:
+            arena.close()
+    finally:
+        os.close(fd)

@@ -1,0 +1,165 @@
+"""The arena's part of an image: byte for byte out and back, into whatever part is free, and never half."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from kybernate_shim.cuda.arena import saved
+from kybernate_shim.cuda.arena.memory import GRAIN, Memory, Owner
+from kybernate_shim.cuda.arena.saved import SavedBlocks
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.errors import Cancelled, DigestMismatch, FileDamaged, FileFailed, NoArena
+
+SIZE = 16 * GRAIN
+SIZES = [(0, 0x100000, 2 * GRAIN), (7, 0x900000, GRAIN), (8, 0xF00000, 3 * GRAIN)]
+TOTAL = 6 * GRAIN
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    """An arena in a plain directory, full of what others have left there."""
+    (tmp_path / "arena").mkdir()
+    found = Memory(SIZE, tmp_path / "arena")
+    found.file.write_bytes(b"x" * SIZE)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def unmounted() -> Iterator[None]:
+    with patch.object(Memory, "prepare"):
+        yield
+
+
+@pytest.fixture
+def process() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "100"]) as child:
+        yield child.pid
+        child.kill()
+
+
+def put(memory: Memory, pid: int) -> bytes:
+    """Let the arena have bytes of a process, in pieces here and there, some of them zeros; return them in order."""
+    taken = [Owner(1 << 30, number) for number in range(3)]
+    with patch.object(Owner, "alive", True):
+        for number, owner in enumerate(taken):
+            memory.claim(owner, [(0, 0, (number + 1) * GRAIN)])
+        memory.give_up(taken[0])
+        memory.give_up(taken[2])
+        kept = memory.claim(Owner.of(pid), SIZES)
+        memory.give_up(taken[1])
+    assert any(len(one.extents) > 1 for one in kept)
+    content = os.urandom(GRAIN) + bytes(GRAIN) + os.urandom(GRAIN + 4096) + bytes(TOTAL - 3 * GRAIN - 4096)
+    assert read(memory, pid, content) != content
+    return content
+
+
+def read(memory: Memory, pid: int, content: bytes = b"") -> bytes:
+    """Return what the arena has of a process, and then put `content` in its place."""
+    found, at = b"", 0
+    with memory.file.open("r+b") as file:
+        for extent in (extent for one in memory.kept(Owner.of(pid)) for extent in one.extents):
+            file.seek(extent.start)
+            found += file.read(extent.size)
+            if content:
+                file.seek(extent.start)
+                file.write(content[at : at + extent.size])
+                at += extent.size
+    return found
+
+
+@pytest.mark.parametrize("how", [Transfer(threads=1), Transfer(threads=8), Transfer(threads=3, piece_bytes=3 << 20)])
+def test_bytes_go_out_and_back(memory: Memory, process: int, tmp_path: Path, how: Transfer) -> None:
+    content = put(memory, process)
+    one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", how)
+    assert (one.file, one.size, one.blocks) == ("file", TOTAL, tuple(SIZES))
+    assert (tmp_path / "file").read_bytes() == content
+    assert (tmp_path / "file").stat().st_blocks * 512 <= one.data_bytes < 3 * GRAIN
+    assert read(memory, process) == content
+
+    shares = saved.load(memory, [one], tmp_path, how)
+    memory.give_up(Owner.of(process))
+    saved.hand_over(memory, {process: shares[0]})
+    assert read(memory, process) == content
+    assert [(kept.index, kept.address, kept.size) for kept in memory.kept(Owner.of(process))] == SIZES
+    assert memory.kept(Owner.of(os.getpid())) == []
+    assert memory.free() == SIZE - TOTAL
+
+
+def test_several_processes_get_each_their_own(memory: Memory, process: int, tmp_path: Path) -> None:
+    content = put(memory, process)
+    one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer(threads=2))
+    memory.give_up(Owner.of(process))
+    with subprocess.Popen(["sleep", "100"]) as other:
+        first, second = saved.load(memory, [one, one], tmp_path, Transfer(threads=2))
+        saved.hand_over(memory, {process: first, other.pid: second})
+        assert read(memory, process) == read(memory, other.pid) == content
+        assert memory.free() == SIZE - 2 * TOTAL
+        other.kill()
+    assert memory.free() == SIZE - TOTAL
+
+
+def damaged(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(GRAIN // 2)
+        file.write(b"!")
+
+
+def shortened(path: Path) -> None:
+    os.truncate(path, TOTAL - 1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"), [(damaged, DigestMismatch), (shortened, FileDamaged), (Path.unlink, FileFailed)]
+)
+def test_harm_is_found_and_nothing_is_kept(
+    memory: Memory, process: int, tmp_path: Path, harm: object, error: type[Exception]
+) -> None:
+    put(memory, process)
+    one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer())
+    assert callable(harm)
+    harm(tmp_path / "file")
+    with pytest.raises(error):
+        saved.load(memory, [one], tmp_path, Transfer())
+    assert memory.kept(Owner.of(os.getpid())) == []
+
+
+@pytest.mark.parametrize("blocks", [((0, 0, TOTAL - GRAIN),), ((0, 0, TOTAL - 1), (1, TOTAL, 1)), ()])
+def test_blocks_that_are_none_are_refused(tmp_path: Path, blocks: tuple[tuple[int, int, int], ...]) -> None:
+    with pytest.raises(FileDamaged, match="does not consist of blocks"):
+        saved.load(Memory(SIZE, tmp_path), [SavedBlocks("file", TOTAL, TOTAL, "", blocks)], tmp_path, Transfer())
+
+
+def test_arena_without_the_room_says_so(memory: Memory, process: int, tmp_path: Path) -> None:
+    put(memory, process)
+    one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer())
+    with pytest.raises(NoArena, match="24 MiB of VRAM do not fit"):
+        saved.load(memory, [one, one], tmp_path, Transfer())
+    assert memory.free() == SIZE - TOTAL
+
+
+def test_cancelled_save_leaves_no_file(memory: Memory, process: int, tmp_path: Path) -> None:
+    content = put(memory, process)
+    how = Transfer(threads=1)
+    how.cancel.set()
+    with pytest.raises(Cancelled):
+        saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", how)
+    assert not (tmp_path / "file").exists()
+    assert read(memory, process) == content
+
+
+def test_bytes_of_a_process_that_ends_meanwhile_stay_until_they_are_saved(memory: Memory, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as child:
+        content = put(memory, child.pid)
+        held = saved.hold(memory, [child.pid])
+        child.kill()
+    assert memory.free() == SIZE - TOTAL
+    saved.save(memory, held[child.pid], tmp_path / "file", Transfer())
+    assert (tmp_path / "file").read_bytes() == content
+    saved.let_go(memory)
+    assert memory.free() == SIZE
