@@ -153,6 +153,22 @@ def test_checkpoint_goes_through_the_arena_and_so_does_the_restore(ctr: Ctr, car
         assert Memory(SIZE).free() == SIZE
 
 
+def test_restore_onto_the_other_card_takes_the_arenas_bytes_along(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    gpu.kill_helpers()  # with the context that the arena's worker has on the first card
+    eventually(lambda: cards.used() == [0, 0])
+    with gpu.computing_again(ctr, image, log, device="/dev/nvidia1", flags=WANTED) as again:
+        again.computes_on()
+        gpu.kill_helpers()
+        eventually(lambda: cards.used()[0] == 0)
+        assert cards.used()[1] > MIB << 20
+        assert "arena-take" in kybernate("suspend", again.id, "--json")
+        kybernate("resume", again.id)
+        again.computes_on()
+
+
 def steps_of(answer: str) -> dict[str, int]:
     return {step["name"]: step["bytes"] for step in json.loads(answer)["steps"]}
 
