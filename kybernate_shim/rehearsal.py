@@ -1,4 +1,4 @@
-"""A daemon's life in small, for the fork server to go through before it forks: a container created, started, ended.
+"""A daemon's life in small, for the fork server to go through before it forks: a container from Create to Delete.
 
 An interpreter adapts its code to what it works on, and fills caches, in the first runs of every function. What has
 happened in the fork server has happened for all daemons, and they share the pages where it shows.
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
@@ -30,24 +31,38 @@ from kybernate_shim.messages import event_service_pb2 as events
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
+from kybernate_shim.oci import exec_fifo
 from kybernate_shim.oci.select import VARIABLE
 from kybernate_shim.serve import Daemon
 from kybernate_shim.task.events import SERVICE as EVENTS
 from kybernate_shim.task.service import SERVICES
 from kybernate_shim.ttrpc import Call, Client, Method, RpcError, Server
 
-# An OCI runtime whose containers are a process that waits.
+# What stands in for runc: its containers are a process that waits, first for its start. An exec outlives it, as runc's.
 RUNTIME = """#!/bin/sh
 for word; do
-    [ "$before" = --pid-file ] && file=$word
+    case $before in
+    --root) root=$word ;;
+    --pid-file) file=$word ;;
+    esac
     before=$word
 done
-case " $* " in *" create "*)
-    sleep 60 &
-    echo $! > "$file"
+case " $* " in
+*" create "*)
+    state=$root/$word
+    mkdir -p "$state"
+    mkfifo "$state/exec.fifo"
+    (echo 0 >"$state/exec.fifo"; exec sleep 60) &
+    echo "{\\"init_process_pid\\": $!, \\"config\\": {\\"Hooks\\": {\\"poststart\\": null}}}" >"$state/state.json"
+    echo $! >"$file"
+    ;;
+*" exec "*)
+    sleep 0.05 &
+    echo $! >"$file"
+    ;;
 esac
 """
-ID = "rehearsal"
+ID, EXEC = "rehearsal", "exec"
 DEADLINE = 5.0
 CONFIG = {
     "ociVersion": "1.0.2",
@@ -64,6 +79,7 @@ CONFIG = {
         "devices": [{"path": "/dev/null", "type": "c", "major": 1, "minor": 3}],
     },
 }
+PROCESS = AnyMessage(value=json.dumps(CONFIG["process"]).encode())
 ARGV = ("-namespace", ID, "-address", "/none", "-publish-binary", "containerd", "-id", ID, "start")
 
 Reply = TypeVar("Reply", bound=Message)
@@ -83,10 +99,11 @@ def rehearse(times: int) -> int:
 @contextmanager
 def _of_its_own(directory: Path) -> Iterator[None]:
     """Be a daemon to the runtime in `directory`, and have nobody hear of it; then be what this process was before."""
-    runtime = directory / "runtime"
+    runtime = directory / "runc"
     runtime.write_text(RUNTIME)
     runtime.chmod(0o700)
-    before = dict(os.environ)
+    before, magic = dict(os.environ), exec_fifo.MAGIC
+    exec_fifo.MAGIC = b"#!"  # this script starts no container otherwise than runc
     os.environ[VARIABLE] = str(runtime)
     os.environ["TTRPC_ADDRESS"] = str(directory / "events")
     become_subreaper()
@@ -94,6 +111,7 @@ def _of_its_own(directory: Path) -> Iterator[None]:
         yield
     finally:
         prctl(PR_SET_CHILD_SUBREAPER, 0)
+        exec_fifo.MAGIC = magic
         os.environ.clear()
         os.environ.update(before)
 
@@ -156,6 +174,10 @@ async def _call(path: Path, ready: asyncio.Event) -> bool:
         await call("Connect", wire.ConnectRequest(id=ID), wire.ConnectResponse)
         await call("Start", wire.StartRequest(id=ID), wire.StartResponse)
         await call("State", wire.StateRequest(id=ID), wire.StateResponse)
+        await call("Exec", wire.ExecProcessRequest(id=ID, exec_id=EXEC, spec=PROCESS), Empty)
+        await call("Start", wire.StartRequest(id=ID, exec_id=EXEC), wire.StartResponse)
+        await call("Wait", wire.WaitRequest(id=ID, exec_id=EXEC), wire.WaitResponse)
+        await call("Delete", wire.DeleteRequest(id=ID, exec_id=EXEC), wire.DeleteResponse)
         ended = None
         if created is not None and created.pid:
             os.kill(created.pid, signal.SIGKILL)

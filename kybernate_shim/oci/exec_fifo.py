@@ -20,7 +20,7 @@ from kybernate_shim.oci.commands import Cli
 
 # NVIDIA's pass everything but `create` on, to runc or to crun, whose state directory looks different.
 PROGRAMS = ("runc", "nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
-ELF = b"\x7fELF"  # as opposed to a script of that name, which may do anything at a start
+MAGIC = b"\x7fELF"  # begins a compiled program, as opposed to a script of that name, which may do anything at a start
 
 
 def exec_fifo(cli: Cli, container: str, init: int) -> Path | None:
@@ -60,4 +60,4 @@ async def release(fifo: Path, init: int, seconds: float) -> bool:
 
 def _is_compiled(program: Path) -> bool:
     with program.open("rb") as file:
-        return file.read(len(ELF)) == ELF
+        return file.read(len(MAGIC)) == MAGIC

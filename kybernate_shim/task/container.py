@@ -268,11 +268,11 @@ class Container:
             return self.init.pid
 
     def _is_frozen(self) -> bool:
-        """Tell whether someone has frozen the container, so that it could not start, or whether that is unknown."""
+        """Tell whether someone has frozen the container, so that it could not start."""
         try:
-            return self.cgroup is None or self.cgroup.frozen
+            return self.cgroup is not None and self.cgroup.frozen
         except OSError:
-            return True
+            return False  # nothing there to freeze it by
 
     def find_init(self) -> None:
         """Take over the init that the runtime has made."""

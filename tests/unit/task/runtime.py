@@ -36,6 +36,7 @@ class ScriptedRuntime:
 
     calls: list[str] = field(default_factory=list)
     on: dict[str, Act] = field(default_factory=dict)
+    waiting: int | None = None  # the init that a start was told of
     cli: Cli = field(default_factory=lambda: Cli(Path("/bin/runc"), Path("/run/runc/ns"), None))
 
     async def _do(self, verb: str, *arguments: object) -> None:
@@ -48,7 +49,8 @@ class ScriptedRuntime:
         await self._do("create")
 
     async def start(self, container: str, *, waiting: int | None) -> None:
-        await self._do("start", *(["waiting"] if waiting == INIT else []))
+        self.waiting = waiting
+        await self._do("start")
 
     async def exec(self, container: str, bundle: Bundle, exec_id: str, **_: Any) -> None:
         bundle.exec_pid_file(exec_id).write_text(str(EXEC))
