@@ -53,7 +53,7 @@ case " $* " in
     mkdir -p "$state"
     mkfifo "$state/exec.fifo"
     (echo 0 >"$state/exec.fifo"; exec sleep 60) &
-    echo "{\\"init_process_pid\\": $!, \\"config\\": {\\"Hooks\\": {\\"poststart\\": null}}}" >"$state/state.json"
+    echo "{\\"init_process_pid\\":$!,\\"poststart\\":null}" >"$state/state.json"
     echo $! >"$file"
     ;;
 *" exec "*)
