@@ -151,7 +151,7 @@ class CudaAccelerator:
                 raise
             if left.gone:
                 self._note(())
-            else:
+            elif left.pids:  # who was suspended before needs no room on a GPU now
                 # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
                 await sequence.undisturbed(self._return(helper, left, operation, self._limits))
 
@@ -229,7 +229,7 @@ class CudaAccelerator:
             limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
                 done = await sequence.suspend(
-                    helper, target.cgroup.processes, limits, note=self._note, around=around(size), arena=arena
+                    helper, target.cgroup.processes, limits, note=self._note_more, around=around(size), arena=arena
                 )
         except CudaError as error:
             raise self._failed(error) from error
@@ -290,15 +290,20 @@ class CudaAccelerator:
         notes = getattr(error, "__notes__", [])
         if stuck := [note for note in notes if note.startswith("not undone")]:
             return NotBack(f"{error}; {'; '.join(stuck)}. `kybernate resume` tries again")
-        self._note(())
+        self._note_more(())
         return GpuStepFailed("; ".join([str(error), *notes, f"container {self._target.id} computes on"]))
+
+    def _note_more(self, pids: Sequence[int], *, back: Sequence[int] = ()) -> None:
+        """Leave word of `pids` and of those that stay suspended, without those that are back."""
+        stay = self.suspended.pids if self.suspended is not None else ()
+        self._note([*(pid for pid in stay if pid not in back), *pids])
 
     # -- Coming back --------------------------------------------------------------------------------------------------
 
     async def _undo(self, helper: CudaHelper, left: Left, cause: BaseException) -> None:
         stuck = await sequence.bring_back(helper, left.pids, self._limits)
         if not stuck:
-            self._note(())
+            self._note_more((), back=left.pids)
             return
         raise NotBack(f"{cause}; and the container is not back on its GPU: {'; '.join(stuck)}") from cause
 
@@ -325,7 +330,7 @@ class CudaAccelerator:
             ) from error
         except CudaError as error:
             await self._return_anyway(helper, left, error)
-        self._note(())
+        self._note_more((), back=left.pids)
         _add_steps(operation, steps, "cuda-restore", left.vram_bytes)
 
     async def _return_anyway(self, helper: CudaHelper, left: Left, error: CudaError) -> None:

@@ -116,11 +116,13 @@ def test_suspended_container_stays_away_for_its_checkpoint(ctr: Ctr, cards: Card
         kybernate("suspend", container.id)
         kybernate("checkpoint", container.id, str(image))
         assert in_arena(ctr, container.id) == MIB << 20
+        assert gpu.noted_as_locked(ctr.pid(container.id))
         assert_whole(image)
         assert arena_of(image) == MIB << 20
         container.stands_still()
         kybernate("resume", container.id)
         container.computes_on()
+        assert not gpu.noted_as_locked(ctr.pid(container.id))
         kybernate("suspend", container.id)
         kybernate("checkpoint", container.id, f"{image}2", "--exit")
     assert Memory(SIZE).free() == SIZE
@@ -131,6 +133,16 @@ def test_suspended_container_stays_away_for_its_checkpoint(ctr: Ctr, cards: Card
         assert in_arena(ctr, again.id) == MIB << 20
         kybernate("resume", again.id)
         again.computes_on()
+
+
+def test_checkpoint_of_a_suspended_container_needs_no_room_on_its_card(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=48, pause_ms=50), flags=WANTED) as container:
+        kybernate("suspend", container.id)
+        with small_cards(cards, 24):
+            kybernate("checkpoint", container.id, str(tmp_path / "image"))
+            container.stands_still()
+        kybernate("resume", container.id)
+        container.computes_on()
 
 
 def arena_of(image: Path) -> int:
