@@ -146,7 +146,7 @@ class Computing:
 
     def computes_on(self, *, seconds: float = 20) -> None:
         """Every program goes on, with the right numbers and none left out."""
-        before = self.steps() or [0] * self.programs
+        before = eventually(lambda: found if len(found := self.steps()) == self.programs else [], seconds=seconds)
 
         def went_on() -> bool:
             now = self.steps()
