@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kybernate_shim.linux.libc import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, mount
 from kybernate_shim.linux.process import is_exiting, start_time
+from kybernate_shim.linux.replacing import replacing
 
 FOLDER = Path("/run/kybernate/arena")
 NOTES = 16 << 20  # what the tmpfs holds beside the memory
@@ -185,9 +186,8 @@ class Memory:
         return sorted(taken, key=lambda extent: extent.start)
 
     def _write(self, owner: Owner, kept: Sequence[Kept]) -> None:
-        draft = self._note(owner).with_suffix(".new")
-        draft.write_text(json.dumps([asdict(one) for one in kept]))
-        draft.replace(self._note(owner))
+        with replacing(self._note(owner)) as stream:
+            stream.write(json.dumps([asdict(one) for one in kept]))
 
     def _note(self, owner: Owner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.json"

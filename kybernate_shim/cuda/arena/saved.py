@@ -22,8 +22,6 @@ from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.errors import FileDamaged, NoArena
 from kybernate_shim.cuda.vram.save import store
 
-FILES = "kybernate-arena-*.bin"
-
 
 @dataclass(frozen=True)
 class SavedBlocks:
@@ -72,10 +70,8 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> Sav
         tree = digest.Tree(layout.size, how.piece_bytes)
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
-            at = 0
-            for start, size in layout.parts(piece.offset, piece.size):
-                arena.read(start, buffer.view[at : at + size])
-                at += size
+            for start, part in layout.parts(piece.offset, buffer.view[: piece.size]):
+                arena.read(start, part)
             written.append(store(buffer, piece.offset, piece.size, file, tree))
             return piece.size
 
@@ -122,12 +118,11 @@ def _load(arena: files.MappedFile, one: SavedBlocks, kept: Sequence[Kept], direc
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
             # Zeros are written, too: what the arena has there may be somebody else's.
-            file.read(piece.offset, buffer.view[: piece.size])
-            tree.add(piece.offset, buffer.view[: piece.size])
-            at = 0
-            for start, size in layout.parts(piece.offset, piece.size):
-                arena.write(start, buffer.view[at : at + size])
-                at += size
+            data = buffer.view[: piece.size]
+            file.read(piece.offset, data)
+            tree.add(piece.offset, data)
+            for start, part in layout.parts(piece.offset, data):
+                arena.write(start, part)
             return piece.size
 
         crew.run(crew.pieces([(None, one.size, tree.piece_bytes)]), work, how)
@@ -153,14 +148,14 @@ class _Layout:
     def size(self) -> int:
         return self._starts[-1]
 
-    def parts(self, offset: int, size: int) -> Iterator[tuple[int, int]]:
-        """Yield (start in the arena, bytes) for a part of the file."""
+    def parts(self, offset: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Cut `data`, which is at `offset` of the file, and yield the pieces with where each starts in the arena."""
         index = bisect_right(self._starts, offset) - 1
-        while size:
+        while data:
             extent, inside = self._extents[index], offset - self._starts[index]
-            part = min(extent.size - inside, size)
-            yield extent.start + inside, part
-            offset, size, index = offset + part, size - part, index + 1
+            size = min(extent.size - inside, len(data))
+            yield extent.start + inside, data[:size]
+            offset, data, index = offset + size, data[size:], index + 1
 
 
 @contextmanager
