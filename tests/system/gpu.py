@@ -19,6 +19,7 @@ from kybernate_shim.cuda import pages
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.ttrpc import Client
 from tests.fakes.cuda import Cards, build
+from tests.stillness import come_to_rest
 from tests.system.checkpoints import PYTHON, ask
 from tests.system.ctr import BUNDLES, Ctr, eventually
 
@@ -105,6 +106,13 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
+def cgroup_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def forget_helper() -> None:
     """End the helper and remove what it and its callers have left in /run/kybernate."""
     kill_helpers()
@@ -155,10 +163,16 @@ class Computing:
         eventually(went_on, seconds=seconds)
 
     def stands_still(self) -> None:
-        time.sleep(0.3)
+        come_to_rest(self.pids())
         before = self.steps()
         time.sleep(0.3)
         assert self.steps() == before, f"{self.id} computes"
+
+    def pids(self) -> list[int]:
+        """Return its processes."""
+        found = [process.pid for process in psutil.process_iter() if self.id in cgroup_of(process.pid)]
+        assert found, f"{self.id} has no process"
+        return found
 
 
 def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Sequence[int] = (0,)) -> list[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import psutil
 
+PATIENCE = 30.0  # s for a call whose deadline is not the subject; the machine may be busy with other tests
+
 
 def helpers(socket: Path) -> list[psutil.Process]:
     """Return the helper processes of `socket`, oldest first."""

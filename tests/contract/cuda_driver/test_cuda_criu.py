@@ -16,6 +16,7 @@ from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, State
 from kybernate_shim.cuda.errors import GpuPair
 from kybernate_shim.cuda.sequence import Limits, resume, suspend
+from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.cuda import Cards
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -102,16 +103,16 @@ def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, cards:
     pairs = [GpuPair(first, second), GpuPair(second, first)] if move else []
 
     async def checkpoint(helper: CudaHelper) -> None:
-        await helper.lock([pid], 5)
-        await helper.checkpoint([pid], 5)
+        await helper.lock([pid], PATIENCE)
+        await helper.checkpoint([pid], PATIENCE)
 
     async def bring_back(helper: CudaHelper) -> None:
-        process = (await helper.states([pid])).processes[pid]
+        process = (await helper.states([pid], PATIENCE)).processes[pid]
         assert process.state is State.CHECKPOINTED
         assert Path(f"/proc/{pid}/task/{process.restore_thread}").is_dir()
         await helper.restore([pid], 5, pairs)
         assert [used > 0 for used in cards.used()] == [not move, move]
-        await helper.unlock([pid], 5)
+        await helper.unlock([pid], PATIENCE)
 
     use(checkpoint)
     dumped = program.dump()

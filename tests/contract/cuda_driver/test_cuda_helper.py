@@ -18,7 +18,7 @@ import pytest
 from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied
 from kybernate_shim.messages import cuda_pb2 as wire
-from tests.contract.cuda_driver.helper_processes import helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 
@@ -44,9 +44,9 @@ def test_driver_call_that_takes_its_worker_costs_no_other_call(
     cards.slow(20)  # the other caller's checkpoint takes 0.2 s for 10 MiB
 
     async def body(helper: CudaHelper) -> None:
-        await helper.lock([elsewhere.pid], 5)
+        await helper.lock([elsewhere.pid], PATIENCE)
         supervisor = helpers(socket)[0].pid
-        other = asyncio.create_task(helper.checkpoint([elsewhere.pid], 10))
+        other = asyncio.create_task(helper.checkpoint([elsewhere.pid], PATIENCE))
         with pytest.raises((CudaDeadline, CudaWorkerDied)) as caught:
             await helper.lock([bad.pid, good.pid], 0.2)
         told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
@@ -57,9 +57,9 @@ def test_driver_call_that_takes_its_worker_costs_no_other_call(
         assert states[bad.pid].state is (State.LOCKED if how == "hang-after" else State.RUNNING)
         for process in states.values():
             if process.state is State.LOCKED:
-                await helper.unlock([process.pid], 5)
-        await helper.restore([elsewhere.pid], 10)
-        await helper.unlock([elsewhere.pid], 5)
+                await helper.unlock([process.pid], PATIENCE)
+        await helper.restore([elsewhere.pid], PATIENCE)
+        await helper.unlock([elsewhere.pid], PATIENCE)
         assert [process.pid for process in helpers(socket)] == [supervisor]
 
     use(body)
@@ -86,8 +86,8 @@ def test_helper_that_is_killed_is_replaced(use: Run, start: Start, cards: Cards,
     cards.slow(100)  # 1 s
 
     async def body(helper: CudaHelper) -> None:
-        await helper.lock([program.pid], 5)
-        checkpoint = asyncio.create_task(helper.checkpoint([program.pid], 20))
+        await helper.lock([program.pid], PATIENCE)
+        checkpoint = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
         await asyncio.sleep(0.3)
         workers = helpers(socket)[0].children()
         helpers(socket)[0].send_signal(signal.SIGKILL)
@@ -97,8 +97,8 @@ def test_helper_that_is_killed_is_replaced(use: Run, start: Start, cards: Cards,
         assert not alive  # workers do not outlive their supervisor
         # The driver goes on by itself, and asking for the state waits for it.
         assert (await helper.states([program.pid])).processes[program.pid].state is State.CHECKPOINTED
-        await helper.restore([program.pid], 20)
-        await helper.unlock([program.pid], 5)
+        await helper.restore([program.pid], PATIENCE)
+        await helper.unlock([program.pid], PATIENCE)
 
     use(body)
     program.computes_on()
@@ -143,9 +143,9 @@ def test_helper_sees_all_cards_whatever_the_shim_was_shown(use: Run, monkeypatch
 def test_helper_takes_no_memory_of_the_cards(use: Run, start: Start, cards: Cards) -> None:
     program = start()
     used = cards.used()
-    use(lambda helper: helper.lock([program.pid], 5))
+    use(lambda helper: helper.lock([program.pid], PATIENCE))
     assert cards.used() == used
-    use(lambda helper: helper.unlock([program.pid], 5))
+    use(lambda helper: helper.unlock([program.pid], PATIENCE))
 
 
 def test_supervisor_does_not_load_the_driver(use: Run, socket: Path) -> None:
@@ -188,10 +188,10 @@ def test_busy_helper_is_not_idle(cards: Cards, socket: Path, start: Start) -> No
 
     async def main() -> None:
         async with cuda_helper(socket, idle_seconds=0.3) as helper:
-            await helper.lock([program.pid], 5)
-            await helper.checkpoint([program.pid], 10)
-            await helper.restore([program.pid], 10)
-            await helper.unlock([program.pid], 5)
+            await helper.lock([program.pid], PATIENCE)
+            await helper.checkpoint([program.pid], PATIENCE)
+            await helper.restore([program.pid], PATIENCE)
+            await helper.unlock([program.pid], PATIENCE)
 
     asyncio.run(main())
     program.computes_on()
@@ -234,8 +234,8 @@ def test_call_without_a_time_out_is_refused(use: Run) -> None:
 
 def test_log_tells_every_verb(use: Run, start: Start, socket: Path) -> None:
     program = start()
-    use(lambda helper: helper.lock([program.pid], 5))
-    use(lambda helper: helper.unlock([program.pid], 5))
+    use(lambda helper: helper.lock([program.pid], PATIENCE))
+    use(lambda helper: helper.unlock([program.pid], PATIENCE))
     log = log_path(socket).read_text()
     assert f'"pid": {program.pid}' in log
     assert '"event": "cuda.lock"' in log

@@ -13,7 +13,7 @@ import pytest
 from kybernate_shim.cuda.client import CudaHelper, State
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
-from tests.contract.cuda_driver.helper_processes import helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 
@@ -246,8 +246,8 @@ def test_suspended_process_stays_so_when_its_container_is_suspended(use: Run, st
 def test_processes_that_somebody_left_behind_are_brought_back(use: Run, programs: list[Program]) -> None:
     async def body(helper: CudaHelper) -> None:
         pids = pids_of(programs)
-        await helper.lock(pids[:2], 5)
-        await helper.checkpoint(pids[:1], 5)
+        await helper.lock(pids[:2], PATIENCE)
+        await helper.checkpoint(pids[:1], PATIENCE)
         assert await bring_back(helper, pids, LIMITS) == []
 
     use(body)

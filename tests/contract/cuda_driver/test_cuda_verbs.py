@@ -18,6 +18,7 @@ import pytest
 from kybernate_shim.cuda.client import CudaHelper, State
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, GpuPair
 from kybernate_shim.cuda.sequence import bring_back
+from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.cuda import GIB, Cards
 from tests.fakes.cuda.programs import Program
 
@@ -30,15 +31,15 @@ CONTEXT = 8 * MIB  # what a context costs on a pretended card
 
 
 async def state_of(helper: CudaHelper, pid: int) -> State:
-    return (await helper.states([pid])).processes[pid].state
+    return (await helper.states([pid], PATIENCE)).processes[pid].state
 
 
 async def reach(helper: CudaHelper, pid: int, state: State) -> None:
     """Bring a running process to `state`."""
     if state in (State.LOCKED, State.CHECKPOINTED):
-        await helper.lock([pid], 5)
+        await helper.lock([pid], PATIENCE)
     if state is State.CHECKPOINTED:
-        await helper.checkpoint([pid], 5)
+        await helper.checkpoint([pid], PATIENCE)
 
 
 def test_info_describes_the_cards_and_their_free_memory(use: Run, start: Start, cards: Cards) -> None:
@@ -85,23 +86,23 @@ def test_cycle_frees_the_card_and_keeps_the_numbers(use: Run, start: Start, card
     assert cards.used() == [CONTEXT + 4 * MIB, 0]
 
     async def cycle(helper: CudaHelper) -> None:
-        await helper.lock([program.pid], 5)
+        await helper.lock([program.pid], PATIENCE)
         program.stands_still()
         assert await state_of(helper, program.pid) is State.LOCKED
         before = anonymous_mappings(program.pid)
-        await helper.checkpoint([program.pid], 5)
+        await helper.checkpoint([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
         assert cards.used() == [0, 0]
         # As with the real driver: one new mapping, of the size of what was on the card.
         new = anonymous_mappings(program.pid) - before
         assert [end - begin for begin, end in new] == [CONTEXT + 4 * MIB]
         assert held_by(program.pid) == []
-        await helper.restore([program.pid], 5)
+        await helper.restore([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.LOCKED
         assert not anonymous_mappings(program.pid) & new
         assert cards.used() == [CONTEXT + 4 * MIB, 0]
         program.stands_still()
-        await helper.unlock([program.pid], 5)
+        await helper.unlock([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.RUNNING
 
     for _ in range(3):
@@ -143,7 +144,7 @@ def test_illegal_move_is_refused_and_changes_nothing(use: Run, start: Start, ver
     async def body(helper: CudaHelper) -> None:
         await reach(helper, program.pid, state)
         with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_ILLEGAL_STATE.*nothing was changed"):
-            await getattr(helper, verb)([program.pid], 5)
+            await getattr(helper, verb)([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is state
 
     use(body)
@@ -163,8 +164,8 @@ def test_lock_that_does_not_drain_in_time_leaves_the_process_running(use: Run, s
             await helper.lock([program.pid], 0.1)
         assert await state_of(helper, program.pid) is State.RUNNING
         program.wait_for_steps(1)
-        await helper.lock([program.pid], 10)
-        await helper.unlock([program.pid], 5)
+        await helper.lock([program.pid], PATIENCE)
+        await helper.unlock([program.pid], PATIENCE)
 
     use(body)
     program.wait_for_steps(1)
@@ -181,7 +182,7 @@ def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start
         program.signal(signal.SIGSTOP)
 
     async def body(helper: CudaHelper) -> None:
-        lock = asyncio.create_task(helper.lock(pids, 20))
+        lock = asyncio.create_task(helper.lock(pids, PATIENCE))
         await asyncio.sleep(0.5)
         for program in reversed(programs):
             program.signal(signal.SIGCONT)
@@ -189,7 +190,7 @@ def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start
             while await state_of(helper, program.pid) is not State.LOCKED:
                 assert time.monotonic() < until, f"process {program.pid} is not locked while others are stopped"
         await lock
-        await helper.unlock(pids, 5)
+        await helper.unlock(pids, PATIENCE)
 
     use(body)
     for program in programs:
@@ -202,14 +203,14 @@ def test_checkpoints_and_restores_of_eight_processes_run_in_parallel(use: Run, s
     cards.slow(60)  # 10 MiB take 0.6 s
 
     async def body(helper: CudaHelper) -> None:
-        await helper.lock(pids, 20)
+        await helper.lock(pids, PATIENCE)
         for verb in (helper.checkpoint, helper.restore):
             began = time.monotonic()
-            seconds = await verb(pids, 20)
+            seconds = await verb(pids, PATIENCE)
             elapsed = time.monotonic() - began
             assert seconds.keys() == set(pids)
             assert elapsed < sum(seconds.values()) / 2, (elapsed, seconds)
-        await helper.unlock(pids, 5)
+        await helper.unlock(pids, PATIENCE)
 
     use(body)
     for program in programs:
@@ -247,11 +248,11 @@ def test_gpu_map_moves_a_process_and_later_restores_leave_it_there(use: Run, sta
         for pairs in (swap(cards), []):
             await reach(helper, program.pid, State.CHECKPOINTED)
             await helper.restore([program.pid], 5, pairs)
-            await helper.unlock([program.pid], 5)
+            await helper.unlock([program.pid], PATIENCE)
             assert cards.used() == [0, CONTEXT + 2 * MIB]
         await reach(helper, program.pid, State.CHECKPOINTED)
         await helper.restore([program.pid], 5, swap(cards))
-        await helper.unlock([program.pid], 5)
+        await helper.unlock([program.pid], PATIENCE)
         assert cards.used() == [CONTEXT + 2 * MIB, 0]
 
     use(body)
@@ -278,8 +279,8 @@ def test_wrong_gpu_map_is_refused_and_a_plain_restore_still_works(
         with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_INVALID_VALUE.*still checkpointed; a GPU map must name"):
             await helper.restore([program.pid], 5, WRONG_MAPS[kind](*cards.uuids))
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
-        await helper.restore([program.pid], 5)
-        await helper.unlock([program.pid], 5)
+        await helper.restore([program.pid], PATIENCE)
+        await helper.unlock([program.pid], PATIENCE)
 
     use(body)
     program.computes_on()
@@ -293,11 +294,11 @@ def test_restore_without_room_loses_the_process(use: Run, start: Start, cards: C
         await reach(helper, program.pid, State.CHECKPOINTED)
         other = start(mib=500)
         with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_OUT_OF_MEMORY.*not enough free memory.*end the process"):
-            await helper.restore([program.pid], 5)
+            await helper.restore([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
         other.kill()
         with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_OPERATING_SYSTEM.*earlier restore"):
-            await helper.restore([program.pid], 5)
+            await helper.restore([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
         assert cards.used() == [0, 0]
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.build import SOURCES
+from tests.stillness import come_to_rest
 
 
 class Program:
@@ -72,7 +73,7 @@ class Program:
 
     def stands_still(self, seconds: float = 0.2) -> None:
         """Assert that it computes nothing for a while, after the step that it may be in the middle of."""
-        time.sleep(0.3)
+        come_to_rest([self.pid])
         before = self._read()
         time.sleep(seconds)
         assert self._read() == before, f"process {self.pid} computes, {self.step - before} steps"

@@ -1,0 +1,36 @@
+"""Whether processes stand still, as the scheduler tells: on a busy machine a look at their output alone misleads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+WINDOW = 0.2  # s; many times what a test's program sleeps between two steps
+
+
+def come_to_rest(pids: Iterable[int], *, seconds: float = 20.0) -> None:
+    """Wait until the main threads of `pids` neither run nor wait for a processor and none has been woken for WINDOW.
+
+    AssertionError after `seconds`: at least one of them goes on.
+    """
+    until = time.monotonic() + seconds
+    before = _switches(pids)
+    while True:
+        time.sleep(WINDOW)
+        now = _switches(pids)
+        if now == before and None not in now.values():
+            return
+        assert time.monotonic() < until, f"these go on, by process and its switches: {now}, {WINDOW} s earlier {before}"
+        before = now
+
+
+def _switches(pids: Iterable[int]) -> dict[int, tuple[str, ...] | None]:
+    """Return how often each main thread has given up its processor; None for one that runs or would like to."""
+    found: dict[int, tuple[str, ...] | None] = {}
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        counts = status["voluntary_ctxt_switches"].strip(), status["nonvoluntary_ctxt_switches"].strip()
+        found[pid] = None if status["State"].strip().startswith("R") else counts
+    return found
