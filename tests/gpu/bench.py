@@ -3,7 +3,9 @@
 For each size, and with huge pages as the machine has them and as we set them: a container is checkpointed into memory
 and restored from there, again and again; every other time its bytes take the other way. A container that was created
 with one way restores an image of the other, and is then checkpointed by its own, so that both are measured on both
-verbs in every two cycles. Then suspend and resume in place, against the bare calls of the driver.
+verbs in every two cycles. Then suspend and resume in place, against the bare calls of the driver. At last two
+containers in turns, one whose memory goes through the arena and one that takes the fast way, each checkpointed and
+restored.
 
 A JSON line per figure goes to build/bench-gpu.jsonl, as `make bench` writes them; the steps of each go beside it.
 """
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate_shim.cuda.arena.memory import FOLDER
 from tests.bench.figures import HEADING, Figure, record, row
 from tests.gpu.machine import CHECKOUT, IMAGE, Machine, filesystem_for_overlays, mounts, remove
 from tests.gpu.report import prepared
@@ -33,10 +37,12 @@ from tests.gpu.scenarios import Bench
 GIB = 1 << 30
 SIZES = "2,16,60"
 WAYS = ("plain", "fast")
+ARENA_WAYS = ("fast", "arena")
 PAGES = {"as-is": "off", "thp": "node"}
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Of ours to theirs, at 16 GiB and more: what must be reached.
 BARS = {"checkpoint": 0.70, "restore": 0.42, "suspend": 1.03, "resume": 1.05}
+ARENA_BAR = 1.0  # of the arena's to the fast way's
 BAR_GIB = 16
 START_SECONDS = 300
 POLL_SECONDS = 0.02
@@ -58,6 +64,8 @@ log_file = "{log}"
 data_path = "{way}"
 huge_pages = "{pages}"
 """
+ARENA_SETTING = 'arena = "{mib}MiB"\n'
+ARENA_FLAGS = ("--annotation", "kybernate.io/arena=true")
 
 
 @dataclass
@@ -83,18 +91,21 @@ class Cycle:
     bench: Bench
     memory: Path
     measured: Measured
+    name: str = NAME
+    flags: Sequence[str] = ()
     number: int = 0
 
     @property
     def log(self) -> Path:
-        return self.bench.images / "bench.log"
+        return self.bench.images / f"{self.name}.log"
 
     @property
     def shim_log(self) -> Path:
         return self.bench.images / "shim.log"
 
-    def settings(self, way: str, pages: str) -> None:
+    def settings(self, way: str, pages: str, *, arena: int = 0) -> None:
         text = SETTINGS.format(log=self.shim_log, way=way, pages=PAGES[pages])
+        text += ARENA_SETTING.format(mib=arena >> 20) if arena else ""
         Path("/etc/kybernate/shim.toml").write_text(text)
 
     def start(self, *flags: str, command: Sequence[str] = ("/never/run",)) -> float:
@@ -103,13 +114,15 @@ class Cycle:
         before = self.log.read_text() if self.log.exists() else ""
         argv = ["ctr", "run", "-d", "--runtime", "io.containerd.kybernate.v1", "--log-uri", f"file://{self.log}"]
         begin = time.monotonic()
-        self.bench.machine(*argv, *mounts(), *self.bench.flags, *flags, IMAGE, self.id, *command, seconds=START_SECONDS)
+        self.bench.machine(
+            *argv, *mounts(), *self.bench.flags, *self.flags, *flags, IMAGE, self.id, *command, seconds=START_SECONDS
+        )
         _await(lambda: _computes(self.log, len(before)), START_SECONDS)
         return time.monotonic() - begin
 
     @property
     def id(self) -> str:
-        return f"{NAME}-{self.number}"
+        return f"{self.name}-{self.number}"
 
     def remove(self) -> None:
         machine = self.bench.machine
@@ -129,7 +142,8 @@ class Cycle:
             )
         self.remove()
         manifest = json.loads((image / "kybernate-manifest.json").read_text())
-        assert manifest["data_path"]["name"] == way, manifest["data_path"]
+        assert manifest["data_path"]["name"] == ("fast" if way == "arena" else way), manifest["data_path"]
+        assert bool(manifest.get("arena")) == (way == "arena"), "the arena"
         if kept:
             steps = {step["name"]: step["seconds"] for step in answer["steps"]}
             self.measured.note(("checkpoint", way, pages), answer["seconds"], steps, peak.bytes)
@@ -270,6 +284,63 @@ def _cycles(cycle: Cycle, pages: str, rounds: int) -> None:
             cycle.restore(way, pages, image, kept=number > 0)
 
 
+def measure_arena(bench: Bench, size: int, rounds: int) -> Measured:
+    """Measure checkpoint and restore through the arena, in turns with a container that goes without it."""
+    measured = Measured()
+    _end_helper()  # it has been started without an arena
+    with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
+        cycles = {
+            way: Cycle(bench, memory, measured, f"{NAME}-{way}", ARENA_FLAGS if way == "arena" else ())
+            for way in ARENA_WAYS
+        }
+        cycles["fast"].settings("fast", "thp", arena=int(size * 1.1) + 2 * GIB)
+        running = []
+        try:
+            for cycle in cycles.values():
+                cycle.log.unlink(missing_ok=True)
+                cycle.start(command=bench.payload("one"))
+                running.append(cycle)
+            for number in range(rounds + 1):
+                for way, cycle in cycles.items():
+                    image = memory / way
+                    cycle.checkpoint(way, "thp", image, kept=number > 0)
+                    cycle.restore(way, "thp", image, kept=number > 0)
+        finally:
+            for cycle in running:
+                cycle.remove()
+            _end_helper()
+            subprocess.run(["umount", FOLDER], check=False)
+    return measured
+
+
+def _end_helper() -> None:
+    """End the node's CUDA helper, which keeps the settings that it was started with."""
+    for helper in _helpers():
+        os.kill(helper, signal.SIGTERM)
+    _await(lambda: not _helpers(), 30)
+
+
+def _helpers() -> list[int]:
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _is_helper(path)]
+
+
+def _is_helper(path: Path) -> bool:
+    """Whether it is the helper of this node: another may live in another root, as the lab's do."""
+    try:
+        here = (path.parent / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
+        return here and b"kybernate_shim.cuda.helper" in path.read_bytes()
+    except OSError:  # it has ended
+        return False
+
+
+def arena_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
+    """Return the comparisons of the arena with the fast way."""
+    bar = ARENA_BAR if gib >= BAR_GIB else None
+    for verb in ("checkpoint", "restore"):
+        ours, fast = (measured.seconds[verb, way, "thp"] for way in reversed(ARENA_WAYS))
+        yield Figure(f"gpu-arena-{verb}.{gib:g}GiB", lane, _middle(ours), _middle(fast), "s", bar, len(ours))
+
+
 def figures(measured: Measured, gib: float, lane: str) -> list[Figure]:
     """Return the comparisons: fast to plain, ours to the driver's bare calls, and what each needs of memory."""
     found = []
@@ -318,13 +389,19 @@ def main(argv: Sequence[str]) -> int:
                 print(f"  left out: the machine has not {2 * gib + 4:g} GiB of memory", flush=True)
                 continue
             bench = prepared(machine, replace_mib(arguments, size >> 20))
-            measured = measure(bench, size, arguments.rounds)
-            found = figures(measured, gib, lane)
-            record(found, arguments.output)
-            print("\n".join([HEADING, *map(row, found), ""]), flush=True)
-            good = good and all(figure.good for figure in found)
-            rows += shares(measured, gib)
-            arguments.output.with_suffix(".md").write_text("\n".join([*_header(lane), *rows, ""]))
+            for wanted, measuring, comparing in (
+                (arguments.rounds, measure, figures),
+                (arguments.arena_rounds, measure_arena, arena_figures),
+            ):
+                if not wanted:
+                    continue
+                measured = measuring(bench, size, wanted)
+                found = list(comparing(measured, gib, lane))
+                record(found, arguments.output)
+                print("\n".join([HEADING, *map(row, found), ""]), flush=True)
+                good = good and all(figure.good for figure in found)
+                rows += shares(measured, gib)
+                arguments.output.with_suffix(".md").write_text("\n".join([*_header(lane), *rows, ""]))
     except BaseException:
         print(machine.log(), file=sys.stderr)
         raise
@@ -356,7 +433,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kit", type=Path, default=CHECKOUT / "build/gpu-kit", help="made by python -m tests.gpu.kit")
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--gib", default=SIZES, help=f"sizes of the payload ({SIZES})")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that does not count (3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measured rounds, after one that does not count; 0: left out (3)"
+    )
+    parser.add_argument("--arena-rounds", type=int, default=3, help="the same for the arena; 0: left out (3)")
     parser.add_argument("--lane", help="what the figures are kept under (the card's name)")
     parser.add_argument("--output", type=Path, default=CHECKOUT / "build/bench-gpu.jsonl")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")

@@ -1,6 +1,6 @@
 """A node on a machine with GPUs: containerd with our shim from a kit, and an image whose content is the machine's own.
 
-The machine needs root, the driver, a `python3` with torch and cuda-bindings, and no network.
+The machine needs root, the driver, a C compiler, a `python3` with torch and cuda-bindings, and no network.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate_shim.native import PRELOAD, build
 from tests.lab import oci
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -114,6 +115,7 @@ def _unpack(root: Path, kit: Path) -> dict[str, str]:
     for lane in lanes:
         with tarfile.open(kit / f"{lane.name}.tar.xz") as tar:
             tar.extractall(lane, filter="data")
+    build(PRELOAD)  # into the checkout, from where the shim runs
     programs = root / "bin"
     programs.mkdir(exist_ok=True)
     site = root / "site"
