@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,26 +41,47 @@ LOG = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
 
 # What talks to us from then on is another thread than the first.
 TAKE_OVER = (
-    "(lambda thread: (thread.start(), print(repr('taken over'), flush=True), thread.join()))(threading.Thread(target="
-    "lambda: [libc.prctl(15, b'cuda00001400006')] + [print(repr(eval(line, globals())), flush=True)"
-    " for line in iter(sys.stdin.readline, '')]))"
+    "(lambda thread: (thread.start(), thread.join()))(threading.Thread(target="
+    "lambda: [libc.prctl(15, b'cuda00001400006'), print(repr('taken over'), flush=True)]"
+    " + [print(repr(eval(line, globals())), flush=True) for line in iter(sys.stdin.readline, '')]))"
 )
+# Computes for hours without the interpreter's lock: who holds that when it is stopped also stops the one that talks.
+COMPUTE = "(lambda thread: (thread.start(), thread.native_id)[1])(threading.Thread(daemon=True, target={target}))"
+TARGET = "lambda: hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
 
 
 class Actor(MemoryProcess):
-    """A program whose talking thread has a name like the driver's, and that counts in another one."""
+    """A program whose talking thread has a name like the driver's, and that computes in another one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask("globals().update(count=[0])")
-        loop = "while True: count[0] += 1; time.sleep(0.001)"
-        self.ask(f"threading.Thread(target=exec, args=({loop!r}, globals()), daemon=True).start()")
+        self._computing: int = self.ask(COMPUTE.format(target=TARGET))
         assert self.ask(TAKE_OVER) == "taken over"
+        assert eventually(lambda: self._state(self.pid) == "S")  # the first thread waits for the other one
 
-    def counts(self) -> bool:
-        before = self.ask("count[0]")
+    def computes(self) -> bool:
+        before = self._spent()
+        return eventually(lambda: self._spent() > before)
+
+    def stands_still(self) -> bool:
+        before = self._spent()
         time.sleep(0.1)
-        return bool(self.ask("count[0]") > before)
+        return self._spent() == before and self._state(self._computing) == "t"
+
+    def _spent(self) -> int:
+        """Return what the computing thread has had of a processor, in nanoseconds."""
+        return int(Path(f"/proc/{self.pid}/task/{self._computing}/schedstat").read_text().split()[0])
+
+    def _state(self, tid: int) -> str:
+        return Path(f"/proc/{self.pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def eventually(look: Callable[[], bool], *, seconds: float = 20) -> bool:
+    """Look until it is true, or for `seconds`."""
+    until = time.monotonic() + seconds
+    while not (seen := look()) and time.monotonic() < until:
+        time.sleep(0.005)
+    return seen
 
 
 @pytest.fixture
@@ -157,17 +178,17 @@ def test_bytes_leave_and_come_back(program: Actor, image: Path, threads: int) ->
 
     run(body)
     assert_filled(program, 33 * MIB)
-    assert program.counts()
+    assert program.computes()
 
 
 def test_other_threads_stand_still_while_the_driver_works_and_not_longer(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
         def checkpoint() -> None:
-            assert not program.counts()
+            assert program.stands_still()
             maps_and_fills(program)()
 
         async with out(children, image, checkpoint, program):
-            assert program.counts()
+            assert program.computes()
 
     run(body)
 
@@ -252,7 +273,7 @@ def test_failed_checkpoint_lets_go_of_the_threads(program: Actor) -> None:
                 raise RuntimeError("the driver failed")
 
     run(body)
-    assert program.counts()
+    assert program.computes()
 
 
 def test_threads_go_on_when_the_driver_takes_too_long(
@@ -263,9 +284,7 @@ def test_threads_go_on_when_the_driver_takes_too_long(
 
     async def body(children: Children) -> None:
         def checkpoint() -> None:
-            assert not program.counts()
-            time.sleep(0.7)
-            assert program.counts()
+            assert program.computes()
             maps_and_fills(program)()
 
         async with out(children, image, checkpoint, program) as way:
@@ -290,7 +309,7 @@ def test_region_that_changes_size_fails_the_checkpoint_alone(program: Actor, ima
         assert list(image.iterdir()) == []
 
     run(body)
-    assert program.counts()
+    assert program.computes()
 
 
 def test_full_disk_fails_the_checkpoint_alone(program: Actor, tmp_path: Path) -> None:
@@ -312,9 +331,11 @@ def test_target_that_is_killed_in_the_middle_is_named(program: Actor, image: Pat
                 for number in range(8):
                     program.region(f"more{number}", 64 * MIB)  # zeros, quick to make and slow enough to read
 
+            worker = stop_worker()
+
             def kill() -> None:
-                wait_for(lambda: any(image.iterdir()))
-                os.kill(program.pid, signal.SIGKILL)
+                with stopped_worker(worker, lambda: any(image.iterdir())):
+                    os.kill(program.pid, signal.SIGKILL)
 
             killing = asyncio.create_task(asyncio.to_thread(kill))
             with pytest.raises(VramError, match=r"has ended|no private memory|not all there"):
@@ -350,12 +371,13 @@ def test_worker_that_is_killed_before_costs_only_the_fast_way(program: Actor, im
                 assert list(image.iterdir()) == []
 
     run(body)
-    assert program.counts()
+    assert program.computes()
 
 
 def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast_way(
-    program: Actor, image: Path
+    program: Actor, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(vram_path, "HOLD_SECONDS", 60.0)  # so much memory takes time to fill
     size = 255 * MIB  # four parts
 
     async def body(children: Children) -> None:
@@ -364,10 +386,10 @@ def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast
             async with way.watching([program.pid]):
                 maps_and_fills(program, size=size)()
             killing = asyncio.create_task(
-                asyncio.to_thread(kill_worker, program, lambda: 0 < resident() < size // 1024)
+                asyncio.to_thread(kill_worker, stop_worker(), program, lambda: 0 < resident() < size // 1024)
             )
             async with way.moved_out(image, Operation("checkpoint"), lambda: False):
-                assert killing.done()
+                await killing
                 assert (way.data_path.name, list(image.iterdir())) == ("plain", [])
                 assert resident() == size // 1024
 
@@ -376,31 +398,38 @@ def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast
 
     run(body)
     assert_filled(program, size)
-    assert program.counts()
+    assert program.computes()
 
 
-def wait_for(look: Callable[[], bool]) -> None:
-    while not look():
-        time.sleep(0.001)
-
-
-def kill_worker(program: MemoryProcess, look: Callable[[], bool]) -> None:
-    """Kill the worker once `look` is true, at a moment when it is not making a call in the program."""
+def stop_worker() -> psutil.Process:
     (worker,) = workers()
-    while True:
-        wait_for(look)
-        worker.suspend()
-        if not calls_madvise(program.pid):
-            worker.kill()
-            return
+    worker.suspend()
+    return worker
+
+
+@contextmanager
+def stopped_worker(worker: psutil.Process, look: Callable[[], bool]) -> Iterator[None]:
+    """Have a stopped worker get on by a millisecond at a time until `look` is true, and on after the context."""
+    while not look():
         worker.resume()
         time.sleep(0.001)
+        worker.suspend()
+    yield
+    worker.resume()
+
+
+def kill_worker(worker: psutil.Process, program: MemoryProcess, look: Callable[[], bool]) -> None:
+    """Kill the worker once `look` is true, at a moment when it is not making a call in the program."""
+    with suppress(psutil.NoSuchProcess), stopped_worker(worker, lambda: look() and not calls_madvise(program.pid)):
+        worker.kill()
 
 
 def calls_madvise(pid: int) -> bool:
-    return any(
-        path.read_text().split()[0] in ("28", "running", "233") for path in Path(f"/proc/{pid}/task").glob("*/syscall")
-    )
+    """Whether a thread of the program that somebody traces is in a call of madvise, or about to make it."""
+    tasks = [
+        task for task in Path(f"/proc/{pid}/task").iterdir() if "TracerPid:\t0\n" not in (task / "status").read_text()
+    ]
+    return any((task / "syscall").read_text().split()[0] in ("28", "running", "233") for task in tasks)
 
 
 def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path) -> None:
@@ -422,7 +451,7 @@ def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path
         assert program.resident_kib(place(program, size=128 * MIB)) == 128 * 1024
 
     run(body)
-    assert program.counts()
+    assert program.computes()
 
 
 def test_bytes_that_cannot_be_put_back_are_lost_aloud(program: Actor, image: Path) -> None:
@@ -509,4 +538,4 @@ def test_worker_ends_with_its_shim(program: Actor) -> None:
             await asyncio.to_thread(process.wait, 10)
 
     run(body)
-    assert program.counts()
+    assert program.computes()

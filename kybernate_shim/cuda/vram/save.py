@@ -89,6 +89,7 @@ def move_out(
             giving = _Giving(pid, held, announce)
             return _save(pid, regions, _paths(directory, names), [], how or Transfer(), giving.saved)
     except InjectionFailed as error:
+        target.require_alive(pid)
         raise NotDropped(f"process {pid} cannot be made to drop pages: {error}") from error
 
 

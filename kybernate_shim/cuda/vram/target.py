@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -57,6 +59,12 @@ def _copy(call: Callable[[int, int, int, int], None], pid: int, address: int, bu
         raise
 
 
+def require_alive(pid: int) -> None:
+    """Raise TargetGone for a process that has ended, or is about to."""
+    if _has_ended(pid):
+        raise TargetGone(f"process {pid} has ended")
+
+
 def _reason(pid: int, address: int, size: int) -> VramError:
     if _has_ended(pid):
         return TargetGone(f"process {pid} has ended")
@@ -64,8 +72,12 @@ def _reason(pid: int, address: int, size: int) -> VramError:
 
 
 def _has_ended(pid: int) -> bool:
-    """A process that is about to end has lost its memory first: its map is empty then, or it is gone."""
+    """A process that is about to end has lost its memory first, its map is empty then; or SIGKILL waits for it."""
     try:
-        return not Path(f"/proc/{pid}/maps").read_bytes()
+        if not Path(f"/proc/{pid}/maps").read_bytes():
+            return True
+        status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
+    waiting = (int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s+(\w+)$", status, re.MULTILINE))
+    return any(mask >> (signal.SIGKILL - 1) & 1 for mask in waiting)
