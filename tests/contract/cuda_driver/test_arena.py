@@ -17,7 +17,7 @@ from kybernate_shim.cuda.client import CudaHelper, State, log_path
 from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
 from kybernate_shim.linux.mounts import unmount_tree
-from tests.contract.cuda_driver.helper_processes import helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 
@@ -25,7 +25,7 @@ Start = Callable[..., Program]
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = pytest.mark.root
-LIMITS = Limits(lock=5, checkpoint=10, restore=10, unlock=10, settle=10)
+LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 MIB = 1 << 20
 SIZE = 64 * MIB
 

@@ -22,7 +22,7 @@ from tests.fakes.cuda import Cards
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = [pytest.mark.root, pytest.mark.criu]
-LIMITS = Limits(lock=5, checkpoint=10, restore=10, unlock=10)
+LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE)
 
 
 class Detached:
