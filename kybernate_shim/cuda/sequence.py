@@ -211,7 +211,10 @@ async def _add_notes(error: BaseException, undo: Coroutine[Any, Any, list[str]])
 
 
 async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end, also when this task is cancelled meanwhile; the cancellation is raised afterwards."""
+    """Await `work` to its end, also when this task is cancelled meanwhile; the cancellation is raised afterwards.
+
+    What `work` itself raises goes before that: it may say that nothing must go on.
+    """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -219,9 +222,10 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
+    result = task.result()
     if cancelled is not None:
         raise cancelled
-    return task.result()
+    return result
 
 
 async def _moved(steps: list[Step], name: str, work: Coroutine[Any, Any, Taken]) -> Taken:

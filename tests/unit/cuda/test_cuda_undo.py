@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.cuda.client import CudaProcess, State, States, Taken
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
-from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend, undisturbed
 
 MOVES = {
     "take": (State.LOCKED, State.LOCKED),
@@ -201,3 +201,26 @@ def test_processes_that_never_stop_appearing_are_given_up_and_unlocked() -> None
     with pytest.raises(CudaError, match=r"kept initializing CUDA for 0\.05 s"):
         asyncio.run(suspend(helper, list_pids, Limits(0.05, 1, 1, 1)))  # type: ignore[arg-type]
     assert set(helper.state.values()) == {State.RUNNING}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["it ends", "it fails"])
+def test_cancelled_while_undisturbed_work_goes_on(fails: bool) -> None:
+    """The work ends all the same; and its failure, which may say that nothing must go on, is not hidden."""
+    done = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        done.append(True)
+        if fails:
+            raise ValueError("bytes are lost")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(undisturbed(work()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(ValueError if fails else asyncio.CancelledError):
+        asyncio.run(main())
+    assert done
