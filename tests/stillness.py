@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
+
+import psutil
 
 WINDOW = 0.2  # s; many times what a test's program sleeps between two steps
 
@@ -25,12 +26,11 @@ def come_to_rest(pids: Iterable[int], *, seconds: float = 20.0) -> None:
         before = now
 
 
-def _switches(pids: Iterable[int]) -> dict[int, tuple[str, ...] | None]:
+def _switches(pids: Iterable[int]) -> dict[int, tuple[int, int] | None]:
     """Return how often each main thread has given up its processor; None for one that runs or would like to."""
-    found: dict[int, tuple[str, ...] | None] = {}
-    for pid in pids:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        status = dict(line.split(":", 1) for line in lines)
-        counts = status["voluntary_ctxt_switches"].strip(), status["nonvoluntary_ctxt_switches"].strip()
-        found[pid] = None if status["State"].strip().startswith("R") else counts
+    found: dict[int, tuple[int, int] | None] = {}
+    for process in map(psutil.Process, pids):
+        with process.oneshot():
+            runs = process.status() == psutil.STATUS_RUNNING
+            found[process.pid] = None if runs else tuple(process.num_ctx_switches())
     return found
