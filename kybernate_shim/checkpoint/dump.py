@@ -184,9 +184,10 @@ async def _steps(
         if accelerator is not None:
             if was_frozen:
                 await to_the_end(cgroup.thaw)
-            detached = await back.enter_async_context(accelerator.detached(operation, force=request.force))
-            # Their memory has grown by what was in VRAM.
-            require_space(request.image, _memory_bytes(target) + detached.arena_bytes)
+            leaving = accelerator.detached(operation, request.image, force=request.force)
+            detached = await back.enter_async_context(leaving)
+            # Their memory has grown by what was in VRAM, but for what is in the image already.
+            require_space(request.image, _memory_bytes(target) - detached.driven_bytes + detached.arena_bytes)
             await back.enter_async_context(detached.moved_out(request.image, operation))
             back.push_async_callback(set_frozen, False)
         begin = time.monotonic()

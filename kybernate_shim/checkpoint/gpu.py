@@ -72,6 +72,11 @@ class Left:
         return self.way.data_path if self.way is not None else DataPath("plain")
 
     @property
+    def driven_bytes(self) -> int:
+        """What the driver has put into files of the image, and the processes have mapped until they are moved out."""
+        return sum(self.way.driven.values()) if self.way is not None else 0
+
+    @property
     def arena(self) -> tuple[ArenaFile, ...]:
         return self.away.files if self.away is not None else ()
 
@@ -124,8 +129,10 @@ class CudaAccelerator:
     # -- Leaving ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def detached(self, operation: Operation, *, force: bool) -> AsyncIterator[Left]:
+    async def detached(self, operation: Operation, image: Path, *, force: bool) -> AsyncIterator[Left]:
         """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends.
+
+        Some of their bytes may be in files of `image` then.
 
         Raises PreflightRefused and GpuStepFailed with the container as it was, and NotBack when it could not be brought
         back in the end. A container that was suspended before stays so.
@@ -135,7 +142,8 @@ class CudaAccelerator:
             left = await self._leave(
                 helper,
                 operation,
-                around=lambda size: partial(way.watching, size=size),
+                around=lambda size: partial(way.watching, image=image, size=size),
+                driven=lambda: way.driven,
                 force=force,
                 arena=self._settings.data_path == "fast",
             )
@@ -209,11 +217,14 @@ class CudaAccelerator:
         operation: Operation,
         *,
         around: Callable[[int], sequence.Around],
+        driven: Callable[[], Mapping[int, int]] = dict,
         force: bool,
         lock_seconds: float = 0,
         arena: bool = False,
     ) -> Left:
         """Take the processes off their GPUs; `around` is told how many bytes that moves, and encloses it.
+
+        `driven` tells afterwards what of them has not become memory of their own, by pid.
 
         With `arena`, into the node's memory where that is possible.
         """
@@ -237,7 +248,7 @@ class CudaAccelerator:
             self._log.warning("arena.not_used", task=target.id, pid=pid, error=reason)
         moved = done.taken.moved
         grown = {
-            pid: after - memory[pid] + moved.get(pid, 0)
+            pid: after - memory[pid] + moved.get(pid, 0) + driven().get(pid, 0)
             for pid, after in own_memory(done.pids).items()
             if pid in memory
         }

@@ -55,6 +55,9 @@ class Detached(Protocol):
     def vram(self) -> tuple[VramFile, ...]: ...
 
     @property
+    def driven_bytes(self) -> int: ...
+
+    @property
     def arena(self) -> tuple[ArenaFile, ...]: ...
 
     @property
@@ -79,8 +82,10 @@ class Detached(Protocol):
 class Accelerator(Protocol):
     """Takes a container's processes off their GPUs and puts them back."""
 
-    def detached(self, operation: Operation, *, force: bool) -> AbstractAsyncContextManager[Detached]:
+    def detached(self, operation: Operation, image: Path, *, force: bool) -> AbstractAsyncContextManager[Detached]:
         """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends.
+
+        Some of their bytes may be in files of `image` then.
 
         Raises, with the container as it was, what would lose their state; `force` overrides mere suspicions.
         """

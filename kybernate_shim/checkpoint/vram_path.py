@@ -2,7 +2,7 @@
 
     fast    after the CUDA checkpoint, several threads move the driver's host copy into files of the image, its pages
             dropped on the way, so that CRIU finds a small process; at a restore they fill it again before the CUDA
-            restore
+            restore; nothing is moved where the image is in memory: the driver is had to make its copy in the files
     plain   CRIU carries them as any other memory
 
 What stands in the way of the fast path before anything was changed (a process that cannot be traced, memory that
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,15 @@ from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda.sequence import undisturbed
 from kybernate_shim.cuda.vram.client import Spawner, VramWorker, WorkerLost, vram_worker
-from kybernate_shim.cuda.vram.errors import HoldRefused, NotDropped, TargetRefused, VramError
-from kybernate_shim.cuda.vram.saved import FILES, SavedRegion, total_bytes
+from kybernate_shim.cuda.vram.errors import HoldRefused, NotDropped, NotTakenAway, TargetRefused, VramError
+from kybernate_shim.cuda.vram.saved import FILES, SavedRegion, mapped_files, total_bytes
 from kybernate_shim.logs import Log
 
 # The processes are as they were when these are raised.
 PLAIN_INSTEAD = (HoldRefused, TargetRefused, NotDropped, WorkerLost)
 HOLD_SECONDS = 10.0
 SLOWEST_RATE = 512 << 20  # bytes a second; the driver was measured to move 1.9 GB/s with small pages
+BY_THE_DRIVER = "the driver wrote into the image itself"
 ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is replaced for the second
 
 
@@ -53,15 +54,23 @@ class WayOut:
         self._stack = AsyncExitStack()
         self._worker: VramWorker | None = None
         self._found: Mapping[int, int] = {}
+        self._driven: Mapping[int, SavedRegion] = {}  # what the driver itself has put into files, not yet digested
         self._saved: dict[int, list[SavedRegion]] = {}
         self._dropped: dict[int, list[SavedRegion]] = {}  # parts, known even of a save that has failed
 
     async def aclose(self) -> None:
         await self._stack.aclose()
 
+    @property
+    def driven(self) -> dict[int, int]:
+        """The bytes by pid that the driver itself has put into files of the image."""
+        return {pid: region.size for pid, region in self._driven.items()}
+
     @asynccontextmanager
-    async def watching(self, pids: Sequence[int], size: int = 0) -> AsyncIterator[None]:
+    async def watching(self, pids: Sequence[int], image: Path, size: int = 0) -> AsyncIterator[None]:
         """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
+
+        Where `image` is in memory, the driver is had to put it there.
 
         Their threads stand still meanwhile, but only as long as a slow driver takes: it would wait for ever for a lock,
         such as an allocator's, that one of them happens to hold. Then they go on, and the bytes go the plain way.
@@ -69,24 +78,43 @@ class WayOut:
         with huge_pages(self._settings, self._log):
             if not pids:
                 self.data_path = DataPath("plain", "the processes were off their GPUs before")
-            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, size):
+            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size):
                 yield
                 return
             assert self._worker is not None
             try:
                 yield
             except BaseException:
-                await self.aclose()  # lets go of the threads, without which nothing can be undone
+                # Without its threads nothing can be undone; a worker that just ends would leave a descriptor there.
+                with suppress(VramError):
+                    await undisturbed(self._worker.ask("let_go"))
+                await self.aclose()
                 raise
             try:
-                self._found = {int(pid): size for pid, size in (await self._worker.ask("compare")).items()}
+                answer = await self._worker.ask("compare")
+            except NotTakenAway:
+                await self.aclose()
+                raise
             except VramError as error:
+                self._driven = mapped_files(pids, image)
+                self._note_driven()
+                await undisturbed(self._try_to_put_back(image))
+                self._forget(image)
                 await self._go_plain(error)
+            else:
+                self._found = {int(pid): size for pid, size in answer["found"].items()}
+                self._driven = {int(pid): SavedRegion(**region) for pid, region in answer["driven"].items()}
+                if self._driven:
+                    self.data_path = DataPath("fast", BY_THE_DRIVER)
 
-    async def _watch(self, pids: Sequence[int], size: int) -> bool:
+    async def _watch(self, pids: Sequence[int], image: Path, size: int) -> bool:
+        seconds = HOLD_SECONDS + size / SLOWEST_RATE
+        names = {pid: inner_pid(pid) or pid for pid in pids}
         try:
             self._worker = await self._stack.enter_async_context(vram_worker(self._children))
-            await self._worker.ask("watch", pids=list(pids), seconds=HOLD_SECONDS + size / SLOWEST_RATE)
+            await self._worker.ask(
+                "watch", pids=list(pids), seconds=seconds, names=names, **_how(image, self._settings)
+            )
         except VramError as error:
             await self._go_plain(error)
             return False
@@ -113,12 +141,15 @@ class WayOut:
             return
         try:
             await self._save(image, operation)
-        except BaseException as error:
+        except PLAIN_INSTEAD as error:
+            self._note_driven()
             await self._put_back(image, operation)
             self._forget(image)
-            if not isinstance(error, PLAIN_INSTEAD):
-                raise
             await self._go_plain(error)
+        except BaseException:
+            await self._put_back(image, operation)
+            self._forget(image)
+            raise
         try:
             yield
         finally:
@@ -128,7 +159,7 @@ class WayOut:
     async def _save(self, image: Path, operation: Operation) -> None:
         assert self._worker is not None
         names = {pid: inner_pid(pid) or pid for pid in self._found}
-        with _moving(operation, "vram-save", sum(self._found.values())) as count:
+        with _moving(operation, "vram-save", sum(self._found.values()) + sum(self.driven.values())) as count:
             found = await self._worker.ask(
                 "save", on_progress=count, on_drop=self._note_drop, names=names, **_how(image, self._settings)
             )
@@ -143,6 +174,11 @@ class WayOut:
         self.files = tuple(files)
         self._saved = saved
 
+    def _note_driven(self) -> None:
+        """Have what is still a mapping of a file put back, too, as memory that CRIU can dump."""
+        for pid in self._driven.keys() - self._dropped.keys():
+            self._note_drop(pid, self._driven[pid])
+
     def _note_drop(self, pid: int, part: SavedRegion) -> None:
         self._dropped.setdefault(pid, []).append(part)
 
@@ -153,6 +189,8 @@ class WayOut:
                 await undisturbed(self._try_to_put_back(image))
 
     async def _try_to_put_back(self, image: Path) -> None:
+        if not self._dropped:
+            return
         failure: VramError | None = None
         regions = _by_pid(self._saved or self._dropped)
         for _ in range(ATTEMPTS):
@@ -168,6 +206,7 @@ class WayOut:
     def _forget(self, image: Path) -> None:
         for file in image.glob(FILES):
             file.unlink()
+        self._driven = {}
         self.files, self._saved, self._dropped = (), {}, {}
 
 

@@ -21,6 +21,8 @@ from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.syscall_abi import Abi, of_this_machine
 from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee, TracingRefused
 
+PROT_READ_WRITE = 3
+MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x2, 0x10, 0x20, 0x4000
 MADV_DONTNEED, MADV_HUGEPAGE, MADV_DONTNEED_LOCKED = 4, 14, 24
 STEP_BYTES = 1 << 30  # of one madvise: its deadline need not grow with the range, other threads get to map between two
 DEADLINE = 10.0
@@ -41,6 +43,7 @@ class Held:
         self._seconds = seconds
         self._abi = _abi()
         self._tracees: dict[int, Tracee] = {}
+        self._spared: list[int] = []
         self._tracer = ThreadPoolExecutor(1, thread_name_prefix="ptrace")
 
     def __enter__(self) -> Held:
@@ -69,12 +72,28 @@ class Held:
         return self._abi
 
     @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    @property
+    def spared(self) -> list[int]:
+        """The threads that go on, by the word of `spare`."""
+        return sorted(self._spared)
+
+    @property
     def tids(self) -> list[int]:
         return sorted(self._tracees)
 
     def call(self, number: int, *arguments: int) -> int:
         """Execute one system call in a held thread and return its result; negative is -errno."""
         return self._tracer.submit(self._call, number, arguments).result()
+
+    def map_anonymous(self, start: int, size: int) -> None:
+        """Put empty private memory in place of whatever is mapped there. Raises InjectionFailed."""
+        flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE
+        result = self.call(self._abi.mmap, start, size, PROT_READ_WRITE, flags, -1, 0)
+        if result != start:
+            raise InjectionFailed(f"mmap in process {self._pid} at {start:#x}: {os.strerror(-result)}")
 
     def madvise(self, start: int, size: int, advice: int) -> int:
         """Give `advice` on a range in pieces of 1 GiB; return the bytes done, or -errno if none were."""
@@ -124,6 +143,7 @@ class Held:
                 try:
                     if spare(_name(self._pid, tid)):
                         ended.add(tid)
+                        self._spared.append(tid)
                     else:
                         self._tracees[tid] = Tracee(tid, self._abi, deadline)
                 except TargetEnded:

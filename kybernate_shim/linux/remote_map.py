@@ -17,11 +17,9 @@ from contextlib import ExitStack, contextmanager
 
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.libc import pidfd_getfd
-from kybernate_shim.linux.ptrace import Held
+from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ_WRITE, Held
 from kybernate_shim.linux.tracee import InjectionFailed
 
-PROT_READ_WRITE = 3
-MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x2, 0x10, 0x20, 0x4000
 PAGE = 4096
 # Where things lie in the page that the process lends us.
 PAIR, HEADER, VECTOR, BYTE, CONTROL = 0, 64, 128, 192, 256
@@ -42,15 +40,15 @@ class Lent:
     def map_private(self, fd: int, start: int, size: int, offset: int = 0) -> None:
         """Put a private, writable mapping of our file `fd` in place of what the process has at `start`."""
         abi = self._held.abi
-        theirs = self._hand_over(fd)
+        theirs = self.hand_over(fd)
         try:
             flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
             _checked(self._held.call(abi.mmap, start, size, PROT_READ_WRITE, flags, theirs, offset), "mmap")
         finally:
             self._held.call(abi.close, theirs)
 
-    def _hand_over(self, fd: int) -> int:
-        """Return the number that our descriptor gets in the process."""
+    def hand_over(self, fd: int) -> int:
+        """Give the process our descriptor, and return its number there. The caller closes it."""
         held, page = self._held, self._page
         socket.send_fds(self._ours, [b"f"], [fd])
         vector = struct.pack("=QQ", page + BYTE, 1)

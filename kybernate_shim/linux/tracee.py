@@ -14,13 +14,14 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kybernate_shim.linux.syscall_abi import Abi
 
 CONT, DETACH, SYSCALL = 7, 17, 24
 SETOPTIONS, SEIZE, INTERRUPT = 0x4200, 0x4206, 0x4207
+GET_SYSCALL_INFO = 0x420E
 GETREGSET, SETREGSET, GETSIGMASK, SETSIGMASK = 0x4204, 0x4205, 0x420A, 0x420B
 O_TRACESYSGOOD, O_SUSPEND_SECCOMP = 1, 1 << 21
 NT_PRSTATUS = 1
@@ -50,6 +51,22 @@ class TargetUnresponsive(InjectionFailed):
 
 class _IoVec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class _CallInfo(ctypes.Structure):
+    """What PTRACE_GET_SYSCALL_INFO tells; `words` are number and arguments at an entry, the result at an exit."""
+
+    _fields_ = (
+        ("stop", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 3),
+        ("architecture", ctypes.c_uint32),
+        ("instruction", ctypes.c_uint64),
+        ("stack", ctypes.c_uint64),
+        ("words", ctypes.c_uint64 * 8),
+    )
+
+
+AT_ENTRY, AT_EXIT = 1, 2
 
 
 class Tracee:
@@ -105,6 +122,67 @@ class Tracee:
         except OSError as error:
             if error.errno != errno.ESRCH:
                 raise
+
+    # -- Following the thread's own calls ------------------------------------------------------------------------------
+
+    def go_to_call(self) -> None:
+        """Let the thread go on to the entry or the exit of its next call; `at_call` tells when it stands there."""
+        self._going(lambda: self._resume(SYSCALL, 0))
+
+    def at_call(self) -> bool:
+        """Tell whether the thread stands at a call by now; it gets its signals meanwhile. Raises TargetEnded."""
+        while (status := self._poll()) is not None:
+            if os.WSTOPSIG(status) == CALL_STOP:
+                return True
+            number = _delivered(status)
+            self._going(lambda: self._resume(SYSCALL, number))  # noqa: B023  # called at once
+        return False
+
+    def entered(self) -> tuple[int, tuple[int, ...]] | None:
+        """Return number and arguments of the call at whose entry the thread stands, None at an exit."""
+        info = self._call_info()
+        return (info.words[0], tuple(info.words[1:7])) if info.stop == AT_ENTRY else None
+
+    def returned(self) -> int:
+        """Return the result of the call at whose exit the thread stands; negative is -errno."""
+        return ctypes.c_int64(self._call_info().words[0]).value
+
+    def change_arguments(self, changed: Mapping[int, int]) -> None:
+        """Change arguments, by their index, of the call at whose entry the thread stands."""
+        registers = self._registers()
+        for index, value in changed.items():
+            registers[self._abi.arguments[index]] = value % 2**64
+        self._set_registers(registers)
+
+    def leave(self) -> None:
+        """Let go of a thread that stands at a call or is on its way to one."""
+        try:
+            if self._running:
+                _ptrace()(INTERRUPT, self.tid, 0, 0)
+                status = self._await_stop(math.inf)
+                number = 0 if os.WSTOPSIG(status) == CALL_STOP else _delivered(status)
+                _ptrace()(DETACH, self.tid, 0, number)
+            else:
+                _ptrace()(DETACH, self.tid, 0, 0)
+        except TargetEnded:
+            pass
+        except OSError as error:
+            if error.errno != errno.ESRCH:
+                raise
+
+    def _going(self, resume: Callable[[], None]) -> None:
+        try:
+            resume()
+        except OSError as error:
+            raise self._translated(error) from error
+
+    def _call_info(self) -> _CallInfo:
+        info = _CallInfo()
+        try:
+            _ptrace()(GET_SYSCALL_INFO, self.tid, ctypes.sizeof(info), ctypes.addressof(info))
+        except OSError as error:
+            raise self._translated(error) from error
+        return info
 
     def _seize(self) -> None:
         try:
@@ -167,17 +245,23 @@ class Tracee:
         self._set_signal_mask(mask)
         self._own = None
 
+    def _poll(self) -> int | None:
+        """Return the status of the stop that the thread has come to, None while it runs."""
+        try:
+            found, status = os.waitpid(self.tid, WALL | os.WNOHANG)
+        except ChildProcessError:
+            raise TargetEnded(f"thread {self.tid} has ended") from None
+        if not found:
+            return None
+        if not os.WIFSTOPPED(status):
+            raise TargetEnded(f"thread {self.tid} has ended")
+        self._running = False
+        return status
+
     def _await_stop(self, deadline: float) -> int:
         while True:
-            try:
-                found, status = os.waitpid(self.tid, WALL | os.WNOHANG)
-            except ChildProcessError:
-                raise TargetEnded(f"thread {self.tid} has ended") from None
-            if found and os.WIFSTOPPED(status):
-                self._running = False
+            if (status := self._poll()) is not None:
                 return status
-            if found:
-                raise TargetEnded(f"thread {self.tid} has ended")
             if time.monotonic() > deadline:
                 raise TargetUnresponsive(f"thread {self.tid} did not stop in time: is its container frozen?")
             time.sleep(PAUSE)

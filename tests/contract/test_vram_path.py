@@ -79,7 +79,7 @@ async def out(
     """Take what `checkpoint` maps in the programs out, and put it back in the end."""
     way = WayOut(children, settings, LOG)
     async with aclosing(way):
-        async with way.watching([program.pid for program in programs]):
+        async with way.watching([program.pid for program in programs], image):
             checkpoint()
         async with way.moved_out(image, Operation("checkpoint"), lambda: gone):
             yield way
@@ -199,7 +199,7 @@ def test_traced_process_goes_the_plain_way(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
         with Held(program.pid, spare=lambda name: name.startswith("cuda")):
             way = WayOut(children, SETTINGS, LOG)
-            async with aclosing(way), way.watching([program.pid]):
+            async with aclosing(way), way.watching([program.pid], image):
                 maps_and_fills(program)()
             async with way.moved_out(image, Operation("checkpoint"), lambda: False):
                 assert (way.data_path.name, way.files) == ("plain", ())
@@ -225,7 +225,7 @@ def test_failed_checkpoint_lets_go_of_the_threads(program: Actor) -> None:
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         with pytest.raises(RuntimeError, match="driver"):
-            async with aclosing(way), way.watching([program.pid]):
+            async with aclosing(way), way.watching([program.pid], image):
                 raise RuntimeError("the driver failed")
 
     run(body)
@@ -256,7 +256,7 @@ def test_region_that_changes_size_fails_the_checkpoint_alone(program: Actor, ima
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid]):
+            async with way.watching([program.pid], image):
                 maps_and_fills(program)()
             program.ask(change)
             with pytest.raises(RegionChanged):
@@ -282,7 +282,7 @@ def test_target_that_is_killed_in_the_middle_is_named(program: Actor, image: Pat
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid]):
+            async with way.watching([program.pid], image):
                 maps_and_fills(program, size=64 * MIB)()
                 for number in range(8):
                     program.region(f"more{number}", 64 * MIB)  # zeros, quick to make and slow enough to read
@@ -317,7 +317,7 @@ def test_worker_that_is_killed_before_costs_only_the_fast_way(program: Actor, im
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid]):
+            async with way.watching([program.pid], image):
                 maps_and_fills(program)()
             for worker in workers():
                 worker.kill()
@@ -331,15 +331,16 @@ def test_worker_that_is_killed_before_costs_only_the_fast_way(program: Actor, im
 
 
 def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast_way(
-    program: Actor, image: Path, monkeypatch: pytest.MonkeyPatch
+    program: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    image = tmp_path  # on a disk: in memory, nothing is dropped part by part
     monkeypatch.setattr(vram_path, "HOLD_SECONDS", 60.0)  # so much memory takes time to fill
     size = 255 * MIB  # four parts
 
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid]):
+            async with way.watching([program.pid], image):
                 maps_and_fills(program, size=size)()
             killing = asyncio.create_task(
                 asyncio.to_thread(kill_worker, stop_worker(), program, lambda: 0 < resident() < size // 1024)
@@ -392,7 +393,7 @@ def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid]):
+            async with way.watching([program.pid], image):
                 maps_and_fills(program, size=128 * MIB)()
 
             async def move() -> None:

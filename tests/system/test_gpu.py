@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -458,6 +459,78 @@ def test_vram_travels_beside_criu(ctr: Ctr, cards: Cards, image: Path) -> None:
     held = next(process.rss_bytes for process in manifest.processes if process.pid == file.pid)
     assert pages < 80 << 20, f"{pages} bytes went through CRIU, of a process with {held}"
     assert "verified" in kybernate("inspect", str(image), "--verify")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory."""
+    directory = tmp_path / "memory"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", directory], check=True)
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+def test_driver_writes_into_an_image_in_memory(ctr: Ctr, cards: Cards, memory: Path, programs: int) -> None:
+    log = memory.parent / "log"
+    first, second = memory / "first", memory / "second"
+    with gpu.computing(ctr, *gpu.command(programs, mib=16), programs=programs, log=log) as container:
+        used = cards.used()
+        kybernate("checkpoint", container.id, str(first))
+        container.computes_on()
+        kybernate("checkpoint", container.id, str(second), "--exit")
+        eventually(lambda: cards.used() == [0, 0])
+    for image in (first, second):
+        manifest = assert_whole(image)
+        assert (manifest.data_path.name, manifest.data_path.why) == ("fast", "the driver wrote into the image itself")
+        assert len(manifest.vram) == programs
+        assert sum(process.bytes for held in manifest.gpus for process in held.processes) == sum(used)
+        assert "verified" in kybernate("inspect", str(image), "--verify")
+    with gpu.computing_again(ctr, second, log, programs=programs) as again:
+        again.computes_on()
+        assert cards.used() == used
+
+
+@pytest.mark.parametrize("switch", ["checkpoint:1:999", "checkpoint:1:hang", "checkpoint:1:hang-after"])
+def test_driver_that_fails_leaves_nothing_of_an_image_in_memory(
+    ctr: Ctr, cards: Cards, memory: Path, hasty: None, switch: str
+) -> None:
+    image = memory / "image"
+    with gpu.computing(ctr) as container:
+        used, before = cards.used(), open_files(ctr.pid(container.id))
+        cards.switch(f"{switch}@{ctr.pid(container.id)}")
+        refused("kybernate", "checkpoint", container.id, str(image))
+        container.computes_on()
+        assert cards.used() == used
+        assert_no_image(image)
+        assert open_files(ctr.pid(container.id)) == before
+        kybernate("checkpoint", container.id, f"{image}2")
+        container.computes_on()
+        assert assert_whole(Path(f"{image}2")).data_path.why == "the driver wrote into the image itself"
+
+
+def test_failing_dump_into_memory_leaves_the_container_computing(ctr: Ctr, cards: Cards, memory: Path) -> None:
+    criu, config = memory.parent / "criu", Path("/etc/kybernate/shim.toml")
+    criu.write_text('#!/bin/sh\ncase "$*" in *--version*) exec /usr/sbin/criu "$@";; *) exit 1;; esac\n')
+    criu.chmod(0o755)
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(f'criu = "{criu}"\n')
+    try:
+        with gpu.computing(ctr) as container:
+            used = cards.used()
+            refused("kybernate", "checkpoint", container.id, str(memory / "image"))
+            container.computes_on()
+            assert cards.used() == used
+            assert_no_image(memory / "image")
+    finally:
+        config.unlink()
+
+
+def open_files(pid: int) -> list[str]:
+    """Return what a process has open, but for what the pretended driver opens anew each time."""
+    names = (str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return sorted(name for name in names if "/held/" not in name and not name.startswith("socket:"))
 
 
 @pytest.mark.parametrize("count", [1, 16])

@@ -35,6 +35,12 @@ class Tree:
     def add(self, offset: int, data: memoryview) -> None:
         self._set(offset, _xxh3_128(data))
 
+    def add_unless_zero(self, offset: int, data: memoryview) -> bool:
+        """Do as `add`, and tell whether anything of the piece is not zero."""
+        leaf = _xxh3_128(data)
+        self._set(offset, leaf)
+        return leaf != _of_zeros(len(data))
+
     def add_zeros(self, offset: int, size: int) -> None:
         self._set(offset, _of_zeros(size))
 

@@ -43,6 +43,10 @@ class NotDropped(VramError):
     """Pages could not be dropped, or no more of them: with those put back, take the plain path."""
 
 
+class NotTakenAway(VramError):
+    """The driver's copy is in a file of the image, and has to stay the process's, which has its bytes as they were."""
+
+
 class NoArena(VramError):
     """The node's arena has no room for what an image has in it, or is not there."""
 

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ CACHESTAT = 451  # Linux 6.5; the same number on x86-64 and arm64
 MOST = 0.5
 MANY_THREADS = 6  # two write 1.8 GB/s through the filesystem and 1.2 through a mapping, which costs page faults
 POPULATE_WRITE = 23  # of madvise(2)
+PUNCH_HOLE = 0x1 | 0x2  # of fallocate(2), which keeps the size
+HUGE_BYTES = 2 << 20
 TMPFS = 0x01021994
 STATFS_LONGS = 32  # more than any struct statfs has
 
@@ -104,6 +107,71 @@ class MappedFile(RegionFile):
     def close(self) -> None:
         """Unmap the file, which the last reference does."""
         del self._anchor, self._map
+
+
+class RoomyFile:
+    """A file in memory that another process fills: its pages are made by threads of ours, before they are written to.
+
+    `directory` has to be on a tmpfs. Raises FileFailed; `remove` undoes everything.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._map: mmap.mmap | None = None
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
+    def view(self) -> memoryview:
+        assert self._map is not None
+        return memoryview(self._map)
+
+    def make_room(self, size: int, threads: int) -> None:
+        """Make it `size` bytes long, a multiple of the page, all of them in memory."""
+        try:
+            os.ftruncate(self._fd, size)
+            self._map = mmap.mmap(self._fd, size)
+        except OSError as error:
+            raise FileFailed(f"{self.path} cannot be made {size} bytes long: {error.strerror}") from error
+        anchor = ctypes.c_char.from_buffer(self._map)
+        share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
+
+        def populate(start: int) -> int:
+            length = min(share, size - start)
+            failed = _libc().madvise(ctypes.addressof(anchor) + start, length, POPULATE_WRITE)
+            return ctypes.get_errno() if failed else 0
+
+        with ThreadPoolExecutor(threads) as pool:
+            numbers = [number for number in pool.map(populate, range(0, size, share)) if number]
+        if numbers:
+            reason = os.strerror(errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0])
+            raise FileFailed(f"{self.path} cannot be made {size} bytes large: {reason}")
+
+    def punch(self, offset: int, size: int) -> None:
+        """Give the memory of a range back, which reads as zeros then."""
+        _libc().fallocate(self._fd, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size))  # else it stays, as zeros
+
+    def remove(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unmap the file, which its last view does."""
+        self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def lies_in_memory(directory: Path) -> bool:
+    """Tell whether a directory is on a tmpfs."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _on_tmpfs(fd)
+    finally:
+        os.close(fd)
 
 
 @contextmanager

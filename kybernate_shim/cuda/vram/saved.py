@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate_shim.linux.memory import read_maps
 
 FILES = "kybernate-vram-*.bin"
+SHARED = "rw-s"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,21 @@ class SavedRegion:
     @property
     def end(self) -> int:
         return self.start + self.size
+
+
+def mapped_files(pids: Iterable[int], directory: Path) -> dict[int, SavedRegion]:
+    """Return, by process, the file of `directory` that it has mapped as shared memory, without its digest."""
+    files = {file.stat().st_ino: file for file in directory.glob(FILES)}
+    found = {}
+    for pid in pids if files else ():
+        try:
+            maps = read_maps(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for one in maps:
+            if one.perms == SHARED and one.inode in files:
+                found[pid] = SavedRegion(files[one.inode].name, one.start, one.size, one.size, "")
+    return found
 
 
 def file_name(pid: int, number: int) -> str:

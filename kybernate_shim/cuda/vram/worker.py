@@ -29,8 +29,10 @@ from kybernate_shim.cuda.arena import saved as in_arena
 from kybernate_shim.cuda.arena.memory import Kept, Memory
 from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.regions import appeared
+from kybernate_shim.cuda.vram import driven
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, TargetGone, VramError
+from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, NotTakenAway, TargetGone, VramError
+from kybernate_shim.cuda.vram.files import lies_in_memory
 from kybernate_shim.cuda.vram.load import Prefetch, load, map_in, prove, put_back
 from kybernate_shim.cuda.vram.save import move_out
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name, total_bytes
@@ -63,37 +65,57 @@ class Desk:
         self._expiry = threading.Timer(0, self._release)
         self._before: dict[int, list[Region]] = {}
         self._found: dict[int, list[Region]] = {}
+        self._driven: dict[int, driven.Driven] = {}
         self._reading = ExitStack()
         self._mapped: dict[int, list[SavedRegion]] = {}
         self._shares: dict[int, list[Kept]] = {}  # of the arena
 
-    def watch(self, *, pids: list[int], seconds: float) -> None:
+    def watch(self, *, pids: list[int], seconds: float, directory: str, names: dict[str, int], threads: int) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
-        After `seconds` they are let go, whatever happens.
+        Where `directory` is in memory, the driver is offered files there, for what it is about to move. After `seconds`
+        all threads are let go, whatever happens.
         """
+        image = Path(directory)
+        in_memory = image.is_dir() and lies_in_memory(image)
         self._expiry = threading.Timer(seconds, self._release)
         self._expiry.daemon = True
         try:
             for pid in pids:
                 assert self._holds is not None
-                self._holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
+                held = self._holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
                 self._before[pid] = read_maps(pid)
+                path = image / file_name(names[str(pid)], 0)
+                if in_memory and (one := driven.offer(held, path, self._how(threads).threads)) is not None:
+                    self._driven[pid] = one
+                    self._holds.callback(driven.settle, one, held)
         except BaseException:
             self._release()
             raise
         self._expiry.start()
 
-    def compare(self) -> dict[int, int]:
-        """Find the regions that have appeared, let the threads go, and return the bytes by pid."""
+    def compare(self) -> dict[str, dict[int, Any]]:
+        """Find the regions that have appeared, let the threads go, and return the "found" bytes by pid.
+
+        What the driver has put into files is "driven": a region by pid that has no digest yet.
+        """
         try:
             found = {pid: appeared(before, read_maps(pid)) for pid, before in self._before.items()}
         finally:
             held = self._release()
+        self._driven = {pid: one for pid, one in self._driven.items() if one.caught is not None}
         if not held:
-            raise HoldExpired(f"the driver took longer than {self._expiry.interval:g} s, and the threads were let go")
+            text = f"the driver took longer than {self._expiry.interval:g} s, and the threads were let go"
+            raise HoldExpired(text) if not self._driven else NotTakenAway(text)
         self._found = found
-        return {pid: sum(region.size for region in regions) for pid, regions in self._found.items()}
+        return {
+            "found": {pid: sum(region.size for region in regions) for pid, regions in self._found.items()},
+            "driven": {pid: asdict(one.undigested) for pid, one in self._driven.items()},
+        }
+
+    def let_go(self) -> None:
+        """Undo `watch`."""
+        self._release()
 
     def _release(self) -> bool:
         """Let go of the threads; return whether they had been held until now."""
@@ -108,11 +130,16 @@ class Desk:
 
         After a failure the files stay, for `put_back` of the parts.
         """
-        how, done, saved = self._how(threads), 0, {}
+        how, done = self._how(threads), 0
+        saved: dict[int, list[SavedRegion]] = {}
         for pid, regions in self._found.items():
-            files = [file_name(names[str(pid)], number) for number in range(len(regions))]
             announce = partial(self._announce, pid)
-            saved[pid] = move_out(pid, regions, Path(directory), files, announce, self._counting(how, done))
+            saved[pid] = []
+            if (one := self._driven.get(pid)) is not None:
+                saved[pid].append(driven.take_away(one, announce, self._counting(how, done)))
+                done += one.size
+            files = [file_name(names[str(pid)], number + len(saved[pid])) for number in range(len(regions))]
+            saved[pid] += move_out(pid, regions, Path(directory), files, announce, self._counting(how, done))
             done += sum(region.size for region in regions)
         return {pid: [asdict(region) for region in listed] for pid, listed in saved.items()}
 
@@ -141,9 +168,10 @@ class Desk:
             prove(pid, mapped, Path(directory), how)
 
     def put_back(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int) -> None:
-        """Undo `save`; nothing may cancel it."""
-        for pid, saved in _by_pid(regions):
+        """Undo `save`, also of what has no digest because it was never taken away; nothing may cancel it."""
+        for pid, announced in _by_pid(regions):
             try:
+                saved = [driven.made_private(pid, one, Path(directory)) for one in announced]
                 for first in range(0, len(saved), OPEN_FILES):
                     put_back(pid, saved[first : first + OPEN_FILES], Path(directory), self._how(threads))
             except TargetGone:

@@ -298,17 +298,23 @@ static uint64_t total_bytes(void)
     return total;
 }
 
-/* Map `size` bytes between two guard pages, so that the kernel never merges the mapping with a neighbour. */
+/* Map memory for the host's copy by the call that the real driver makes. Pages around it that nobody may touch keep the
+ * kernel from merging it with a neighbour; it takes the gap between them as the address that is wished for. */
 static char *map_apart(uint64_t size)
 {
-    char *data = mmap(NULL, size + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
+    char *gap = mmap(NULL, size + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (gap == MAP_FAILED)
         return NULL;
-    if (mprotect(data + PAGE, size, PROT_READ | PROT_WRITE) < 0) {
-        munmap(data, size + 2 * PAGE);
+    munmap(gap + PAGE, size);
+    char *data = mmap(gap + PAGE, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (data != gap + PAGE) {
+        munmap(gap, PAGE);
+        munmap(gap + PAGE + size, PAGE);
+        if (data != MAP_FAILED)
+            munmap(data, size);
         return NULL;
     }
-    return data + PAGE;
+    return data;
 }
 
 CUresult move_to_host(void)

@@ -89,6 +89,7 @@ class FakeDetached:
     vram: tuple[VramFile, ...] = ()
     arena: tuple[ArenaFile, ...] = ()
     arena_bytes: int = 0
+    driven_bytes: int = 0
     data_path: DataPath = field(default_factory=lambda: DataPath("plain"))
     gone: bool = False
     steps: list[str] = field(default_factory=list)
@@ -114,7 +115,7 @@ class FakeAccelerator:
     findings: list[Finding] = field(default_factory=list)
 
     @asynccontextmanager
-    async def detached(self, operation: Operation, *, force: bool) -> AsyncIterator[FakeDetached]:
+    async def detached(self, operation: Operation, image: Path, *, force: bool) -> AsyncIterator[FakeDetached]:
         self.steps.append("detach")
         left = FakeDetached(steps=self.steps)
         try:

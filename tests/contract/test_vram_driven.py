@@ -1,0 +1,243 @@
+"""The driver's own copy as a file of the image: caught while it is mapped, taken away for a dump, given back."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.vram_path import WayOut
+from kybernate_shim.config import Gpu
+from kybernate_shim.cuda.vram.client import MODULE
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.digest import of_file
+from kybernate_shim.cuda.vram.errors import FileFailed, RegionChanged
+from kybernate_shim.linux.children import Children
+from kybernate_shim.linux.memory import Region, read_maps
+from tests.fakes.actor import Actor, eventually
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+SETTINGS = Gpu(huge_pages="off", threads=2)
+LOG = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
+
+
+@pytest.fixture
+def program() -> Iterator[Actor]:
+    with Actor() as one:
+        yield one
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[Path]:
+    """A directory in 64 MiB of memory."""
+    directory = tmp_path / "image"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", directory], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)  # the program may have a file of it mapped
+
+
+def run(body: Callable[[WayOut], Awaitable[None]]) -> None:
+    async def main() -> None:
+        children = Children()
+        children.attach(asyncio.get_running_loop())
+        async with asyncio.timeout(60), aclosing(WayOut(children, SETTINGS, LOG)) as way:
+            await body(way)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def watched(way: WayOut, program: Actor, image: Path, size: int = SIZE) -> AsyncIterator[None]:
+    """Have the program move `size` bytes, as the driver does, and run the body right after, within the watch."""
+    async with way.watching([program.pid], image):
+        program.region("vram", size)
+        program.fill("vram", 0, size)
+        yield
+
+
+def mapping(program: Actor) -> Region:
+    start = program.ask("where('vram')")
+    return next(one for one in read_maps(program.pid) if one.start <= start < one.end)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data).hexdigest()
+
+
+def descriptors(program: Actor) -> set[str]:
+    return {str(fd.readlink()) for fd in Path(f"/proc/{program.pid}/fd").iterdir()}
+
+
+def worker() -> psutil.Process:
+    (one,) = [process for process in psutil.Process().children() if MODULE in process.cmdline()]
+    return one
+
+
+def test_driver_writes_the_image_itself_and_a_dump_finds_empty_memory(program: Actor, image: Path) -> None:
+    held = descriptors(program)
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            assert mapping(program).perms == "rw-s"
+        content = program.digest("vram")
+        assert way.driven == {program.pid: SIZE}
+        assert program.computes()
+        operation = Operation("checkpoint")
+        async with way.moved_out(image, operation, lambda: False):
+            (file,) = way.files
+            place = mapping(program)
+            assert place.private_anonymous
+            assert (file.start, file.size, file.data_bytes) == (program.ask("where('vram')"), SIZE, SIZE)
+            path = image / file.file
+            assert digest(path.read_bytes()) == content
+            assert file.digest == of_file(path, Transfer().piece_bytes, Transfer())
+            assert program.resident_kib(Region(file.start, file.start + SIZE, "rw-p", 0, "")) == 0
+        assert program.digest("vram") == content
+        assert mapping(program).private_anonymous
+        assert way.data_path.name == "fast"
+        assert [(step.name, step.bytes) for step in operation.steps] == [("vram-save", SIZE), ("vram-load", SIZE)]
+
+    run(body)
+    assert descriptors(program) == held
+
+
+def test_zeros_become_holes(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image):
+            program.region("vram", SIZE)
+            program.fill("vram", 2 * MIB, 4 * MIB)
+        content = program.digest("vram")
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            (file,) = way.files
+            assert file.data_bytes == 2 * MIB
+            assert (image / file.file).stat().st_blocks * 512 == 2 * MIB
+        assert program.digest("vram") == content
+
+    run(body)
+
+
+def test_only_the_first_large_mapping_is_the_files(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image):
+            program.region("small", MIB)
+            program.region("vram", SIZE)
+            program.fill("vram", 0, SIZE)
+            program.region("more", SIZE)
+            program.fill("more", 0, SIZE, seed=2)
+        content, more = program.digest("vram"), program.digest("more")
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            assert [file.size for file in way.files] == [SIZE, SIZE]
+            assert sorted(path.name for path in image.iterdir()) == sorted(file.file for file in way.files)
+        assert (program.digest("vram"), program.digest("more")) == (content, more)
+
+    run(body)
+
+
+def test_without_room_the_driver_gets_its_memory(program: Actor, image: Path) -> None:
+    """And the checkpoint fails, for what it would have to copy has no room either."""
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image, size=96 * MIB):
+            pass
+        assert mapping(program).private_anonymous
+        assert (way.driven, list(image.iterdir())) == ({}, [])
+        content = program.digest("vram")
+        with pytest.raises(FileFailed, match="No space left"):
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                raise AssertionError("it was moved out")
+        assert program.digest("vram") == content
+
+    run(body)
+
+
+def test_failed_checkpoint_leaves_the_driver_its_bytes(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        with pytest.raises(RuntimeError, match="driver"):
+            async with watched(way, program, image):
+                raise RuntimeError("the driver failed")
+        for file in image.iterdir():
+            file.unlink()  # as the whole image is, then
+        content = program.digest("vram")
+        program.region("same", SIZE)
+        program.fill("same", 0, SIZE)
+        assert program.digest("same") == content
+
+    run(body)
+    assert program.computes()
+    assert not any("kybernate-vram" in name for name in descriptors(program))
+
+
+@pytest.mark.parametrize("change", ["maps['vram'].resize(4 << 20)", "maps['vram'].close()"], ids=["shrunk", "unmapped"])
+def test_mapping_that_has_changed_fails_the_checkpoint_alone(program: Actor, image: Path, change: str) -> None:
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            pass
+        program.ask(change)
+        with pytest.raises(RegionChanged):
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                raise AssertionError("it was moved out")
+        assert list(image.iterdir()) == []
+
+    run(body)
+    assert program.computes()
+
+
+def test_worker_that_is_killed_while_the_driver_works_costs_the_fast_way(program: Actor, image: Path) -> None:
+    """The driver has its mapping by then; the process gets memory of its own, which CRIU can dump."""
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            worker().kill()
+            content = program.digest("vram")
+        assert way.data_path.name == "plain"
+        assert "ended with" in way.data_path.why
+        assert mapping(program).private_anonymous
+        assert program.digest("vram") == content
+        assert list(image.iterdir()) == []
+
+    run(body)
+    assert program.computes()
+    assert not any("kybernate-vram" in name for name in descriptors(program))
+
+
+def test_worker_that_is_killed_before_it_takes_away_costs_the_fast_way(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            pass
+        content = program.digest("vram")
+        worker().kill()
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            assert (way.data_path.name, way.files) == ("plain", ())
+            assert mapping(program).private_anonymous
+            assert program.digest("vram") == content
+
+    run(body)
+
+
+def test_process_that_is_killed_is_named(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            pass
+        os.kill(program.pid, signal.SIGKILL)
+        assert eventually(lambda: not read_maps(program.pid))
+        with pytest.raises(Exception, match=r"has ended"):
+            await way.moved_out(image, Operation("checkpoint"), lambda: False).__aenter__()
+        assert list(image.iterdir()) == []
+
+    run(body)
