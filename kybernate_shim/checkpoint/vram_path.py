@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ PLAIN_INSTEAD = (HoldRefused, TargetRefused, NotDropped, WorkerLost)
 HOLD_SECONDS = 10.0
 SLOWEST_RATE = 512 << 20  # bytes a second; the driver was measured to move 1.9 GB/s with small pages
 BY_THE_DRIVER = "the driver wrote into the image itself"
+LET_GO_SECONDS = 30.0  # longer than the worker itself waits for a thread deep in the driver
 ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is replaced for the second
 
 
@@ -53,6 +54,7 @@ class WayOut:
         self._log = log
         self._stack = AsyncExitStack()
         self._worker: VramWorker | None = None
+        self._watched: tuple[Sequence[int], Path] = (), Path()
         self._found: Mapping[int, int] = {}
         self._driven: Mapping[int, SavedRegion] = {}  # what the driver itself has put into files, not yet digested
         self._saved: dict[int, list[SavedRegion]] = {}
@@ -85,21 +87,12 @@ class WayOut:
             try:
                 yield
             except BaseException:
-                # Without its threads nothing can be undone; a worker that just ends would leave a descriptor there.
-                with suppress(VramError):
-                    await undisturbed(self._worker.ask("let_go"))
-                await self.aclose()
+                await undisturbed(self._stop_watching())
                 raise
             try:
                 answer = await self._worker.ask("compare")
-            except NotTakenAway:
-                await self.aclose()
-                raise
             except VramError as error:
                 self._driven = mapped_files(pids, image)
-                self._note_driven()
-                await undisturbed(self._try_to_put_back(image))
-                self._forget(image)
                 await self._go_plain(error)
             else:
                 self._found = {int(pid): size for pid, size in answer["found"].items()}
@@ -108,6 +101,7 @@ class WayOut:
                     self.data_path = DataPath("fast", BY_THE_DRIVER)
 
     async def _watch(self, pids: Sequence[int], image: Path, size: int) -> bool:
+        self._watched = pids, image
         seconds = HOLD_SECONDS + size / SLOWEST_RATE
         names = {pid: inner_pid(pid) or pid for pid in pids}
         try:
@@ -119,15 +113,40 @@ class WayOut:
             await self._go_plain(error)
             return False
         except BaseException:
-            await self.aclose()  # lets go of the threads
+            await undisturbed(self._stop_watching())
             raise
         self.data_path = DataPath("fast")
         return True
 
+    async def _stop_watching(self) -> None:
+        """Let go of the threads, without which nothing can be undone."""
+        if self._worker is None:
+            return
+        try:
+            async with asyncio.timeout(LET_GO_SECONDS):
+                await self._worker.ask("let_go")
+        except (VramError, TimeoutError):
+            await self._clear()
+        await self.aclose()
+
+    async def _clear(self) -> None:
+        """Take from the processes what a worker that was lost may have left open there: CRIU would want it back."""
+        await self.aclose()
+        pids, image = self._watched
+        if not any(image.glob(FILES)):
+            return
+        try:
+            async with vram_worker(self._children) as worker:
+                await worker.ask("close_files", pids=list(pids), directory=str(image))
+        except VramError as error:
+            self._log.warning("vram.file_left_open", error=str(error))
+        if not self._driven:
+            self._forget(image)
+
     async def _go_plain(self, error: VramError) -> None:
         self.data_path = DataPath("plain", str(error))
         self._log.warning("vram.goes_plain_way", error=str(error))
-        await self.aclose()
+        await undisturbed(self._clear())
 
     @asynccontextmanager
     async def moved_out(self, image: Path, operation: Operation, gone: Callable[[], bool]) -> AsyncIterator[None]:
@@ -136,25 +155,33 @@ class WayOut:
         The processes must be neither running CUDA nor frozen at both ends. Raises a VramError with the processes as
         they were, and BytesLost.
         """
+        if self.data_path.name == "fast":
+            try:
+                await self._save(image, operation)
+            except PLAIN_INSTEAD as error:
+                await self._keep(image, operation)
+                await self._go_plain(error)
+            except BaseException:
+                await self._put_back(image, operation)
+                self._forget(image)
+                raise
+        elif self._driven:
+            await self._keep(image, operation)
         if self.data_path.name == "plain":
             yield
             return
-        try:
-            await self._save(image, operation)
-        except PLAIN_INSTEAD as error:
-            self._note_driven()
-            await self._put_back(image, operation)
-            self._forget(image)
-            await self._go_plain(error)
-        except BaseException:
-            await self._put_back(image, operation)
-            self._forget(image)
-            raise
         try:
             yield
         finally:
             if not gone():
                 await self._put_back(image, operation)
+
+    async def _keep(self, image: Path, operation: Operation) -> None:
+        """Give the processes their bytes as memory of their own, which CRIU can dump, and no file."""
+        for pid in self._driven.keys() - self._dropped.keys():
+            self._note_drop(pid, self._driven[pid])
+        await self._put_back(image, operation)
+        self._forget(image)
 
     async def _save(self, image: Path, operation: Operation) -> None:
         assert self._worker is not None
@@ -174,11 +201,6 @@ class WayOut:
         self.files = tuple(files)
         self._saved = saved
 
-    def _note_driven(self) -> None:
-        """Have what is still a mapping of a file put back, too, as memory that CRIU can dump."""
-        for pid in self._driven.keys() - self._dropped.keys():
-            self._note_drop(pid, self._driven[pid])
-
     def _note_drop(self, pid: int, part: SavedRegion) -> None:
         self._dropped.setdefault(pid, []).append(part)
 
@@ -189,8 +211,6 @@ class WayOut:
                 await undisturbed(self._try_to_put_back(image))
 
     async def _try_to_put_back(self, image: Path) -> None:
-        if not self._dropped:
-            return
         failure: VramError | None = None
         regions = _by_pid(self._saved or self._dropped)
         for _ in range(ATTEMPTS):
@@ -201,6 +221,8 @@ class WayOut:
                 failure = error
             else:
                 return
+        if isinstance(failure, NotTakenAway):
+            raise failure
         raise BytesLost(f"VRAM bytes could not be put back: {failure}")
 
     def _forget(self, image: Path) -> None:

@@ -13,13 +13,17 @@ from typing import NamedTuple
 
 
 class Region(NamedTuple):
-    """One line of /proc/PID/maps: addresses in bytes, `perms` such as "rw-p", `name` empty for anonymous memory."""
+    """One line of /proc/PID/maps: addresses in bytes, `perms` such as "rw-p", `name` empty for anonymous memory.
+
+    `inode` is 0 for what is of no file, else one of the filesystem on `device`, as os.stat numbers it.
+    """
 
     start: int
     end: int
     perms: str
     inode: int
     name: str
+    device: int = 0
 
     @property
     def size(self) -> int:
@@ -40,9 +44,11 @@ def parse_maps(text: str) -> list[Region]:
     """Read the text of /proc/PID/maps, in order of address."""
     regions = []
     for line in text.splitlines():
-        span, perms, _offset, _device, inode, *name = line.split(None, 5)
+        span, perms, _offset, device, inode, *name = line.split(None, 5)
         start, _, end = span.partition("-")
-        regions.append(Region(int(start, 16), int(end, 16), perms, int(inode), name[0] if name else ""))
+        major, _, minor = device.partition(":")
+        number = os.makedev(int(major, 16), int(minor, 16))
+        regions.append(Region(int(start, 16), int(end, 16), perms, int(inode), name[0] if name else "", number))
     return regions
 
 

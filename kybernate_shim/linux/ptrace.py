@@ -22,8 +22,8 @@ from kybernate_shim.linux.syscall_abi import Abi, of_this_machine
 from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee, TracingRefused
 
 PROT_READ_WRITE = 3
-MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x2, 0x10, 0x20, 0x4000
-MADV_DONTNEED, MADV_HUGEPAGE, MADV_DONTNEED_LOCKED = 4, 14, 24
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x1, 0x2, 0x10, 0x20, 0x4000
+MADV_DONTNEED, MADV_DONTFORK, MADV_HUGEPAGE, MADV_DONTNEED_LOCKED = 4, 10, 14, 24
 STEP_BYTES = 1 << 30  # of one madvise: its deadline need not grow with the range, other threads get to map between two
 DEADLINE = 10.0
 EASILY_STOPPED = "RSTt"  # not D: a thread deep in a driver stops when that lets it

@@ -17,7 +17,15 @@ from contextlib import ExitStack, contextmanager
 
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.libc import pidfd_getfd
-from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ_WRITE, Held
+from kybernate_shim.linux.ptrace import (
+    MAP_ANONYMOUS,
+    MAP_FIXED,
+    MAP_NORESERVE,
+    MAP_PRIVATE,
+    MAP_SHARED,
+    PROT_READ_WRITE,
+    Held,
+)
 from kybernate_shim.linux.tracee import InjectionFailed
 
 PAGE = 4096
@@ -40,15 +48,30 @@ class Lent:
     def map_private(self, fd: int, start: int, size: int, offset: int = 0) -> None:
         """Put a private, writable mapping of our file `fd` in place of what the process has at `start`."""
         abi = self._held.abi
-        theirs = self.hand_over(fd)
+        theirs = self._hand_over(fd)
         try:
             flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
             _checked(self._held.call(abi.mmap, start, size, PROT_READ_WRITE, flags, theirs, offset), "mmap")
         finally:
             self._held.call(abi.close, theirs)
 
-    def hand_over(self, fd: int) -> int:
-        """Give the process our descriptor, and return its number there. The caller closes it."""
+    def give_shareable(self, fd: int) -> int:
+        """Give the process our descriptor, and return its number there; the caller closes it.
+
+        What guards the process may forbid it to map the file as shared memory; that is a failure here, and not later.
+        """
+        abi = self._held.abi
+        theirs = self._hand_over(fd)
+        try:
+            start = self._held.call(abi.mmap, 0, PAGE, PROT_READ_WRITE, MAP_SHARED, theirs, 0)
+            _checked(self._held.call(abi.munmap, _checked(start, "mmap"), PAGE), "munmap")
+        except BaseException:
+            self._held.call(abi.close, theirs)
+            raise
+        return theirs
+
+    def _hand_over(self, fd: int) -> int:
+        """Return the number that our descriptor gets in the process."""
         held, page = self._held, self._page
         socket.send_fds(self._ours, [b"f"], [fd])
         vector = struct.pack("=QQ", page + BYTE, 1)

@@ -70,9 +70,12 @@ AT_ENTRY, AT_EXIT = 1, 2
 
 
 class Tracee:
-    """A stopped thread. Raises as the classes above say when it cannot be had by `deadline` (time.monotonic)."""
+    """A stopped thread. Raises as the classes above say when it cannot be had by `deadline` (time.monotonic).
 
-    def __init__(self, tid: int, abi: Abi, deadline: float) -> None:
+    It is made to make calls, or, `followed`, stops at its own ones.
+    """
+
+    def __init__(self, tid: int, abi: Abi, deadline: float, *, followed: bool = False) -> None:
         self.tid = tid
         self._abi = abi
         self._own: tuple[list[int], int] | None = None  # its registers and signal mask, while it has ours
@@ -82,7 +85,8 @@ class Tracee:
         try:
             _ptrace()(INTERRUPT, tid, 0, 0)
             self._await_event_stop(deadline)
-            self._suspend_seccomp()
+            if not followed:
+                self._suspend_seccomp()
         except BaseException as error:
             self.detach()
             if isinstance(error, OSError):
@@ -116,9 +120,17 @@ class Tracee:
         try:
             if self._own is not None:
                 self._come_back(math.inf)
-            _ptrace()(DETACH, self.tid, 0, 0)
         except TargetEnded:
-            pass
+            return
+        except OSError as error:
+            if error.errno != errno.ESRCH:
+                raise
+        self._detach(0)
+
+    def _detach(self, number: int) -> None:
+        """Let the thread go on without us, with the signal `number`; 0 for none."""
+        try:
+            _ptrace()(DETACH, self.tid, 0, number)
         except OSError as error:
             if error.errno != errno.ESRCH:
                 raise
@@ -147,28 +159,35 @@ class Tracee:
         """Return the result of the call at whose exit the thread stands; negative is -errno."""
         return ctypes.c_int64(self._call_info().words[0]).value
 
-    def change_arguments(self, changed: Mapping[int, int]) -> None:
-        """Change arguments, by their index, of the call at whose entry the thread stands."""
-        registers = self._registers()
-        for index, value in changed.items():
-            registers[self._abi.arguments[index]] = value % 2**64
-        self._set_registers(registers)
+    def change_arguments(self, changed: Mapping[int, int]) -> dict[int, int]:
+        """Change arguments, by their index, of the call at which the thread stands; return what they were.
+
+        They have to be put back at the call's exit: a program takes all but the result for unchanged.
+        """
+        try:
+            registers = self._registers()
+            before = {index: registers[self._abi.arguments[index]] for index in changed}
+            for index, value in changed.items():
+                registers[self._abi.arguments[index]] = value % 2**64
+            self._set_registers(registers)
+        except OSError as error:
+            raise self._translated(error) from error
+        return before
 
     def leave(self) -> None:
-        """Let go of a thread that stands at a call or is on its way to one."""
+        """Let go of a thread that stands at a call or is on its way to one, and wait for one deep in the kernel."""
+        number = 0
         try:
             if self._running:
                 _ptrace()(INTERRUPT, self.tid, 0, 0)
                 status = self._await_stop(math.inf)
                 number = 0 if os.WSTOPSIG(status) == CALL_STOP else _delivered(status)
-                _ptrace()(DETACH, self.tid, 0, number)
-            else:
-                _ptrace()(DETACH, self.tid, 0, 0)
         except TargetEnded:
-            pass
+            return
         except OSError as error:
             if error.errno != errno.ESRCH:
                 raise
+        self._detach(number)
 
     def _going(self, resume: Callable[[], None]) -> None:
         try:

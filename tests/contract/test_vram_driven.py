@@ -15,13 +15,15 @@ import psutil
 import pytest
 import structlog
 
+from kybernate_shim.checkpoint import vram_path
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.vram_path import WayOut
 from kybernate_shim.config import Gpu
 from kybernate_shim.cuda.vram.client import MODULE
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.digest import of_file
-from kybernate_shim.cuda.vram.errors import FileFailed, RegionChanged
+from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
+from kybernate_shim.cuda.vram.saved import mapped_files
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.memory import Region, read_maps
 from tests.fakes.actor import Actor, eventually
@@ -82,6 +84,10 @@ def digest(data: bytes) -> str:
 
 def descriptors(program: Actor) -> set[str]:
     return {str(fd.readlink()) for fd in Path(f"/proc/{program.pid}/fd").iterdir()}
+
+
+def open_image_files(program: Actor) -> set[str]:
+    return {name for name in descriptors(program) if "kybernate-vram" in name}
 
 
 def worker() -> psutil.Process:
@@ -180,7 +186,7 @@ def test_failed_checkpoint_leaves_the_driver_its_bytes(program: Actor, image: Pa
 
     run(body)
     assert program.computes()
-    assert not any("kybernate-vram" in name for name in descriptors(program))
+    assert open_image_files(program) == set()
 
 
 @pytest.mark.parametrize("change", ["maps['vram'].resize(4 << 20)", "maps['vram'].close()"], ids=["shrunk", "unmapped"])
@@ -207,13 +213,120 @@ def test_worker_that_is_killed_while_the_driver_works_costs_the_fast_way(program
             content = program.digest("vram")
         assert way.data_path.name == "plain"
         assert "ended with" in way.data_path.why
-        assert mapping(program).private_anonymous
-        assert program.digest("vram") == content
-        assert list(image.iterdir()) == []
+        assert open_image_files(program) == set()
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            assert mapping(program).private_anonymous
+            assert program.digest("vram") == content
+            assert list(image.iterdir()) == []
 
     run(body)
     assert program.computes()
-    assert not any("kybernate-vram" in name for name in descriptors(program))
+
+
+def test_worker_that_is_killed_before_the_driver_works_leaves_nothing(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image):
+            one = worker()
+            one.kill()
+            assert await asyncio.to_thread(eventually, lambda: not one.is_running())
+            program.region("vram", SIZE)
+        assert way.data_path.name == "plain"
+        assert (open_image_files(program), list(image.iterdir())) == (set(), [])
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            assert mapping(program).private_anonymous
+
+    run(body)
+    assert program.computes()
+
+
+def test_mapping_that_has_changed_without_a_worker_fails_the_checkpoint_alone(program: Actor, image: Path) -> None:
+    """Nothing was taken from the process: that its own memory is another now is no loss of ours."""
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            worker().kill()
+        program.ask("maps['vram'].close()")
+        with pytest.raises(NotTakenAway, match="changed what its driver had mapped"):
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                raise AssertionError("it was moved out")
+
+    run(body)
+    assert program.computes()
+
+
+def test_driver_that_takes_too_long_costs_the_fast_way(
+    program: Actor, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is complete when the driver is done, although nobody watches any more."""
+    monkeypatch.setattr(vram_path, "HOLD_SECONDS", 0.5)
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            assert mapping(program).perms == "rw-s"
+            assert eventually(program.computes)
+            program.fill("vram", MIB, 2 * MIB, seed=3)
+            content = program.digest("vram")
+        assert "took longer" in way.data_path.why
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            assert mapping(program).private_anonymous
+            assert program.digest("vram") == content
+            assert list(image.iterdir()) == []
+
+    run(body)
+    assert open_image_files(program) == set()
+
+
+def test_cancelled_watch_leaves_nothing(program: Actor, image: Path) -> None:
+    async def body(way: WayOut) -> None:
+        async def watch() -> None:
+            async with way.watching([program.pid], image):
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(watch())
+        assert await asyncio.to_thread(eventually, lambda: bool(open_image_files(program)))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (open_image_files(program), list(image.iterdir())) == (set(), [])
+
+    run(body)
+    assert program.computes()
+
+
+def test_child_of_the_process_has_nothing_of_it(program: Actor, image: Path) -> None:
+    """A dump of the child would look for the file, and a restore, too."""
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            pass
+        start = program.ask("where('vram')")
+        child = program.ask("os.fork() or signal.pause()")
+        try:
+            assert any(one.start <= start < one.end for one in read_maps(program.pid))
+            assert not any(one.start <= start < one.end for one in read_maps(child))
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+    run(body)
+
+
+def test_file_of_the_same_number_on_another_filesystem_is_not_taken_for_it(
+    program: Actor, image: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", other], check=True)
+    try:
+        for directory in (image, other):
+            (directory / "kybernate-vram-1-0.bin").write_bytes(bytes(SIZE))
+        assert len({(one / "kybernate-vram-1-0.bin").stat().st_ino for one in (image, other)}) == 1
+        path = str(other / "kybernate-vram-1-0.bin")
+        program.ask(f"maps.update(vram=mmap.mmap(os.open({path!r}, os.O_RDWR), 0))")
+        assert mapping(program).perms == "rw-s"
+        assert mapped_files([program.pid], image) == {}
+        assert mapped_files([program.pid], other).keys() == {program.pid}
+    finally:
+        subprocess.run(["umount", "--lazy", other], check=True)
 
 
 def test_worker_that_is_killed_before_it_takes_away_costs_the_fast_way(program: Actor, image: Path) -> None:

@@ -25,7 +25,7 @@ from kybernate_shim.checkpoint.manifest import File, Host, Manifest, Program, So
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut
 from kybernate_shim.config import Gpu
-from kybernate_shim.cuda.vram.client import MODULE, vram_worker
+from kybernate_shim.cuda.vram.client import MODULE, WorkerLost, vram_worker
 from kybernate_shim.cuda.vram.errors import DigestMismatch, FileFailed, RegionChanged, VramError
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.memory import Region
@@ -486,10 +486,21 @@ def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image:
     run(body)
 
 
+def test_worker_that_fails_in_an_unforeseen_way_is_lost(program: Actor) -> None:
+    async def body(children: Children) -> None:
+        async with vram_worker(children) as worker:
+            with pytest.raises(WorkerLost, match=r"status 1: .*TypeError"):
+                await worker.ask("watch", pid=program.pid)
+
+    run(body)
+    assert program.computes()
+
+
 def test_worker_ends_with_its_shim(program: Actor) -> None:
     async def body(children: Children) -> None:
         async with vram_worker(children) as worker:
-            await worker.ask("watch", pids=[program.pid], seconds=60)
+            names = {program.pid: program.pid}
+            await worker.ask("watch", pids=[program.pid], seconds=60, directory="/nowhere", names=names, threads=2)
             process = psutil.Process(worker.pid)
             worker._writer.close()
             await asyncio.to_thread(process.wait, 10)

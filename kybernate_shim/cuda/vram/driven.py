@@ -4,14 +4,15 @@ The driver's copy of the VRAM is one large mapping, which one of its threads mak
 That mapping is caught while it is made, and made of the file. The file's pages are made by threads of ours meanwhile,
 which takes half the time that the driver's one thread needs. Afterwards the file is digested, and the process gets
 empty memory in its place, as a dump and a restore expect it.
+
+Whether a process has the file, only its memory map tells: whoever worked on that may have been killed.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,32 +22,28 @@ from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.digest import Tree
 from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
-from kybernate_shim.cuda.vram.saved import SavedRegion, mapped_files
-from kybernate_shim.linux.mapping_catch import Caught, MappingCatch
-from kybernate_shim.linux.ptrace import Held
+from kybernate_shim.cuda.vram.saved import SavedRegion, mapped_files, open_files
+from kybernate_shim.linux.mapping_catch import MappingCatch
+from kybernate_shim.linux.ptrace import MADV_DONTFORK, Held
 from kybernate_shim.linux.remote_map import lending
 from kybernate_shim.linux.tracee import InjectionFailed
+
+END_SECONDS = 5.0  # for the driver's threads to come out of the kernel, which they do in microseconds when it is done
 
 
 @dataclass
 class Driven:
-    """The driver's file of one process: `offered` by a catch that runs, and `caught` if the driver has taken it."""
+    """The driver's file of one process: offered by a catch that runs, until `settle` finds the `region` made of it."""
 
     pid: int
     file: files.RoomyFile
     theirs: int  # its descriptor in the process
     catch: MappingCatch
-    caught: Caught | None = None
+    region: SavedRegion | None = None  # not digested
 
     @property
     def size(self) -> int:
-        return _whole_pages(self.caught.size) if self.caught is not None else 0
-
-    @property
-    def undigested(self) -> SavedRegion:
-        """What is known of a file that the driver has taken."""
-        assert self.caught is not None
-        return SavedRegion(self.file.path.name, self.caught.start, self.size, self.size, "")
+        return self.region.size if self.region is not None else 0
 
 
 def offer(held: Held, path: Path, threads: int) -> Driven | None:
@@ -54,38 +51,40 @@ def offer(held: Held, path: Path, threads: int) -> Driven | None:
 
     The file must be on a tmpfs. `settle` has to follow.
     """
-    try:
-        file = files.RoomyFile(path)
-    except FileFailed:
-        return None
-    theirs = -1
 
     def wanted(size: int) -> int | None:
         try:
-            file.make_room(_whole_pages(size), threads)
+            file.make_room(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE, threads)
         except FileFailed:
             return None  # no room: the driver gets its memory, and what it puts there is copied
         return theirs
 
-    try:
-        with lending(held) as lent:
-            theirs = lent.hand_over(file.fileno())
-        catch = MappingCatch(held.spared, held.abi, SMALLEST_BYTES, wanted, seconds=held.seconds)
-        catch.__enter__()
-    except InjectionFailed:
-        if theirs >= 0:
-            held.call(held.abi.close, theirs)
-        file.remove()
-        return None
-    return Driven(held.pid, file, theirs, catch)
+    with ExitStack() as undo:
+        try:
+            file = files.RoomyFile(path)
+            undo.callback(file.remove)
+            with lending(held) as lent:
+                theirs = lent.give_shareable(file.fileno())
+            undo.callback(_close, held, theirs)
+            catch = MappingCatch(held.spared, held.abi, SMALLEST_BYTES, wanted, seconds=held.seconds)
+            catch.start()
+        except (FileFailed, InjectionFailed):
+            return None
+        undo.pop_all()
+        return Driven(held.pid, file, theirs, catch)
 
 
 def settle(driven: Driven, held: Held) -> None:
     """End the catch while the process still stands, and remove a file that the driver has not taken."""
-    driven.caught = driven.catch.end()
-    with suppress(InjectionFailed):  # a process that has ended has no descriptors
-        held.call(held.abi.close, driven.theirs)
-    if driven.caught is None:
+    driven.catch.end(END_SECONDS)
+    _close(held, driven.theirs)
+    path = driven.file.path
+    found = mapped_files([driven.pid], path.parent).get(driven.pid)
+    if found is not None and found.file == path.name:
+        driven.region = found
+        with suppress(InjectionFailed):  # a child that had it would not be dumped without it
+            held.call(held.abi.madvise, found.start, found.size, MADV_DONTFORK)
+    else:
         driven.file.remove()
 
 
@@ -95,8 +94,8 @@ def take_away(driven: Driven, announce: Callable[[SavedRegion], None], how: Tran
     Pieces that are all zero become holes. Raises a VramError: the process has its bytes then, in the file's pages,
     whatever becomes of the file's name.
     """
-    assert driven.caught is not None
-    file, size, start = driven.file, driven.size, driven.caught.start
+    assert driven.region is not None
+    file, start, size = driven.file, driven.region.start, driven.size
     tree = Tree(size, how.piece_bytes)
     data: list[int] = []
     view = file.view
@@ -109,10 +108,10 @@ def take_away(driven: Driven, announce: Callable[[SavedRegion], None], how: Tran
         return piece.size
 
     crew.run(crew.pieces([(None, size, how.piece_bytes)]), add, how)
-    saved = SavedRegion(file.path.name, start, size, sum(data), tree.text())
+    saved = replace(driven.region, data_bytes=sum(data), digest=tree.text())
     try:
         with Held(driven.pid) as held:
-            if not still_has(driven.pid, saved, file.path.parent):
+            if not _still_has(driven.pid, saved, file.path.parent):
                 raise RegionChanged(f"process {driven.pid}: the {size} bytes at {start:#x} are not all there any more")
             announce(saved)
             held.map_anonymous(start, size)
@@ -125,39 +124,46 @@ def take_away(driven: Driven, announce: Callable[[SavedRegion], None], how: Tran
 def made_private(pid: int, region: SavedRegion, directory: Path) -> SavedRegion:
     """Undo `settle`, or `take_away` at any point: afterwards the region's memory is the process's own, and empty.
 
-    Return the region with the digest of its file, from which it is to be filled. Raises a VramError, and can be
-    called again then.
+    Return the region with the digest of its file, from which it is to be filled. Can be called again after a failure.
+    Raises a VramError; NotTakenAway with the process's bytes where they were.
     """
-    if still_has(pid, region, directory):
+    if _still_has(pid, region, directory):
         try:
             with Held(pid) as held:
                 held.map_anonymous(region.start, region.size)
-                for theirs in _descriptors(pid, directory / region.file):  # of a catch that was killed
-                    held.call(held.abi.close, theirs)
         except InjectionFailed as error:
             target.require_alive(pid)
             raise NotTakenAway(f"process {pid} cannot be given memory of its own: {error}") from error
     if region.digest:
         return region
+    try:
+        target.require_mapped(pid, [(region.start, region.end)])
+    except RegionChanged as error:
+        raise NotTakenAway(f"{error}: it has changed what its driver had mapped") from error
     found = digest.of_file(directory / region.file, Transfer().piece_bytes, Transfer())
     return replace(region, digest=found)
 
 
-def still_has(pid: int, region: SavedRegion, directory: Path) -> bool:
+def close_files(pid: int, directory: Path) -> None:
+    """Close what a worker that was killed has left open in a process of the files of `directory`."""
+    left = open_files(pid, directory)
+    if not left:
+        return
+    try:
+        with Held(pid) as held:
+            for theirs in left:
+                held.call(held.abi.close, theirs)
+    except InjectionFailed as error:
+        target.require_alive(pid)
+        raise NotTakenAway(f"process {pid} still has a file of {directory} open: {error}") from error
+
+
+def _still_has(pid: int, region: SavedRegion, directory: Path) -> bool:
     """Tell whether a process has the file of `region` mapped there, as before `take_away`: then nothing is missing."""
     has = mapped_files([pid], directory).get(pid)
     return has is not None and (has.file, has.start, has.size) == (region.file, region.start, region.size)
 
 
-def _descriptors(pid: int, path: Path) -> list[int]:
-    wanted = path.stat()
-    found = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            if os.path.samestat(fd.stat(), wanted):
-                found.append(int(fd.name))
-    return found
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+def _close(held: Held, theirs: int) -> None:
+    with suppress(InjectionFailed):  # a process that has ended has no descriptors
+        held.call(held.abi.close, theirs)

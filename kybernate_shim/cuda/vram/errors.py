@@ -44,7 +44,7 @@ class NotDropped(VramError):
 
 
 class NotTakenAway(VramError):
-    """The driver's copy is in a file of the image, and has to stay the process's, which has its bytes as they were."""
+    """The driver's copy is in a file of the image and has to stay there; the process has its bytes as they were."""
 
 
 class NoArena(VramError):

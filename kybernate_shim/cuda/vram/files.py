@@ -129,13 +129,21 @@ class RoomyFile:
         return memoryview(self._map)
 
     def make_room(self, size: int, threads: int) -> None:
-        """Make it `size` bytes long, a multiple of the page, all of them in memory."""
+        """Make it `size` bytes long, a multiple of the page, all of them in memory; after a failure it is empty."""
         try:
+            space = os.fstatvfs(self._fd)
+            if space.f_blocks and space.f_bavail * space.f_frsize < size:  # no blocks at all: nothing limits it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._fd, size)
             self._map = mmap.mmap(self._fd, size)
+            self._populate(self._map, threads)
         except OSError as error:
-            raise FileFailed(f"{self.path} cannot be made {size} bytes long: {error.strerror}") from error
-        anchor = ctypes.c_char.from_buffer(self._map)
+            self._map = None
+            os.ftruncate(self._fd, 0)
+            raise FileFailed(f"{self.path} cannot be made {size} bytes large: {error.strerror}") from error
+
+    def _populate(self, pages: mmap.mmap, threads: int) -> None:
+        anchor, size = ctypes.c_char.from_buffer(pages), len(pages)
         share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
 
         def populate(start: int) -> int:
@@ -146,8 +154,8 @@ class RoomyFile:
         with ThreadPoolExecutor(threads) as pool:
             numbers = [number for number in pool.map(populate, range(0, size, share)) if number]
         if numbers:
-            reason = os.strerror(errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0])
-            raise FileFailed(f"{self.path} cannot be made {size} bytes large: {reason}")
+            number = errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0]
+            raise OSError(number, os.strerror(number))
 
     def punch(self, offset: int, size: int) -> None:
         """Give the memory of a range back, which reads as zeros then."""

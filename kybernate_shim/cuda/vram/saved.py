@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kybernate_shim.linux.memory import read_maps
+from kybernate_shim.linux.memory import Region, read_maps
 
 FILES = "kybernate-vram-*.bin"
 SHARED = "rw-s"
@@ -34,18 +36,39 @@ class SavedRegion:
 
 
 def mapped_files(pids: Iterable[int], directory: Path) -> dict[int, SavedRegion]:
-    """Return, by process, the file of `directory` that it has mapped as shared memory, without its digest."""
-    files = {file.stat().st_ino: file for file in directory.glob(FILES)}
+    """Return, by process, the file of `directory` that it has mapped as shared memory, wholly, without its digest."""
+    files = {(status.st_dev, status.st_ino): (file.name, status.st_size) for file, status in _looked_at(directory)}
     found = {}
     for pid in pids if files else ():
-        try:
-            maps = read_maps(pid)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        for one in maps:
-            if one.perms == SHARED and one.inode in files:
-                found[pid] = SavedRegion(files[one.inode].name, one.start, one.size, one.size, "")
+        for one in _maps(pid):
+            name, size = files.get((one.device, one.inode), ("", 0))
+            if one.perms == SHARED and name and one.size == size:
+                found[pid] = SavedRegion(name, one.start, size, size, "")
     return found
+
+
+def open_files(pid: int, directory: Path) -> list[int]:
+    """Return the descriptors that a process has of the files of `directory`."""
+    files = [status for _, status in _looked_at(directory)]
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir() if files else ():
+            with suppress(OSError):  # it has closed that one
+                status = descriptor.stat()
+                if any(os.path.samestat(status, one) for one in files):
+                    found.append(int(descriptor.name))
+    return found
+
+
+def _looked_at(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    return [(file, file.stat()) for file in directory.glob(FILES)]
+
+
+def _maps(pid: int) -> list[Region]:
+    try:
+        return read_maps(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # it has ended
 
 
 def file_name(pid: int, number: int) -> str:

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -103,14 +104,15 @@ class Desk:
             found = {pid: appeared(before, read_maps(pid)) for pid, before in self._before.items()}
         finally:
             held = self._release()
-        self._driven = {pid: one for pid, one in self._driven.items() if one.caught is not None}
         if not held:
             text = f"the driver took longer than {self._expiry.interval:g} s, and the threads were let go"
-            raise HoldExpired(text) if not self._driven else NotTakenAway(text)
+            raise HoldExpired(text)
         self._found = found
+        taken = {pid: one.region for pid, one in self._driven.items() if one.region is not None}
+        self._driven = {pid: self._driven[pid] for pid in taken}
         return {
             "found": {pid: sum(region.size for region in regions) for pid, regions in self._found.items()},
-            "driven": {pid: asdict(one.undigested) for pid, one in self._driven.items()},
+            "driven": {pid: asdict(region) for pid, region in taken.items()},
         }
 
     def let_go(self) -> None:
@@ -168,7 +170,11 @@ class Desk:
             prove(pid, mapped, Path(directory), how)
 
     def put_back(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int) -> None:
-        """Undo `save`, also of what has no digest because it was never taken away; nothing may cancel it."""
+        """Undo `save`, also of what has no digest because it was never taken away; nothing may cancel it.
+
+        What fails for one process is raised after the others have got theirs; NotTakenAway only if nothing is missing.
+        """
+        failures: list[VramError] = []
         for pid, announced in _by_pid(regions):
             try:
                 saved = [driven.made_private(pid, one, Path(directory)) for one in announced]
@@ -176,6 +182,16 @@ class Desk:
                     put_back(pid, saved[first : first + OPEN_FILES], Path(directory), self._how(threads))
             except TargetGone:
                 continue  # who has ended needs no bytes
+            except VramError as error:
+                failures.append(error)
+        if failures:
+            raise min(failures, key=lambda error: isinstance(error, NotTakenAway))
+
+    def close_files(self, *, pids: list[int], directory: str) -> None:
+        """Take the files of `directory` from processes that a worker which was killed has given them to."""
+        for pid in pids:
+            with suppress(TargetGone):
+                driven.close_files(pid, Path(directory))
 
     def hold_arena(self, *, pids: list[int]) -> None:
         """Keep what the arena has of processes there, for `save_arena`, although they may end before."""
@@ -266,6 +282,10 @@ def _work(desk: Desk, jobs: queue.SimpleQueue[dict[str, Any]], send: Send) -> No
             send({"failed": HoldRefused.__name__, "text": str(error)})
         except (VramError, OSError) as error:
             send({"failed": type(error).__name__, "text": str(error)})
+        except BaseException:  # noqa: BLE001  # the shim would wait for ever for a worker that has lost this thread
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
 
 
 if __name__ == "__main__":

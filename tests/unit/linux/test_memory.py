@@ -33,6 +33,10 @@ def test_maps_lines_become_regions() -> None:
     assert regions[1] == Region(0x7F1A00000000, 0x7F1E26A00000, "rw-p", 0, "")
     assert regions[1].size == 17_827_889_152 - 17_827_889_152 % 4096
     assert [region.name for region in regions[3:6]] == ["[anon: arena 1]", "/dev/zero (deleted)", "/opt/a b/lib.so"]
+    assert [(os.major(one.device), os.minor(one.device), one.inode) for one in regions[4:6]] == [
+        (0, 1, 1024),
+        (8, 1, 77),
+    ]
     assert [region.private_anonymous for region in regions] == [False, True, False, True, False, False, False]
 
 
