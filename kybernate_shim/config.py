@@ -190,10 +190,11 @@ class Gpu:
         "whether VRAM bytes travel beside CRIU, by several threads, or through it",
         by=OPTIONS,
     )
-    huge_pages: Literal["node", "off"] = setting(
-        "node",
-        _among("node", "off"),
-        "whether the node's switch for transparent huge pages is `always` while VRAM moves; it halves that time",
+    huge_pages: Literal["process", "node", "off"] = setting(
+        "process",
+        _among("process", "node", "off"),
+        "whether VRAM moves into huge pages, which halves the time: of its process alone, or by the node's switch,"
+        " which is `always` meanwhile, for all programs",
     )
     threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 16", by=OPTIONS)
     arena: int = setting(

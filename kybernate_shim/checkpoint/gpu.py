@@ -23,7 +23,7 @@ from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
-from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, huge_pages
+from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, hastened
 from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
 from kybernate_shim.cuda.claim import claimed
 from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
@@ -172,7 +172,7 @@ class CudaAccelerator:
             left = await self._leave(
                 helper,
                 operation,
-                around=lambda size: self._only_huge_pages,
+                around=lambda size: partial(self._hastened, size=size),
                 force=force,
                 lock_seconds=lock_seconds,
                 arena=True,
@@ -207,8 +207,8 @@ class CudaAccelerator:
         return left
 
     @asynccontextmanager
-    async def _only_huge_pages(self, pids: Sequence[int]) -> AsyncIterator[None]:
-        with huge_pages(self._settings, self._log):
+    async def _hastened(self, pids: Sequence[int], taken: int, *, size: int) -> AsyncIterator[None]:
+        async with hastened(self._target.children, self._settings, self._log, pids, size - taken):
             yield
 
     async def _leave(

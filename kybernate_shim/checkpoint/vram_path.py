@@ -34,6 +34,7 @@ from kybernate_shim.logs import Log
 PLAIN_INSTEAD = (HoldRefused, TargetRefused, NotDropped, WorkerLost)
 HOLD_SECONDS = 10.0
 SLOWEST_RATE = 512 << 20  # bytes a second; the driver was measured to move 1.9 GB/s with small pages
+HASTE_BYTES = 2 << 30  # below, a worker's start costs what its help saves
 BY_THE_DRIVER = "the driver wrote into the image itself"
 LET_GO_SECONDS = 30.0  # longer than the worker itself waits for a thread deep in the driver
 ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is replaced for the second
@@ -69,10 +70,10 @@ class WayOut:
         return {pid: region.size for pid, region in self._driven.items()}
 
     @asynccontextmanager
-    async def watching(self, pids: Sequence[int], image: Path, size: int = 0) -> AsyncIterator[None]:
+    async def watching(self, pids: Sequence[int], taken: int = 0, *, image: Path, size: int = 0) -> AsyncIterator[None]:
         """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
 
-        Where `image` is in memory, the driver is had to put it there.
+        Where `image` is in memory, the driver is had to put it there. `taken` bytes are away already.
 
         Their threads stand still meanwhile, but only as long as a slow driver takes: it would wait for ever for a lock,
         such as an allocator's, that one of them happens to hold. Then they go on, and the bytes go the plain way.
@@ -80,7 +81,7 @@ class WayOut:
         with huge_pages(self._settings, self._log):
             if not pids:
                 self.data_path = DataPath("plain", "the processes were off their GPUs before")
-            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size):
+            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size - taken):
                 yield
                 return
             assert self._worker is not None
@@ -102,12 +103,16 @@ class WayOut:
 
     async def _watch(self, pids: Sequence[int], image: Path, size: int) -> bool:
         self._watched = pids, image
-        seconds = HOLD_SECONDS + size / SLOWEST_RATE
         names = {pid: inner_pid(pid) or pid for pid in pids}
         try:
             self._worker = await self._stack.enter_async_context(vram_worker(self._children))
             await self._worker.ask(
-                "watch", pids=list(pids), seconds=seconds, names=names, **_how(image, self._settings)
+                "watch",
+                pids=list(pids),
+                seconds=_patience(size),
+                names=names,
+                huge=self._settings.huge_pages != "off",
+                **_how(image, self._settings),
             )
         except VramError as error:
             await self._go_plain(error)
@@ -281,7 +286,37 @@ class WayBack:
         """Compare the rest of the digests, while the driver uses the memory. Raises a VramError, as `fill` does."""
         if image.manifest.vram:
             assert self._worker is not None
-            await self._worker.ask("prove", **_how(image.path, self._settings))
+            await self._worker.ask("prove")
+
+
+@asynccontextmanager
+async def hastened(
+    children: Spawner, settings: Settings, log: Log, pids: Sequence[int], size: int
+) -> AsyncIterator[None]:
+    """Enclose a CUDA checkpoint of `pids`, of `size` bytes that stay in them, and make the memory for these meanwhile.
+
+    The driver would make it in one thread. What stands in the way costs nothing but time.
+    """
+    with huge_pages(settings, log):
+        async with AsyncExitStack() as stack:
+            if settings.data_path == "fast" and size >= HASTE_BYTES:
+                try:
+                    worker = await stack.enter_async_context(vram_worker(children))
+                    await worker.ask(
+                        "hasten",
+                        pids=list(pids),
+                        seconds=_patience(size),
+                        threads=settings.threads,
+                        huge=settings.huge_pages != "off",
+                    )
+                except VramError as error:
+                    log.warning("vram.not_hastened", error=str(error))
+            yield
+
+
+def _patience(size: int) -> float:
+    """Return how long a slow driver may need for so many bytes."""
+    return HOLD_SECONDS + size / SLOWEST_RATE
 
 
 def _how(image: Path, settings: Settings) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 The driver maps the copy and fills it in one call, with small pages unless something asks for huge ones:
 
     off      nothing is done (measured with 16 GiB: 8.4 s out and 2.6 s back, instead of 5.0 and 2.0)
+    process  the driver's mapping is caught while it is made, and advised before it is filled: `vram.prefault` does that
     node     set the node's switch to "always" for the duration: every program that faults memory meanwhile is affected
 
-Tried and of no use: to watch the process's map during the call and advise each mapping that appears, by a call made in
-the process. The driver faults its mapping in as soon as it has it, and the advice has to wait for the lock that it
-holds meanwhile: after 13 GiB, 2 MiB were huge (H100, driver 580.159.04).
+Tried and of no use: to advise a mapping once it is seen in the process's map. The driver faults it in as soon as it has
+it, and the advice has to wait for the lock that it holds meanwhile: after 13 GiB, 2 MiB were huge (H100, 580.159.04).
 Rejected: prctl (PR_SET_THP_DISABLE and its PR_THP_DISABLE_EXCEPT_ADVISED can only forbid, up to Linux 6.18), memory
 cgroups (they have no such setting), process_madvise (takes no MADV_HUGEPAGE for another process).
 """
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-Mode = Literal["off", "node"]
+Mode = Literal["off", "process", "node"]
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 STATE = Path("/run/kybernate/huge-pages")
 
@@ -32,8 +32,8 @@ class HugePagesUnavailable(Exception):
 
 @contextmanager
 def huge_pages(mode: Mode) -> Iterator[None]:
-    """Have what processes fault in meanwhile filled with huge pages, if `mode` says so. Raises HugePagesUnavailable."""
-    if mode == "off":
+    """Set the node's switch for as long as the context lasts, if `mode` says so. Raises HugePagesUnavailable."""
+    if mode != "node":
         yield
         return
     with node_wide():

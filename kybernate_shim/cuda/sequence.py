@@ -23,7 +23,7 @@ from kybernate_shim.cuda.errors import CudaError, CudaHelperLost, GpuPair
 from kybernate_shim.cuda.processes import ListPids, lock_all
 
 T = TypeVar("T")
-Around = Callable[[Sequence[int]], AbstractAsyncContextManager[None]]
+Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[None]]  # pids, and the bytes taken before
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ async def suspend(
     limits: Limits = DEFAULT_LIMITS,
     *,
     note: Callable[[Sequence[int]], None] = lambda pids: None,
-    around: Around = lambda pids: nullcontext(),
+    around: Around = lambda pids, taken: nullcontext(),
     arena: bool = False,
 ) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
@@ -82,7 +82,7 @@ async def suspend(
     them must not want it.
 
     `note` is told of all processes that may be locked by now, each time before more are. `around` is what encloses the
-    checkpoint of locked processes; it must not raise by itself.
+    checkpoint of locked processes, and is told how much of them the arena has taken; it must not raise by itself.
     Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
     well, the notes of the error name the processes and what is wrong with them.
     """
@@ -102,7 +102,7 @@ async def suspend(
         if arena:
             take = helper.take(suspended.pids, limits.checkpoint)
             suspended.taken = await _moved(suspended.steps, "arena-take", take)
-        async with around(suspended.pids):
+        async with around(suspended.pids, suspended.taken.bytes):
             await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
     except BaseException as error:  # CancelledError included: cancelled must not mean locked for ever
         await undisturbed(_add_notes(error, bring_back(helper, touched, limits)))

@@ -1,16 +1,16 @@
-"""A mapping that a thread of another process is about to make, caught by ptrace and made of a file of ours instead.
+"""A mapping that a thread of another process is about to make, caught by ptrace and made as somebody else plans it.
 
-Who asks for much private anonymous memory, to fill it, gets a shared mapping of that file: what it writes is in the
-file then, and nobody has to copy it there. Source: ptrace(2), "Syscall-stops" and PTRACE_GET_SYSCALL_INFO.
+Source: ptrace(2), "Syscall-stops" and PTRACE_GET_SYSCALL_INFO.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import NamedTuple, Protocol
 
-from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ_WRITE
+from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ_WRITE
 from kybernate_shim.linux.syscall_abi import Abi
 from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee
 
@@ -18,23 +18,56 @@ MAP_POPULATE = 0x8000
 FLAGS, DESCRIPTOR, OFFSET = 3, 4, 5  # of mmap's arguments
 NONE = 2**32 - 1  # the descriptor -1, of which only 32 bits count
 PAUSE = 0.0001  # between two looks; the driver makes some 1000 calls for a checkpoint
+END_SECONDS = 5.0  # for threads to come out of the kernel, which takes microseconds where nothing is wrong
+
+Call = Callable[..., int]  # makes a system call in the thread, by its number; negative results are -errno
+
+
+class Asked(NamedTuple):
+    """The arguments of an mmap."""
+
+    address: int
+    size: int
+    protection: int
+    flags: int
+    descriptor: int
+    offset: int
+
+    @property
+    def private_anonymous(self) -> bool:
+        """Whether it is for memory to read and to write, wherever the kernel likes to have it."""
+        plain = self.flags & ~MAP_POPULATE == MAP_PRIVATE | MAP_ANONYMOUS and self.descriptor & NONE == NONE
+        return plain and self.protection == PROT_READ_WRITE
+
+    @property
+    def populated(self) -> bool:
+        """Whether its pages are made at once."""
+        return bool(self.flags & MAP_POPULATE)
+
+
+class Plan(Protocol):
+    """What is to become of a mapping. The thread waits meanwhile."""
+
+    def change(self, asked: Asked) -> Mapping[int, int] | None:
+        """Return what to change of the arguments, by their index; None to leave this mapping alone."""
+        ...
+
+    def made(self, start: int, call: Call) -> None:
+        """Do what is to be done before the thread goes on with the mapping that was changed."""
+        ...
 
 
 class MappingCatch:
-    """Watches the calls of `tids` from `start` to `end`, and changes the first mmap of `smallest` bytes or more.
+    """Watches the calls of `tids` from `start` to `end`, or until one mapping has been changed by `plan`.
 
-    `offer` is told how many bytes are wanted, while the thread waits, and returns the number that our file's descriptor
-    has in the process, or None to let it be. Whether it has been mapped then is for the process's map to tell. A thread
-    that ends is no failure. Whoever is watched goes on as it was asked to when we die.
+    Whether it was made then is for the process's map to tell. A thread that ends is no failure. Whoever is watched goes
+    on with what it has asked for when we die.
     """
 
-    def __init__(
-        self, tids: Sequence[int], abi: Abi, smallest: int, offer: Callable[[int], int | None], *, seconds: float
-    ) -> None:
+    def __init__(self, tids: Sequence[int], abi: Abi, plan: Plan, *, seconds: float) -> None:
         self._tids = tids
         self._abi = abi
-        self._smallest = smallest
-        self._offer = offer
+        self._plan = plan
         self._seconds = seconds
         self._over = False  # there is nothing to look for any more
         self._changed: tuple[int, dict[int, int]] | None = None  # who is in the changed call, and its own arguments
@@ -50,7 +83,7 @@ class MappingCatch:
             self._thread.join()
             raise self._failure
 
-    def end(self, seconds: float) -> None:
+    def end(self, seconds: float = END_SECONDS) -> None:
         """Let the threads go, one in the changed call behind that.
 
         One that is so deep in the kernel that it takes longer than `seconds` is let go of when it comes out.
@@ -93,23 +126,16 @@ class MappingCatch:
         """See a call at its entry or at its exit."""
         if (entry := tracee.entered()) is not None:
             number, arguments = entry
-            if number == self._abi.mmap and self._changed is None and self._is_wanted(arguments):
-                self._catch(tracee, arguments)
+            if number == self._abi.mmap and self._changed is None:
+                changes = self._plan.change(Asked(*arguments))
+                if changes is not None:
+                    self._changed = tracee.tid, tracee.change_arguments(changes)
         elif self._changed is not None and self._changed[0] == tracee.tid:
+            self._over = True
+            start = tracee.returned()
             tracee.change_arguments(self._changed[1])
-            self._over = True
+            if start > 0:
+                self._plan.made(start, self._call_of(tracee))
 
-    def _is_wanted(self, arguments: Sequence[int]) -> bool:
-        _, size, protection, flags, descriptor, _ = arguments
-        anonymous = flags & ~MAP_POPULATE == MAP_PRIVATE | MAP_ANONYMOUS and descriptor & NONE == NONE
-        return anonymous and protection == PROT_READ_WRITE and size >= self._smallest
-
-    def _catch(self, tracee: Tracee, arguments: Sequence[int]) -> None:
-        size, flags = arguments[1], arguments[FLAGS]
-        descriptor = self._offer(size)
-        if descriptor is None:
-            self._over = True
-            return
-        shared = flags & ~(MAP_PRIVATE | MAP_ANONYMOUS) | MAP_SHARED
-        own = tracee.change_arguments({FLAGS: shared, DESCRIPTOR: descriptor, OFFSET: 0})
-        self._changed = tracee.tid, own
+    def _call_of(self, tracee: Tracee) -> Call:
+        return lambda number, *arguments: tracee.call_here(number, arguments, monotonic() + self._seconds)

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+MOST_VECTORS = 1024  # of one call: the kernel's UIO_MAXIOV
+
 
 class Region(NamedTuple):
     """One line of /proc/PID/maps: addresses in bytes, `perms` such as "rw-p", `name` empty for anonymous memory.
@@ -83,6 +85,26 @@ def read_into(pid: int, address: int, buffer: int, size: int) -> None:
 def write_from(pid: int, address: int, buffer: int, size: int) -> None:
     """Copy `size` bytes at our own address `buffer` to `address` of process `pid`. Raises as read_into."""
     _copy("process_vm_writev", pid, address, buffer, size)
+
+
+def touch(pid: int, start: int, end: int, step: int) -> None:
+    """Have the kernel make the pages of a range of another process, by writing a zero into each `step` bytes.
+
+    `step` is the size of a page, a power of two. For memory that nobody uses yet. Raises as write_from.
+    """
+    zeros = ctypes.create_string_buffer(MOST_VECTORS)
+    addresses = [max(start, address) for address in range(start - start % step, end, step)]
+    call = _libc().process_vm_writev
+    for first in range(0, len(addresses), MOST_VECTORS):
+        some = addresses[first : first + MOST_VECTORS]
+        theirs = (_IoVec * len(some))(*(_IoVec(address, 1) for address in some))
+        ours = _IoVec(ctypes.addressof(zeros), len(some))
+        copied = call(pid, ctypes.byref(ours), 1, theirs, len(some), 0)
+        if copied < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"process_vm_writev of process {pid} at {some[0]:#x}: {os.strerror(number)}")
+        if copied < len(some):
+            raise ShortCopy(f"process {pid}: {copied} of {len(some)} pages from {some[0]:#x} on")
 
 
 def _copy(name: str, pid: int, address: int, buffer: int, size: int) -> None:

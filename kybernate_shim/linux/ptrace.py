@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -193,6 +194,16 @@ def _abi() -> Abi:
     if abi is None:
         raise TracingRefused("calls can be made in another process on x86-64 and arm64 only")
     return abi
+
+
+def threads_named(pid: int, wanted: Callable[[str], bool]) -> list[int]:
+    """Return the threads of a process whose names are `wanted`."""
+    found = []
+    for tid in _threads(pid):
+        with suppress(TargetEnded):
+            if wanted(_name(pid, tid)):
+                found.append(tid)
+    return sorted(found)
 
 
 def _threads(pid: int) -> list[int]:

@@ -159,6 +159,14 @@ class Tracee:
         """Return the result of the call at whose exit the thread stands; negative is -errno."""
         return ctypes.c_int64(self._call_info().words[0]).value
 
+    def call_here(self, number: int, arguments: Sequence[int], deadline: float) -> int:
+        """Do as `call` at the exit of one of the thread's own calls, by the very instruction of that."""
+        try:
+            address = self._registers()[self._abi.pc] - len(self._abi.instruction)
+        except OSError as error:
+            raise self._translated(error) from error
+        return self.call(address, number, arguments, deadline)
+
     def change_arguments(self, changed: Mapping[int, int]) -> dict[int, int]:
         """Change arguments, by their index, of the call at which the thread stands; return what they were.
 

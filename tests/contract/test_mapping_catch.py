@@ -9,16 +9,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.mapping_catch import MappingCatch
+from kybernate_shim.cuda.vram.prefault import prefaulting
+from kybernate_shim.linux.mapping_catch import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MappingCatch, Plan
 from kybernate_shim.linux.memory import read_maps
+from kybernate_shim.linux.ptrace import MAP_SHARED, Held
 from kybernate_shim.linux.syscall_abi import of_this_machine
 from tests.fakes.actor import eventually
+from tests.fakes.memory_process import MemoryProcess
 
 pytestmark = pytest.mark.root
 
@@ -55,10 +59,26 @@ def running(*argv: str | Path, fd: int = -1) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def catch(process: subprocess.Popen[str], offer: Callable[[int], int | None]) -> MappingCatch:
+@dataclass
+class OfFile:
+    """The plan that large memory is a shared mapping of a file; -1 for none."""
+
+    fd: int = -1
+    made_at: list[int] = field(default_factory=list)
+
+    def change(self, asked: Asked) -> Mapping[int, int] | None:
+        if self.fd < 0 or not asked.private_anonymous or asked.size < 2 * MIB:
+            return None
+        return {FLAGS: MAP_SHARED, DESCRIPTOR: self.fd, OFFSET: 0}
+
+    def made(self, start: int, call: Call) -> None:
+        self.made_at.append(start)
+
+
+def catch(process: subprocess.Popen[str] | MemoryProcess, plan: Plan) -> MappingCatch:
     abi = of_this_machine()
     assert abi is not None
-    return MappingCatch([process.pid], abi, 2 * MIB, offer, seconds=SECONDS)
+    return MappingCatch([process.pid], abi, plan, seconds=SECONDS)
 
 
 def say(process: subprocess.Popen[str], line: object) -> None:
@@ -78,9 +98,9 @@ def tracer_of(pid: int) -> int:
 
 
 def test_mapping_is_made_of_the_file_and_the_caller_keeps_its_registers(program: Path, file: int) -> None:
-    asked: list[int] = []
+    plan = OfFile(file)
     with running(program, fd=file) as process:
-        watched = catch(process, lambda size: asked.append(size) or file)
+        watched = catch(process, plan)
         watched.start()
         say(process, SIZE)
         start = int(answer(process))
@@ -90,14 +110,14 @@ def test_mapping_is_made_of_the_file_and_the_caller_keeps_its_registers(program:
     status = os.fstat(file)
     assert (region.perms, region.size) == ("rw-s", SIZE)
     assert (region.device, region.inode) == (status.st_dev, status.st_ino)
-    assert asked == [SIZE]
+    assert plan.made_at == [start]
     assert os.pread(file, SIZE, 0) == b"x" * SIZE
 
 
 @pytest.mark.parametrize(("size", "offered"), [(MIB, True), (SIZE, False)], ids=["small", "declined"])
 def test_what_is_not_wanted_is_left_alone(program: Path, file: int, size: int, offered: bool) -> None:
     with running(program, fd=file) as process:
-        watched = catch(process, lambda size: file if offered else None)
+        watched = catch(process, OfFile(file if offered else -1))
         watched.start()
         say(process, size)
         start = int(answer(process))
@@ -117,7 +137,7 @@ def test_thread_deep_in_the_kernel_is_let_go_of_when_it_comes_out(tmp_path: Path
         "print('out', flush=True); sys.stdin.readline()"
     )
     with running(sys.executable, "-ES", "-c", deep) as process:
-        watched = catch(process, lambda size: None)
+        watched = catch(process, OfFile())
         watched.start()
         say(process, "")
         assert eventually(lambda: process_state(process.pid) == "D")
@@ -139,7 +159,7 @@ def test_watched_thread_stays_under_its_seccomp_filter() -> None:
         "os.write(1, b'filtered'); os.getppid(); os.write(1, b', not any more')"
     )
     with running(sys.executable, "-ES", "-c", strict) as process:
-        watched = catch(process, lambda size: None)
+        watched = catch(process, OfFile())
         watched.start()
         say(process, "")
         assert process.stdout is not None
@@ -149,8 +169,43 @@ def test_watched_thread_stays_under_its_seccomp_filter() -> None:
 
 def test_thread_that_ends_is_no_failure(program: Path) -> None:
     with running(program) as process:
-        watched = catch(process, lambda size: None)
+        watched = catch(process, OfFile())
         watched.start()
         os.kill(process.pid, signal.SIGKILL)
         assert eventually(lambda: not Path(f"/proc/{process.pid}").exists())  # its tracer has seen it off
         watched.end(SECONDS)
+
+
+@pytest.mark.parametrize("huge", [True, False], ids=["huge", "small"])
+def test_memory_that_is_asked_for_with_its_pages_is_made_by_us(huge: bool) -> None:
+    abi = of_this_machine()
+    assert abi is not None
+    with MemoryProcess() as program:
+        watched = prefaulting(program.pid, [program.pid], abi, 3, huge=huge, seconds=SECONDS)
+        assert watched is not None
+        region = program.map_populated("v", 17 * MIB)
+        watched.end()
+        assert tracer_of(program.pid) == 0
+        assert region.private_anonymous
+        assert program.resident_kib(region) == (17 * 1024 if not huge else pytest.approx(16 * 1024, abs=2 * 1024))
+        assert (program.resident_kib(region, "AnonHugePages") > 0) == huge
+        program.ask("maps['v'].write(b'x' * len(maps['v']))")
+
+
+def test_memory_that_is_asked_for_without_pages_gets_none() -> None:
+    abi = of_this_machine()
+    assert abi is not None
+    with MemoryProcess() as program:
+        watched = prefaulting(program.pid, [program.pid], abi, 2, huge=True, seconds=SECONDS)
+        assert watched is not None
+        region = program.region("a", 8 * MIB)
+        program.map_populated("v", 4 * MIB)  # of which the watch would wait for the end
+        watched.end()
+        assert program.resident_kib(region) == 0
+
+
+def test_process_that_is_traced_already_is_left_alone() -> None:
+    abi = of_this_machine()
+    assert abi is not None
+    with MemoryProcess() as program, Held(program.pid):
+        assert prefaulting(program.pid, [program.pid], abi, 2, huge=True, seconds=SECONDS) is None

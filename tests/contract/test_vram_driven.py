@@ -67,7 +67,7 @@ def run(body: Callable[[WayOut], Awaitable[None]]) -> None:
 @asynccontextmanager
 async def watched(way: WayOut, program: Actor, image: Path, size: int = SIZE) -> AsyncIterator[None]:
     """Have the program move `size` bytes, as the driver does, and run the body right after, within the watch."""
-    async with way.watching([program.pid], image):
+    async with way.watching([program.pid], image=image):
         program.region("vram", size)
         program.fill("vram", 0, size)
         yield
@@ -125,7 +125,7 @@ def test_driver_writes_the_image_itself_and_a_dump_finds_empty_memory(program: A
 
 def test_zeros_become_holes(program: Actor, image: Path) -> None:
     async def body(way: WayOut) -> None:
-        async with way.watching([program.pid], image):
+        async with way.watching([program.pid], image=image):
             program.region("vram", SIZE)
             program.fill("vram", 2 * MIB, 4 * MIB)
         content = program.digest("vram")
@@ -140,7 +140,7 @@ def test_zeros_become_holes(program: Actor, image: Path) -> None:
 
 def test_only_the_first_large_mapping_is_the_files(program: Actor, image: Path) -> None:
     async def body(way: WayOut) -> None:
-        async with way.watching([program.pid], image):
+        async with way.watching([program.pid], image=image):
             program.region("small", MIB)
             program.region("vram", SIZE)
             program.fill("vram", 0, SIZE)
@@ -225,7 +225,7 @@ def test_worker_that_is_killed_while_the_driver_works_costs_the_fast_way(program
 
 def test_worker_that_is_killed_before_the_driver_works_leaves_nothing(program: Actor, image: Path) -> None:
     async def body(way: WayOut) -> None:
-        async with way.watching([program.pid], image):
+        async with way.watching([program.pid], image=image):
             one = worker()
             one.kill()
             assert await asyncio.to_thread(eventually, lambda: not one.is_running())
@@ -279,7 +279,7 @@ def test_driver_that_takes_too_long_costs_the_fast_way(
 def test_cancelled_watch_leaves_nothing(program: Actor, image: Path) -> None:
     async def body(way: WayOut) -> None:
         async def watch() -> None:
-            async with way.watching([program.pid], image):
+            async with way.watching([program.pid], image=image):
                 await asyncio.Event().wait()
 
         task = asyncio.ensure_future(watch())

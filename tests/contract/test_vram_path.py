@@ -23,7 +23,7 @@ from kybernate_shim.checkpoint import vram_path
 from kybernate_shim.checkpoint.image import Image, verify, write_manifest
 from kybernate_shim.checkpoint.manifest import File, Host, Manifest, Program, Source, now
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut
+from kybernate_shim.checkpoint.vram_path import HASTE_BYTES, BytesLost, WayBack, WayOut, hastened
 from kybernate_shim.config import Gpu
 from kybernate_shim.cuda.vram.client import MODULE, WorkerLost, vram_worker
 from kybernate_shim.cuda.vram.errors import DigestMismatch, FileFailed, RegionChanged, VramError
@@ -79,7 +79,7 @@ async def out(
     """Take what `checkpoint` maps in the programs out, and put it back in the end."""
     way = WayOut(children, settings, LOG)
     async with aclosing(way):
-        async with way.watching([program.pid for program in programs], image):
+        async with way.watching([program.pid for program in programs], image=image):
             checkpoint()
         async with way.moved_out(image, Operation("checkpoint"), lambda: gone):
             yield way
@@ -199,7 +199,7 @@ def test_traced_process_goes_the_plain_way(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
         with Held(program.pid, spare=lambda name: name.startswith("cuda")):
             way = WayOut(children, SETTINGS, LOG)
-            async with aclosing(way), way.watching([program.pid], image):
+            async with aclosing(way), way.watching([program.pid], image=image):
                 maps_and_fills(program)()
             async with way.moved_out(image, Operation("checkpoint"), lambda: False):
                 assert (way.data_path.name, way.files) == ("plain", ())
@@ -225,7 +225,7 @@ def test_failed_checkpoint_lets_go_of_the_threads(program: Actor) -> None:
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         with pytest.raises(RuntimeError, match="driver"):
-            async with aclosing(way), way.watching([program.pid], image):
+            async with aclosing(way), way.watching([program.pid], image=image):
                 raise RuntimeError("the driver failed")
 
     run(body)
@@ -256,7 +256,7 @@ def test_region_that_changes_size_fails_the_checkpoint_alone(program: Actor, ima
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid], image):
+            async with way.watching([program.pid], image=image):
                 maps_and_fills(program)()
             program.ask(change)
             with pytest.raises(RegionChanged):
@@ -282,7 +282,7 @@ def test_target_that_is_killed_in_the_middle_is_named(program: Actor, image: Pat
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid], image):
+            async with way.watching([program.pid], image=image):
                 maps_and_fills(program, size=64 * MIB)()
                 for number in range(8):
                     program.region(f"more{number}", 64 * MIB)  # zeros, quick to make and slow enough to read
@@ -317,7 +317,7 @@ def test_worker_that_is_killed_before_costs_only_the_fast_way(program: Actor, im
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid], image):
+            async with way.watching([program.pid], image=image):
                 maps_and_fills(program)()
             for worker in workers():
                 worker.kill()
@@ -340,7 +340,7 @@ def test_worker_that_is_killed_after_some_parts_were_dropped_costs_only_the_fast
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid], image):
+            async with way.watching([program.pid], image=image):
                 maps_and_fills(program, size=size)()
             killing = asyncio.create_task(
                 asyncio.to_thread(kill_worker, stop_worker(), program, lambda: 0 < resident() < size // 1024)
@@ -393,7 +393,7 @@ def test_cancelled_save_leaves_the_process_as_it_was(program: Actor, image: Path
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         async with aclosing(way):
-            async with way.watching([program.pid], image):
+            async with way.watching([program.pid], image=image):
                 maps_and_fills(program, size=128 * MIB)()
 
             async def move() -> None:
@@ -486,6 +486,44 @@ def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image:
     run(body)
 
 
+def test_process_that_keeps_its_bytes_gets_its_memory_from_us(program: Actor) -> None:
+    settings = replace(SETTINGS, huge_pages="process")
+
+    async def body(children: Children) -> None:
+        async with hastened(children, settings, LOG, [program.pid], HASTE_BYTES):
+            assert len(workers()) == 1
+            region = program.map_populated("vram", 16 * MIB)
+            assert program.computes()
+        assert workers() == []
+        assert region.private_anonymous
+        assert program.resident_kib(region, "AnonHugePages") > 0
+        program.fill("vram", 0, 16 * MIB)
+
+    run(body)
+    assert program.computes()
+
+
+def test_without_a_worker_the_driver_makes_its_memory(program: Actor) -> None:
+    async def body(children: Children) -> None:
+        async with hastened(children, SETTINGS, LOG, [program.pid], HASTE_BYTES):
+            (one,) = workers()
+            one.kill()
+            region = program.map_populated("vram", 16 * MIB)
+            program.fill("vram", 0, 16 * MIB)
+        assert program.resident_kib(region) >= 16 * 1024
+
+    run(body)
+    assert program.computes()
+
+
+def test_little_memory_is_not_worth_a_worker(program: Actor) -> None:
+    async def body(children: Children) -> None:
+        async with hastened(children, SETTINGS, LOG, [program.pid], HASTE_BYTES - 1):
+            assert workers() == []
+
+    run(body)
+
+
 def test_worker_that_fails_in_an_unforeseen_way_is_lost(program: Actor) -> None:
     async def body(children: Children) -> None:
         async with vram_worker(children) as worker:
@@ -500,7 +538,9 @@ def test_worker_ends_with_its_shim(program: Actor) -> None:
     async def body(children: Children) -> None:
         async with vram_worker(children) as worker:
             names = {program.pid: program.pid}
-            await worker.ask("watch", pids=[program.pid], seconds=60, directory="/nowhere", names=names, threads=2)
+            await worker.ask(
+                "watch", pids=[program.pid], seconds=60, directory="/nowhere", names=names, threads=2, huge=False
+            )
             process = psutil.Process(worker.pid)
             worker._writer.close()
             await asyncio.to_thread(process.wait, 10)

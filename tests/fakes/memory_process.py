@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from kybernate_shim.cuda.vram.saved import SavedRegion
-from kybernate_shim.linux.memory import Region
+from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.ptrace import drop_pages
 
 LOOP = """
@@ -84,6 +84,13 @@ class MemoryProcess:
         """Map `size` bytes of private anonymous memory in the process, all zero."""
         start = self.ask(f"new({name!r}, {size}, {huge})")
         return Region(start, start + size, "rw-p", 0, "")
+
+    def map_populated(self, name: str, size: int) -> Region:
+        """Map such memory with all of its pages, and return the mapping that it is in."""
+        flags = "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE"
+        self.ask(f"maps.update({{{name!r}: mmap.mmap(-1, {size}, flags={flags})}})")
+        start = self.ask(f"where({name!r})")
+        return next(one for one in read_maps(self.pid) if one.start <= start < one.end)
 
     def fill(self, name: str, start: int, end: int, *, seed: int = 1) -> None:
         assert self.ask(f"fill({name!r}, {start}, {end}, {seed})") is None

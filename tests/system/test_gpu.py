@@ -604,7 +604,10 @@ def test_wrong_byte_of_vram_stops_the_restore_before_the_process_runs(ctr: Ctr, 
     assert vram.file in kybernate("inspect", str(image), "--verify", status=1)
 
 
-def test_killed_shim_leaves_the_nodes_huge_pages_as_they_were(ctr: Ctr, cards: Cards) -> None:
+def test_killed_shim_leaves_the_nodes_huge_pages_as_they_were(
+    ctr: Ctr, cards: Cards, settings: Callable[[str], None]
+) -> None:
+    settings('huge_pages = "node"')
     before = pages.SWITCH.read_text()
     with gpu.computing(ctr) as container:
         cards.slow(1000)

@@ -126,7 +126,7 @@ def _load(arena: files.MappedFile, one: SavedBlocks, kept: Sequence[Kept], direc
             return piece.size
 
         crew.run(crew.pieces([(None, one.size, tree.piece_bytes)]), work, how)
-    digest.check(one.file, tree, one.digest)
+    digest.check(one.file, tree.text(), one.digest)
 
 
 def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:

@@ -89,11 +89,11 @@ def of_file(path: Path, piece_bytes: int, how: Transfer) -> str:
         return tree.text()
 
 
-def check(file: str, tree: Tree, expected: str) -> None:
-    """Raise DigestMismatch unless the tree's digest is `expected`."""
-    if tree.text() != expected:
+def check(file: str, found: str, expected: str) -> None:
+    """Raise DigestMismatch unless the digest `found` is the one that is `expected`."""
+    if found != expected:
         raise DigestMismatch(
-            f"{file} does not hold the bytes that were saved ({tree.text()} instead of {expected}); "
+            f"{file} does not hold the bytes that were saved ({found} instead of {expected}); "
             "the process that they were loaded into must not run"
         )
 

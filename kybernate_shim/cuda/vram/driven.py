@@ -11,7 +11,7 @@ Whether a process has the file, only its memory map tells: whoever worked on tha
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,10 @@ from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.digest import Tree
 from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
 from kybernate_shim.cuda.vram.saved import SavedRegion, mapped_files, open_files
-from kybernate_shim.linux.mapping_catch import MappingCatch
-from kybernate_shim.linux.ptrace import MADV_DONTFORK, Held
+from kybernate_shim.linux.mapping_catch import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MappingCatch
+from kybernate_shim.linux.ptrace import MADV_DONTFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, Held
 from kybernate_shim.linux.remote_map import lending
 from kybernate_shim.linux.tracee import InjectionFailed
-
-END_SECONDS = 5.0  # for the driver's threads to come out of the kernel, which they do in microseconds when it is done
 
 
 @dataclass
@@ -46,18 +44,35 @@ class Driven:
         return self.region.size if self.region is not None else 0
 
 
+@dataclass
+class _Offer:
+    """The plan that large memory is a shared mapping of the file: what the driver writes there is in the file then."""
+
+    file: files.RoomyFile
+    theirs: int
+    threads: int
+    declined: bool = False
+
+    def change(self, asked: Asked) -> Mapping[int, int] | None:
+        if self.declined or not asked.private_anonymous or asked.size < SMALLEST_BYTES:
+            return None
+        try:
+            self.file.make_room(-(-asked.size // mmap.PAGESIZE) * mmap.PAGESIZE, self.threads)
+        except FileFailed:
+            self.declined = True  # no room: the driver gets its memory, and what it puts there is copied
+            return None
+        shared = asked.flags & ~(MAP_PRIVATE | MAP_ANONYMOUS) | MAP_SHARED
+        return {FLAGS: shared, DESCRIPTOR: self.theirs, OFFSET: 0}
+
+    def made(self, start: int, call: Call) -> None:
+        """Nothing is left to do: the pages are there."""
+
+
 def offer(held: Held, path: Path, threads: int) -> Driven | None:
     """Offer a new file `path` to the driver's threads, those that `held` has spared; None where that is not possible.
 
     The file must be on a tmpfs. `settle` has to follow.
     """
-
-    def wanted(size: int) -> int | None:
-        try:
-            file.make_room(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE, threads)
-        except FileFailed:
-            return None  # no room: the driver gets its memory, and what it puts there is copied
-        return theirs
 
     with ExitStack() as undo:
         try:
@@ -66,7 +81,7 @@ def offer(held: Held, path: Path, threads: int) -> Driven | None:
             with lending(held) as lent:
                 theirs = lent.give_shareable(file.fileno())
             undo.callback(_close, held, theirs)
-            catch = MappingCatch(held.spared, held.abi, SMALLEST_BYTES, wanted, seconds=held.seconds)
+            catch = MappingCatch(held.spared, held.abi, _Offer(file, theirs, threads), seconds=held.seconds)
             catch.start()
         except (FileFailed, InjectionFailed):
             return None
@@ -76,7 +91,7 @@ def offer(held: Held, path: Path, threads: int) -> Driven | None:
 
 def settle(driven: Driven, held: Held) -> None:
     """End the catch while the process still stands, and remove a file that the driver has not taken."""
-    driven.catch.end(END_SECONDS)
+    driven.catch.end()
     _close(held, driven.theirs)
     path = driven.file.path
     found = mapped_files([driven.pid], path.parent).get(driven.pid)

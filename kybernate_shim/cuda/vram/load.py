@@ -12,7 +12,7 @@ from types import TracebackType
 from kybernate_shim.cuda.vram import crew, digest, files, target
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
-from kybernate_shim.cuda.vram.errors import Cancelled, FileDamaged, RegionChanged, TargetGone, VramError
+from kybernate_shim.cuda.vram.errors import Cancelled, FileDamaged, VramError
 from kybernate_shim.cuda.vram.saved import SavedRegion
 from kybernate_shim.linux.ptrace import Held, advise_huge_pages
 from kybernate_shim.linux.remote_map import lending
@@ -60,17 +60,22 @@ def load(
         todo = crew.pieces((loading, loading.region.size, loading.tree.piece_bytes) for loading in loadings)
         crew.run(todo, lambda piece, buffer: _load_piece(pid, piece, buffer, target_is_zero), how)
         for loading in loadings:
-            digest.check(loading.region.file, loading.tree, loading.region.digest)
+            digest.check(loading.region.file, loading.tree.text(), loading.region.digest)
+
+
+def mappable(saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
+    """Return the regions whose files are in memory, and full: reading a hole through a mapping would fill it."""
+    full = [region for region in saved if region.data_bytes >= FULL_SHARE * region.size]
+    return [region for region in full if files.is_wholly_in_memory(directory / region.file)]
 
 
 def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
     """Map files that are in memory in place of their regions, copy-on-write; return those for which that was possible.
 
-    Nothing is copied, and the process needs no memory of its own for what it only reads, as the driver does. Regions
-    of which much is zero are left to `load`: reading a hole through a mapping fills it. `prove` has to follow.
+    Nothing is copied, and the process needs no memory of its own for what it only reads, as the driver does. The
+    regions that are not `mappable` are left to `load`. A `Proof` has to be given before the process runs.
     """
-    full = [region for region in saved if region.data_bytes >= FULL_SHARE * region.size]
-    wanted = [region for region in full if files.is_wholly_in_memory(directory / region.file)]
+    wanted = mappable(saved, directory)
     target.require_mapped(pid, [(region.start, region.end) for region in wanted])
     mapped: list[SavedRegion] = []
     with suppress(InjectionFailed), Held(pid) as held, lending(held) as lent:
@@ -82,35 +87,31 @@ def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[Save
     return mapped
 
 
-def prove(pid: int, mapped: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:
-    """Compare the digests of what `map_in` has mapped, while the driver may read it already, and unmap it.
+class Proof:
+    """Compares the digests of the files of regions in the background, while CRIU works or the driver reads them."""
 
-    The bytes are read through the process, so that it finds its page tables filled; where it has unmapped them, from
-    the file. Raises a VramError, DigestMismatch among them; the process must not run then.
-    """
-    with ExitStack() as stack:
-        proving = []
-        for region in mapped:
-            tree = digest.Tree(region.size, digest.piece_bytes_of(region.digest))
-            file = stack.enter_context(files.reading(directory / region.file, direct=False))
-            proving.append(_Loading(region, file, tree))
-        todo = crew.pieces((one, one.region.size, one.tree.piece_bytes) for one in proving)
-        crew.run(todo, lambda piece, buffer: _prove_piece(pid, piece, buffer), how or Transfer())
-        for one in proving:
-            digest.check(one.region.file, one.tree, one.region.digest)
+    def __init__(self, saved: Sequence[SavedRegion], directory: Path, how: Transfer) -> None:
+        self.files = {region.file for region in saved}
+        self._saved = saved
+        self._directory = directory
+        self._how = how
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._compare_all, name="vram-proof", daemon=True)
+        self._thread.start()
 
+    def require(self) -> None:
+        """Wait for the end. Raises a VramError, DigestMismatch among them; the processes must not run then."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
-def _prove_piece(pid: int, piece: Piece[_Loading], buffer: Buffer) -> int:
-    one = piece.whole
-    if not one.file.has_data(piece.offset, piece.size):
-        one.tree.add_zeros(piece.offset, piece.size)
-        return piece.size
-    try:
-        target.read_into(pid, one.region.start + piece.offset, buffer.address, piece.size)
-    except (RegionChanged, TargetGone):
-        one.file.read(piece.offset, buffer.view[: piece.size])
-    one.tree.add(piece.offset, buffer.view[: piece.size])
-    return piece.size
+    def _compare_all(self) -> None:
+        try:
+            for region in self._saved:
+                found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), self._how)
+                digest.check(region.file, found, region.digest)
+        except BaseException as error:  # noqa: BLE001  # raised again by require(), in the caller's thread
+            self._failure = error
 
 
 def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: Transfer | None = None) -> None:

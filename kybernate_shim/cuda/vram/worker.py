@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,13 @@ from kybernate_shim.cuda.vram import driven
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, NotTakenAway, TargetGone, VramError
 from kybernate_shim.cuda.vram.files import lies_in_memory
-from kybernate_shim.cuda.vram.load import Prefetch, load, map_in, prove, put_back
+from kybernate_shim.cuda.vram.load import Prefetch, Proof, load, map_in, mappable, put_back
+from kybernate_shim.cuda.vram.prefault import prefaulting
 from kybernate_shim.cuda.vram.save import move_out
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name, total_bytes
 from kybernate_shim.linux.memory import Region, read_maps
-from kybernate_shim.linux.ptrace import Held
+from kybernate_shim.linux.ptrace import Held, threads_named
+from kybernate_shim.linux.syscall_abi import of_this_machine
 from kybernate_shim.linux.tracee import InjectionFailed
 
 Send = Callable[[dict[str, Any]], None]
@@ -53,6 +55,7 @@ class Desk:
     """The jobs, each a method; pids are the host's, processes are told apart by `names`, their pids in the container.
 
     `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `put_back` undoes it;
+    `hasten` and `let_go` enclose one that moves nothing out of the process;
     `prefetch`, `load` and `prove` are for a restore. `hold_arena`, `save_arena`, `load_arena` and `hand_over` are for
     what is not in the processes but in the node's arena.
     """
@@ -68,28 +71,49 @@ class Desk:
         self._found: dict[int, list[Region]] = {}
         self._driven: dict[int, driven.Driven] = {}
         self._reading = ExitStack()
-        self._mapped: dict[int, list[SavedRegion]] = {}
+        self._proofs: list[Proof] = []
         self._shares: dict[int, list[Kept]] = {}  # of the arena
 
-    def watch(self, *, pids: list[int], seconds: float, directory: str, names: dict[str, int], threads: int) -> None:
+    def watch(
+        self, *, pids: list[int], seconds: float, directory: str, names: dict[str, int], threads: int, huge: bool
+    ) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
-        Where `directory` is in memory, the driver is offered files there, for what it is about to move. After `seconds`
-        all threads are let go, whatever happens.
+        Where `directory` is in memory, the driver is offered files there, for what it is about to move; else its memory
+        is made by us, of huge pages if `huge` says so. After `seconds` all threads are let go, whatever happens.
         """
         image = Path(directory)
         in_memory = image.is_dir() and lies_in_memory(image)
-        self._expiry = threading.Timer(seconds, self._release)
-        self._expiry.daemon = True
-        try:
+        with self._holding(seconds) as holds:
             for pid in pids:
-                assert self._holds is not None
-                held = self._holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
+                held = holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
                 self._before[pid] = read_maps(pid)
                 path = image / file_name(names[str(pid)], 0)
                 if in_memory and (one := driven.offer(held, path, self._how(threads).threads)) is not None:
                     self._driven[pid] = one
-                    self._holds.callback(driven.settle, one, held)
+                    holds.callback(driven.settle, one, held)
+                else:
+                    self._prefault(holds, pid, held.spared, threads, huge=huge)
+
+    def hasten(self, *, pids: list[int], seconds: float, threads: int, huge: bool) -> None:
+        """Make the memory that the driver is about to ask for, of huge pages if `huge` says so, until `let_go`."""
+        with self._holding(seconds) as holds:
+            for pid in pids:
+                self._prefault(holds, pid, threads_named(pid, _drivers_threads(pid)), threads, huge=huge)
+
+    def _prefault(self, holds: ExitStack, pid: int, tids: list[int], threads: int, *, huge: bool) -> None:
+        abi, count = of_this_machine(), self._how(threads).threads
+        if abi is not None and (one := prefaulting(pid, tids, abi, count, huge=huge, seconds=HOLD_SECONDS)) is not None:
+            holds.callback(one.end)
+
+    @contextmanager
+    def _holding(self, seconds: float) -> Iterator[ExitStack]:
+        """Collect what is to be let go of, at the latest after `seconds`, or at once if the body fails."""
+        assert self._holds is not None
+        self._expiry = threading.Timer(seconds, self._release)
+        self._expiry.daemon = True
+        try:
+            yield self._holds
         except BaseException:
             self._release()
             raise
@@ -116,7 +140,7 @@ class Desk:
         }
 
     def let_go(self) -> None:
-        """Undo `watch`."""
+        """Undo `watch` or `hasten`."""
         self._release()
 
     def _release(self) -> bool:
@@ -149,25 +173,27 @@ class Desk:
         self._send({"dropping": pid, "part": asdict(part)})
 
     def prefetch(self, *, directory: str, files: list[dict[str, Any]], threads: int) -> None:
-        """Begin to read files into the page cache, and go on while other work is done."""
-        wanted = [SavedRegion(**file) for file in files]
-        self._reading.enter_context(Prefetch(wanted, Path(directory), self._how(threads)))
+        """Begin to read files into the page cache, and to prove those in memory; go on while other work is done."""
+        wanted, image = [SavedRegion(**file) for file in files], Path(directory)
+        self._reading.enter_context(Prefetch(wanted, image, self._how(threads)))
+        with suppress(VramError):  # which `load` will find, too
+            self._proofs = [Proof(mappable(wanted, image), image, self._how(threads))]
 
     def load(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int) -> None:
         """Fill the regions of each process, by mapping what is in memory; `prove` has to follow."""
         self._reading.close()
         done, how = 0, self._how(threads)
         for pid, saved in _by_pid(regions):
-            mapped = self._mapped[pid] = map_in(pid, saved, Path(directory))
+            mapped = map_in(pid, saved, Path(directory))
+            if late := [one for one in mapped if not any(one.file in proof.files for proof in self._proofs)]:
+                self._proofs.append(Proof(late, Path(directory), replace(how, threads=min(how.threads, PROOF_THREADS))))
             load(pid, [one for one in saved if one not in mapped], Path(directory), self._counting(how, done))
             done += total_bytes(saved)
 
-    def prove(self, *, directory: str, threads: int) -> None:
+    def prove(self) -> None:
         """Check the digests of what `load` has only mapped. The driver may use it already."""
-        how = self._how(threads)
-        how = replace(how, threads=min(how.threads, PROOF_THREADS))
-        for pid, mapped in self._mapped.items():
-            prove(pid, mapped, Path(directory), how)
+        for proof in self._proofs:
+            proof.require()
 
     def put_back(self, *, directory: str, regions: dict[str, list[dict[str, Any]]], threads: int) -> None:
         """Undo `save`, also of what has no digest because it was never taken away; nothing may cancel it.

@@ -1,0 +1,66 @@
+"""The driver's own memory for its copy of the VRAM, made by several threads of ours, and of huge pages.
+
+The driver asks for one large mapping with all of its pages (measured on driver 580), and the kernel makes them in the
+one thread that asks. Here that call is caught: it gets its mapping without pages, which is then advised to be of huge
+ones, and we touch it from outside, many threads at once, before the driver goes on. No other program is affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from kybernate_shim.cuda.regions import SMALLEST_BYTES
+from kybernate_shim.linux import memory
+from kybernate_shim.linux.mapping_catch import FLAGS, MAP_POPULATE, Asked, Call, MappingCatch
+from kybernate_shim.linux.ptrace import MADV_HUGEPAGE
+from kybernate_shim.linux.syscall_abi import Abi
+from kybernate_shim.linux.tracee import InjectionFailed
+
+PAGE, HUGE_PAGE = 4096, 2 << 20
+
+
+class Prefault:
+    """The plan for one process."""
+
+    def __init__(self, pid: int, abi: Abi, threads: int, *, huge: bool) -> None:
+        self._pid = pid
+        self._abi = abi
+        self._threads = threads
+        self._huge = huge
+        self._size = 0
+
+    def change(self, asked: Asked) -> Mapping[int, int] | None:
+        if not asked.private_anonymous or not asked.populated or asked.size < SMALLEST_BYTES:
+            return None
+        self._size = asked.size
+        return {FLAGS: asked.flags & ~MAP_POPULATE}
+
+    def made(self, start: int, call: Call) -> None:
+        """Make the pages; those that fail here the driver makes when it comes to them."""
+        if self._huge:
+            with suppress(InjectionFailed):
+                call(self._abi.madvise, start, self._size, MADV_HUGEPAGE)
+        step = HUGE_PAGE if self._huge else PAGE
+        share = -(-self._size // self._threads // HUGE_PAGE) * HUGE_PAGE
+        end = start + self._size
+
+        def touch(first: int) -> None:
+            with suppress(OSError, memory.ShortCopy):
+                memory.touch(self._pid, first, min(first + share, end), step)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(touch, range(start, end, share)))
+
+
+def prefaulting(
+    pid: int, tids: Sequence[int], abi: Abi, threads: int, *, huge: bool, seconds: float
+) -> MappingCatch | None:
+    """Begin to wait for the driver's call in threads `tids` of a process; None where it does not let us."""
+    catch = MappingCatch(tids, abi, Prefault(pid, abi, threads, huge=huge), seconds=seconds)
+    try:
+        catch.start()
+    except InjectionFailed:
+        return None
+    return catch
