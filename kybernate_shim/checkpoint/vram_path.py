@@ -293,13 +293,13 @@ class WayBack:
 async def hastened(
     children: Spawner, settings: Settings, log: Log, pids: Sequence[int], size: int
 ) -> AsyncIterator[None]:
-    """Enclose a CUDA checkpoint of `pids`, of `size` bytes that stay in them, and make the memory for these meanwhile.
+    """Enclose a CUDA checkpoint of `pids`, of `size` bytes that stay in them, and make huge pages for these meanwhile.
 
-    The driver would make it in one thread. What stands in the way costs nothing but time.
+    The driver would make its memory in one thread. What stands in the way costs nothing but time.
     """
     with huge_pages(settings, log):
         async with AsyncExitStack() as stack:
-            if settings.data_path == "fast" and size >= HASTE_BYTES:
+            if settings.data_path == "fast" and settings.huge_pages != "off" and size >= HASTE_BYTES:
                 try:
                     worker = await stack.enter_async_context(vram_worker(children))
                     await worker.ask(
@@ -307,7 +307,6 @@ async def hastened(
                         pids=list(pids),
                         seconds=_patience(size),
                         threads=settings.threads,
-                        huge=settings.huge_pages != "off",
                     )
                 except VramError as error:
                     log.warning("vram.not_hastened", error=str(error))

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.root
 
 MIB = 1 << 20
 SETTINGS = Gpu(huge_pages="off", threads=2)
+HUGE = replace(SETTINGS, huge_pages="process")
 LOG = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
 
 
@@ -487,10 +488,8 @@ def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image:
 
 
 def test_process_that_keeps_its_bytes_gets_its_memory_from_us(program: Actor) -> None:
-    settings = replace(SETTINGS, huge_pages="process")
-
     async def body(children: Children) -> None:
-        async with hastened(children, settings, LOG, [program.pid], HASTE_BYTES):
+        async with hastened(children, HUGE, LOG, [program.pid], HASTE_BYTES):
             assert len(workers()) == 1
             region = program.map_populated("vram", 16 * MIB)
             assert program.computes()
@@ -505,7 +504,7 @@ def test_process_that_keeps_its_bytes_gets_its_memory_from_us(program: Actor) ->
 
 def test_without_a_worker_the_driver_makes_its_memory(program: Actor) -> None:
     async def body(children: Children) -> None:
-        async with hastened(children, SETTINGS, LOG, [program.pid], HASTE_BYTES):
+        async with hastened(children, HUGE, LOG, [program.pid], HASTE_BYTES):
             (one,) = workers()
             one.kill()
             region = program.map_populated("vram", 16 * MIB)
@@ -518,7 +517,7 @@ def test_without_a_worker_the_driver_makes_its_memory(program: Actor) -> None:
 
 def test_little_memory_is_not_worth_a_worker(program: Actor) -> None:
     async def body(children: Children) -> None:
-        async with hastened(children, SETTINGS, LOG, [program.pid], HASTE_BYTES - 1):
+        async with hastened(children, HUGE, LOG, [program.pid], HASTE_BYTES - 1):
             assert workers() == []
 
     run(body)

@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ GIB = 1 << 30
 SIZES = "2,16,60"
 WAYS = ("fast", "plain")
 ARENA_WAYS = ("fast", "arena")
-PAGES = {"as-is": "off", "thp": "process"}
+PAGES = {"as-is": {"fast": "off", "plain": "off"}, "thp": {"fast": "process", "plain": "node"}}  # `gpu.huge_pages`
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Of ours to theirs, at 16 GiB and more: what must be reached.
 BARS = {"checkpoint": 0.70, "restore": 0.42, "suspend": 1.03, "resume": 1.05}
@@ -67,6 +68,17 @@ huge_pages = "{pages}"
 """
 ARENA_SETTING = 'arena = "{mib}MiB"\n'
 ARENA_FLAGS = ("--annotation", "kybernate.io/arena=true")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """So many that are measured, after so many that do not count; each is its number, and whether it counts."""
+
+    measured: int
+    warm_up: int
+
+    def __iter__(self) -> Iterator[tuple[int, bool]]:
+        return ((number, number >= self.warm_up) for number in range(self.warm_up + self.measured))
 
 
 @dataclass
@@ -105,7 +117,7 @@ class Cycle:
         return self.bench.images / "shim.log"
 
     def settings(self, way: str, pages: str, *, arena: int = 0) -> None:
-        text = SETTINGS.format(log=self.shim_log, way=way, pages=PAGES[pages])
+        text = SETTINGS.format(log=self.shim_log, way=way, pages=PAGES[pages][way])
         text += ARENA_SETTING.format(mib=arena >> 20) if arena else ""
         Path("/etc/kybernate/shim.toml").write_text(text)
 
@@ -151,20 +163,21 @@ class Cycle:
 
     def restore(self, way: str, pages: str, image: Path, *, kept: bool = True) -> None:
         """Restore an image that was made `way`, and remove it."""
+        began = time.time()
         with Peak() as peak:
             seconds = self.start("--annotation", f"kybernate.io/restore-from={image}")
         subprocess.run(["rm", "-r", image], check=True)
         if kept:
-            self.measured.note(("restore", way, pages), seconds, self._last_steps("task.restored"), peak.bytes)
+            self.measured.note(("restore", way, pages), seconds, self._steps_of_restore(began, seconds), peak.bytes)
 
-    def in_place(self, pages: str, rounds: int) -> None:
+    def in_place(self, pages: str, rounds: Rounds) -> None:
         """Suspend and resume, by ours and by the driver's bare calls, in turns; the first of each does not count."""
-        for number in range(rounds + 1):
+        for number, kept in rounds:
             for who in ("bare", "ours") if number % 2 else ("ours", "bare"):
                 for verb in ("suspend", "resume"):
                     with Peak() as peak:
                         steps = self._by_driver(verb, pages) if who == "bare" else self._by_us(verb)
-                    if number:
+                    if kept:
                         self.measured.note((verb, who, pages), sum(steps.values()), steps, peak.bytes)
         _computes_on(self.log)
 
@@ -178,9 +191,17 @@ class Cycle:
             answer = json.loads(self.bench.kybernate("cuda", verb, "--pid", row.split()[1], "--json"))
         return {step["name"]: step["seconds"] for step in answer["steps"]}
 
-    def _last_steps(self, event: str) -> dict[str, float]:
+    def _steps_of_restore(self, began: float, seconds: float) -> dict[str, float]:
+        """Return what the daemon tells of its steps, and what came before, between and after them."""
         lines = [json.loads(line) for line in self.shim_log.read_text().splitlines()]
-        return next(dict(line["seconds"]) for line in reversed(lines) if line.get("event") == event)
+        events = {line["event"]: line for line in lines if line.get("task") == self.id}
+        created, restored = (
+            datetime.fromisoformat(events[name]["time"]).timestamp() - began
+            for name in ("task.created", "task.restored")
+        )
+        told = dict(events["task.restored"]["seconds"])
+        between = restored - created - sum(told.values())
+        return {"until it is created": created, **told, "between": between, "until it computes": seconds - restored}
 
 
 class Peak:
@@ -258,7 +279,7 @@ def warm(size: int) -> bool:
     return subprocess.run([sys.executable, "-c", TOUCH, str(size)], check=False).returncode == 0
 
 
-def measure(bench: Bench, size: int, rounds: int, *, kinds: Sequence[str] = tuple(PAGES)) -> Measured:
+def measure(bench: Bench, size: int, rounds: Rounds, *, kinds: Sequence[str] = tuple(PAGES)) -> Measured:
     """Measure one size, `bench.mib` MiB of payload, with each of these kinds of pages."""
     measured = Measured()
     with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
@@ -275,17 +296,17 @@ def measure(bench: Bench, size: int, rounds: int, *, kinds: Sequence[str] = tupl
     return measured
 
 
-def _cycles(cycle: Cycle, pages: str, rounds: int) -> None:
+def _cycles(cycle: Cycle, pages: str, rounds: Rounds) -> None:
     """Each round: a checkpoint the fast way, its restore, one the plain way, its restore; the first does not count."""
-    for number in range(rounds + 1):
+    for _, kept in rounds:
         for way, other in (WAYS, WAYS[::-1]):
             image = cycle.memory / way
-            cycle.checkpoint(way, pages, image, kept=number > 0)
+            cycle.checkpoint(way, pages, image, kept=kept)
             cycle.settings(other, pages)  # how the container that is now restored will be checkpointed
-            cycle.restore(way, pages, image, kept=number > 0)
+            cycle.restore(way, pages, image, kept=kept)
 
 
-def measure_arena(bench: Bench, size: int, rounds: int) -> Measured:
+def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
     """Measure checkpoint and restore through the arena, in turns with a container that goes without it."""
     measured = Measured()
     _end_helper()  # it has been started without an arena
@@ -301,11 +322,11 @@ def measure_arena(bench: Bench, size: int, rounds: int) -> Measured:
                 cycle.log.unlink(missing_ok=True)
                 cycle.start(command=bench.payload("one"))
                 running.append(cycle)
-            for number in range(rounds + 1):
+            for _, kept in rounds:
                 for way, cycle in cycles.items():
                     image = memory / way
-                    cycle.checkpoint(way, "thp", image, kept=number > 0)
-                    cycle.restore(way, "thp", image, kept=number > 0)
+                    cycle.checkpoint(way, "thp", image, kept=kept)
+                    cycle.restore(way, "thp", image, kept=kept)
         finally:
             for cycle in running:
                 cycle.remove()
@@ -396,7 +417,7 @@ def main(argv: Sequence[str]) -> int:
             ):
                 if not wanted:
                     continue
-                measured = measuring(bench, size, wanted)
+                measured = measuring(bench, size, Rounds(wanted, arguments.warm_up))
                 found = list(comparing(measured, gib, lane))
                 record(found, arguments.output)
                 print("\n".join([HEADING, *map(row, found), ""]), flush=True)
@@ -436,8 +457,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gib", default=SIZES, help=f"sizes of the payload ({SIZES})")
     parser.add_argument("--pages", default=",".join(PAGES), help=f"kinds of pages for these ({','.join(PAGES)})")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="measured rounds, after one that does not count; 0: left out (3)"
+        "--rounds", type=int, default=3, help="measured rounds, after those that do not count; 0: left out (3)"
     )
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count (1)")
     parser.add_argument("--arena-rounds", type=int, default=3, help="the same for the arena; 0: left out (3)")
     parser.add_argument("--lane", help="what the figures are kept under (the card's name)")
     parser.add_argument("--output", type=Path, default=CHECKOUT / "build/bench-gpu.jsonl")

@@ -751,7 +751,7 @@ def test_doctor_tells_what_the_node_can_do(cards: Cards) -> None:
     found = {one["subject"]: one for one in json.loads(kybernate("doctor", "--json"))}
     assert (found["CRIU"]["verdict"], found["GPU driver"]["verdict"]) == ("ok", "ok")
     assert all(found[uuid]["found"].startswith("Pretended H200") for uuid in cards.uuids)
-    assert found["VRAM bytes"]["found"] == "beside CRIU, huge pages: node"
+    assert found["VRAM bytes"]["found"] == "beside CRIU, huge pages: process"
     cards.missing("cuCheckpointProcessLock")
     bad = json.loads(kybernate("doctor", "--json", status=1))
     assert any(one["verdict"] == "bad" and "cuCheckpointProcessLock" in one["found"] for one in bad)

@@ -18,17 +18,16 @@ from kybernate_shim.linux.ptrace import MADV_HUGEPAGE
 from kybernate_shim.linux.syscall_abi import Abi
 from kybernate_shim.linux.tracee import InjectionFailed
 
-PAGE, HUGE_PAGE = 4096, 2 << 20
+HUGE_PAGE = 2 << 20
 
 
 class Prefault:
     """The plan for one process."""
 
-    def __init__(self, pid: int, abi: Abi, threads: int, *, huge: bool) -> None:
+    def __init__(self, pid: int, abi: Abi, threads: int) -> None:
         self._pid = pid
         self._abi = abi
         self._threads = threads
-        self._huge = huge
         self._size = 0
 
     def change(self, asked: Asked) -> Mapping[int, int] | None:
@@ -38,27 +37,23 @@ class Prefault:
         return {FLAGS: asked.flags & ~MAP_POPULATE}
 
     def made(self, start: int, call: Call) -> None:
-        """Make the pages; those that fail here the driver makes when it comes to them."""
-        if self._huge:
-            with suppress(InjectionFailed):
-                call(self._abi.madvise, start, self._size, MADV_HUGEPAGE)
-        step = HUGE_PAGE if self._huge else PAGE
+        """Make the pages; those that are not made here, as where none are huge, the driver makes when it needs them."""
+        with suppress(InjectionFailed):
+            call(self._abi.madvise, start, self._size, MADV_HUGEPAGE)
         share = -(-self._size // self._threads // HUGE_PAGE) * HUGE_PAGE
         end = start + self._size
 
         def touch(first: int) -> None:
             with suppress(OSError, memory.ShortCopy):
-                memory.touch(self._pid, first, min(first + share, end), step)
+                memory.touch(self._pid, first, min(first + share, end), HUGE_PAGE)
 
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(touch, range(start, end, share)))
 
 
-def prefaulting(
-    pid: int, tids: Sequence[int], abi: Abi, threads: int, *, huge: bool, seconds: float
-) -> MappingCatch | None:
+def prefaulting(pid: int, tids: Sequence[int], abi: Abi, threads: int, *, seconds: float) -> MappingCatch | None:
     """Begin to wait for the driver's call in threads `tids` of a process; None where it does not let us."""
-    catch = MappingCatch(tids, abi, Prefault(pid, abi, threads, huge=huge), seconds=seconds)
+    catch = MappingCatch(tids, abi, Prefault(pid, abi, threads), seconds=seconds)
     try:
         catch.start()
     except InjectionFailed:

@@ -79,8 +79,8 @@ class Desk:
     ) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
-        Where `directory` is in memory, the driver is offered files there, for what it is about to move; else its memory
-        is made by us, of huge pages if `huge` says so. After `seconds` all threads are let go, whatever happens.
+        Where `directory` is in memory, the driver is offered files there, for what it is about to move; else, if
+        `huge`, its memory is made of huge pages. After `seconds` all threads are let go, whatever happens.
         """
         image = Path(directory)
         in_memory = image.is_dir() and lies_in_memory(image)
@@ -92,18 +92,18 @@ class Desk:
                 if in_memory and (one := driven.offer(held, path, self._how(threads).threads)) is not None:
                     self._driven[pid] = one
                     holds.callback(driven.settle, one, held)
-                else:
-                    self._prefault(holds, pid, held.spared, threads, huge=huge)
+                elif huge:
+                    self._prefault(holds, pid, held.spared, threads)
 
-    def hasten(self, *, pids: list[int], seconds: float, threads: int, huge: bool) -> None:
-        """Make the memory that the driver is about to ask for, of huge pages if `huge` says so, until `let_go`."""
+    def hasten(self, *, pids: list[int], seconds: float, threads: int) -> None:
+        """Make the memory that the driver is about to ask for of huge pages, until `let_go`."""
         with self._holding(seconds) as holds:
             for pid in pids:
-                self._prefault(holds, pid, threads_named(pid, _drivers_threads(pid)), threads, huge=huge)
+                self._prefault(holds, pid, threads_named(pid, _drivers_threads(pid)), threads)
 
-    def _prefault(self, holds: ExitStack, pid: int, tids: list[int], threads: int, *, huge: bool) -> None:
+    def _prefault(self, holds: ExitStack, pid: int, tids: list[int], threads: int) -> None:
         abi, count = of_this_machine(), self._how(threads).threads
-        if abi is not None and (one := prefaulting(pid, tids, abi, count, huge=huge, seconds=HOLD_SECONDS)) is not None:
+        if abi is not None and (one := prefaulting(pid, tids, abi, count, seconds=HOLD_SECONDS)) is not None:
             holds.callback(one.end)
 
     @contextmanager
