@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kybernate_shim.native import PRELOAD, build
+from kybernate_shim import launcher
+from kybernate_shim.native import CLIENT, PACKAGE, PRELOAD, build
 from tests.lab import oci
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -116,6 +117,7 @@ def _unpack(root: Path, kit: Path) -> dict[str, str]:
         with tarfile.open(kit / f"{lane.name}.tar.xz") as tar:
             tar.extractall(lane, filter="data")
     build(PRELOAD)  # into the checkout, from where the shim runs
+    client = build(CLIENT)
     programs = root / "bin"
     programs.mkdir(exist_ok=True)
     site = root / "site"
@@ -123,10 +125,14 @@ def _unpack(root: Path, kit: Path) -> dict[str, str]:
     subprocess.run([*pip, *sorted((kit / "wheels").glob("*.whl"))], check=True)
     for program in (program for lane in lanes for program in (lane / "libexec").iterdir()):
         _script(programs / program.name, f'LD_LIBRARY_PATH={program.parents[1]}/lib exec {program} "$@"')
-    for name, module in (("containerd-shim-kybernate-v1", "kybernate_shim.__main__"), ("kybernate", "kybernate.cli")):
-        _script(
-            programs / name, f'exec {sys.executable} -c "import sys; from {module} import main; sys.exit(main())" "$@"'
-        )
+    (site / PACKAGE.name).symlink_to(PACKAGE)  # as an installation has it: beside all that it needs
+    shim = programs / launcher.NAME
+    shim.write_bytes(launcher.program(sys.executable, site, client))
+    shim.chmod(0o755)
+    _script(
+        programs / "kybernate",
+        f'exec {sys.executable} -c "import sys; from kybernate.cli import main; sys.exit(main())" "$@"',
+    )
     libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
     before = os.environ.get("LD_LIBRARY_PATH", "")
     return {
