@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.moved import as_documents
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
 from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
 from kybernate.cli.places import new_place
@@ -132,5 +133,5 @@ def _document(container: Container, reply: CheckpointResponse) -> dict[str, Any]
         "bytes": reply.bytes,
         "frozen_ms": reply.frozen_ms,
         "seconds": reply.seconds,
-        "steps": [{"name": step.name, "seconds": step.seconds, "bytes": step.bytes} for step in reply.steps],
+        "steps": as_documents(reply.steps),
     }

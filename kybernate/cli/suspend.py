@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.moved import as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
-from kybernate.cli.output import seconds, show_columns, show_json, size
+from kybernate.cli.output import seconds, show_columns, show_json
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.node.containerd import Containerd
@@ -79,11 +80,11 @@ def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *,
                 "namespace": container.namespace,
                 "container": container.id,
                 "vram_bytes": reply.vram_bytes,
-                "steps": [{"name": step.name, "seconds": step.seconds, "bytes": step.bytes} for step in reply.steps],
+                "steps": as_documents(reply.steps),
             }
         )
         return
-    typer.echo(f"{DONE[verb]} {container.title}: {size(reply.vram_bytes)} of VRAM")
+    typer.echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
     show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])
 
 

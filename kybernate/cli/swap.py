@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.moved import as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, Json, Namespace
-from kybernate.cli.output import seconds, show_columns, show_json, size
+from kybernate.cli.output import seconds, show_columns, show_json
 from kybernate.cli.reporting import Interrupted
 from kybernate.node.containerd import Containerd
 from kybernate.node.swap import Swapped, swap
@@ -59,14 +60,14 @@ def _show(done: Swapped, out: str, back: str, *, as_json: bool) -> None:
             verb: {
                 "container": title,
                 "vram_bytes": reply.vram_bytes,
-                "steps": [{"name": step.name, "seconds": step.seconds, "bytes": step.bytes} for step in reply.steps],
+                "steps": as_documents(reply.steps),
             }
             for verb, (title, reply) in replies.items()
         }
         show_json({**told, "seconds": done.seconds})
         return
     for verb, (title, reply) in replies.items():
-        typer.echo(f"{verb} {title}: {size(reply.vram_bytes)} of VRAM")
+        typer.echo(f"{verb} {title}: {vram(reply)}")
     show_columns(
         ("STEP", "TIME"),
         [(step.name, seconds(step.seconds)) for _, reply in replies.values() for step in reply.steps]

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from kybernate_shim.checkpoint.compat import Finding
 from kybernate_shim.checkpoint.gpu_accounts import inner_pid
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import ArenaBlock, ArenaFile, Manifest
+from kybernate_shim.checkpoint.manifest import ArenaBlock, ArenaFile, ArenaHole, Manifest
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda.arena.memory import ArenaUnavailable, Memory
@@ -63,8 +64,9 @@ class ArenaOut:
         operation.steps.append(Step("arena-save", loop.time() - began, self.bytes))
 
 
-def _file(pid: int, file: str, size: int, data_bytes: int, digest: str, blocks: list[list[int]]) -> ArenaFile:
-    return ArenaFile(pid, file, size, data_bytes, digest, tuple(ArenaBlock(*block) for block in blocks))
+def _file(pid: int, *, blocks: list[list[int]], holes: list[list[int]], **rest: Any) -> ArenaFile:
+    places = tuple(ArenaBlock(*block) for block in blocks)
+    return ArenaFile(pid, **rest, blocks=places, holes=tuple(ArenaHole(*hole) for hole in holes))
 
 
 class ArenaBack:
@@ -143,4 +145,5 @@ async def _end(task: asyncio.Task[None]) -> None:
 def _blocks(file: ArenaFile) -> dict[str, object]:
     document = asdict(file)
     del document["pid"]
-    return {**document, "blocks": [(block.index, block.address, block.size) for block in file.blocks]}
+    blocks = [(block.index, block.address, block.size) for block in file.blocks]
+    return {**document, "blocks": blocks, "holes": [(hole.offset, hole.size) for hole in file.holes]}

@@ -488,7 +488,8 @@ def _add_steps(operation: Operation, steps: Iterable[sequence.Step], moving: str
     steps = list(steps)
     moved -= sum(step.bytes for step in steps)  # the arena's share is told by its own step
     operation.steps += [
-        Step(step.name, step.seconds, step.bytes or (max(0, moved) if step.name == moving else 0)) for step in steps
+        Step(step.name, step.seconds, step.bytes or (max(0, moved) if step.name == moving else 0), step.spared)
+        for step in steps
     ]
 
 

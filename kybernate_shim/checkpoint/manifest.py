@@ -114,10 +114,18 @@ class ArenaBlock:
 
 
 @dataclass(frozen=True)
+class ArenaHole:
+    """Bytes of an arena's file that are zeros, and need no room in the arena where they are restored."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
 class ArenaFile:
     """A file with the bytes of all blocks, in order, that a process had in the node's arena; else as `VramFile`.
 
-    They go into the arena of the node where the process is restored.
+    They go into the arena of the node where the process is restored. `holes` are those that the arena knew of.
     """
 
     pid: int
@@ -126,6 +134,7 @@ class ArenaFile:
     data_bytes: int
     digest: str
     blocks: tuple[ArenaBlock, ...]
+    holes: tuple[ArenaHole, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,7 @@ class Manifest:
     @property
     def arena_bytes(self) -> int:
         """What a restore needs of the node's arena."""
-        return sum(file.size for file in self.arena)
+        return sum(file.size - sum(hole.size for hole in file.holes) for file in self.arena)
 
     @property
     def bytes(self) -> int:

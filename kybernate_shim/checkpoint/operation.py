@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Step:
-    """One finished or running step. `seconds` is 0 until it has ended; bytes are 0 where it moves none."""
+    """One finished or running step. `seconds` is 0 until it has ended; bytes are 0 where it moves none.
+
+    `spared` of the bytes needed no copy: they were there already, or are zeros.
+    """
 
     name: str
     seconds: float = 0
     bytes: int = 0
+    spared: int = 0
 
 
 @dataclass

@@ -72,10 +72,14 @@ class States:
 
 @dataclass(frozen=True)
 class Taken:
-    """What moved to or from the arena, by pid: its bytes, and why nothing of a process could."""
+    """What moved to or from the arena, by pid: its bytes, and why nothing of a process could.
+
+    `spared` of all the bytes needed no copy: the arena had them already, or they are zeros.
+    """
 
     moved: Mapping[int, int] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)
+    spared: int = 0
 
     @property
     def bytes(self) -> int:
@@ -208,6 +212,7 @@ class CudaHelper:
         return Taken(
             {outcome.pid: outcome.bytes for outcome in reply.outcomes},
             {outcome.pid: outcome.text for outcome in reply.outcomes if outcome.text},
+            sum(outcome.spared_bytes for outcome in reply.outcomes),
         )
 
     async def _verb(self, method: str, pids: Sequence[int], timeout: float) -> dict[int, float]:

@@ -36,7 +36,8 @@ class DriverUnusable(Exception):
 class Answer:
     """The driver's answer: `code` 0 is success.
 
-    `state` and `thread` are given by `state` alone, `bytes` by what the arena does.
+    `state` and `thread` are given by `state` alone, the rest by what the arena does: `bytes`, how many of them it had
+    already or are zeros, and a `remark` on why it copied more than it should have to.
     """
 
     code: int = 0
@@ -45,6 +46,9 @@ class Answer:
     state: int | None = None
     thread: int | None = None
     bytes: int = 0
+    clean_bytes: int = 0
+    zero_bytes: int = 0
+    remark: str = ""
 
 
 def initialize() -> None:

@@ -174,7 +174,8 @@ class Helper:
                 self._log.warning(f"arena.{verb}_failed", pid=pid, error=str(error), away=error.away)
                 name = "ARENA_AWAY" if error.away else "ARENA_FAILED"
                 return wire.Outcome(pid=pid, kind=wire.Outcome.REFUSED, name=name, text=str(error))
-            return wire.Outcome(pid=pid, bytes=moved.bytes, text=moved.reason, seconds=loop.time() - began)
+            took = loop.time() - began
+            return wire.Outcome(pid=pid, bytes=moved.bytes, spared_bytes=moved.spared, text=moved.reason, seconds=took)
 
         return await asyncio.shield(asyncio.gather(*(one(pid) for pid in dict.fromkeys(pids))))
 

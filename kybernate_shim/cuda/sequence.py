@@ -45,12 +45,14 @@ class Limits:
 class Step:
     """A finished step over all processes: "cuda-lock", "cuda-checkpoint", "cuda-restore" or "cuda-unlock".
 
-    Where the arena had part in it, "arena-take" or "arena-give" comes between, with the bytes that it moved.
+    Where the arena had part in it, "arena-take" or "arena-give" comes between, with the bytes that it moved. `spared`
+    of them needed no copy.
     """
 
     name: str
     seconds: float
     bytes: int = 0
+    spared: int = 0
 
 
 @dataclass
@@ -234,7 +236,7 @@ async def _moved(steps: list[Step], name: str, work: Coroutine[Any, Any, Taken])
     began = loop.time()
     taken = await work
     if taken.bytes:
-        steps.append(Step(name, loop.time() - began, taken.bytes))
+        steps.append(Step(name, loop.time() - began, taken.bytes, taken.spared))
     return taken
 
 

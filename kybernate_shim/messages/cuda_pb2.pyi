@@ -126,7 +126,7 @@ class VerbResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("pid", "kind", "code", "name", "text", "seconds", "bytes")
+    __slots__ = ("pid", "kind", "code", "name", "text", "seconds", "bytes", "spared_bytes")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DONE: _ClassVar[Outcome.Kind]
@@ -144,6 +144,7 @@ class Outcome(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     pid: int
     kind: Outcome.Kind
     code: int
@@ -151,4 +152,5 @@ class Outcome(_message.Message):
     text: str
     seconds: float
     bytes: int
-    def __init__(self, pid: _Optional[int] = ..., kind: _Optional[_Union[Outcome.Kind, str]] = ..., code: _Optional[int] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    spared_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., kind: _Optional[_Union[Outcome.Kind, str]] = ..., code: _Optional[int] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...

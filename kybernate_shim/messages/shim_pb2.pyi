@@ -48,14 +48,16 @@ class CheckpointResponse(_message.Message):
     def __init__(self, path: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., bytes: _Optional[int] = ..., frozen_ms: _Optional[int] = ..., seconds: _Optional[float] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("name", "seconds", "bytes")
+    __slots__ = ("name", "seconds", "bytes", "spared_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     seconds: float
     bytes: int
-    def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    spared_bytes: int
+    def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...
 
 class SuspendRequest(_message.Message):
     __slots__ = ("id", "timeout_ms")

@@ -114,5 +114,5 @@ def response(dumped: Dumped, request: DumpRequest, seconds: float, frozen_ms: in
         seconds=seconds,
     )
     for step in dumped.manifest.steps:
-        reply.steps.add(name=step.name, seconds=step.seconds, bytes=step.bytes)
+        reply.steps.add(name=step.name, seconds=step.seconds, bytes=step.bytes, spared_bytes=step.spared)
     return reply

@@ -65,7 +65,10 @@ class ShimService:
 
 
 def _steps(operation: Operation) -> list[wire.Step]:
-    return [wire.Step(name=step.name, seconds=step.seconds, bytes=step.bytes) for step in operation.steps]
+    return [
+        wire.Step(name=step.name, seconds=step.seconds, bytes=step.bytes, spared_bytes=step.spared)
+        for step in operation.steps
+    ]
 
 
 def _status(container: Container) -> wire.Container:

@@ -44,10 +44,14 @@ class NotMoved(Exception):
 
 @dataclass(frozen=True)
 class Moved:
-    """What was moved. With 0 bytes, `reason` says why, and is empty where there was nothing to move."""
+    """What was moved. With 0 bytes, `reason` says why, and is empty where there was nothing to move.
+
+    `spared` of the bytes needed no copy: the arena had them already, or they are zeros.
+    """
 
     bytes: int = 0
     reason: str = ""
+    spared: int = 0
 
 
 # Calls a verb of the driver on one process, for at most so many seconds; raises NotMoved when it does not succeed.
@@ -64,6 +68,7 @@ class Keeper:
         self._log = log
         self._worker = SharedWorker(["arena", str(folder), str(size)])
         self._last_use = 0.0
+        self._remarks: set[str] = set()
 
     async def warm(self, pid: int, seconds: float) -> Moved:
         """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
@@ -123,11 +128,11 @@ class Keeper:
         try:
             async with self._stopped(pid):
                 await self._verb("unlock", pid, RELOCK_SECONDS)
-                size = await self._settle(pid, seconds, "its memory is in the arena")
+                answer = await self._settle(pid, seconds, "its memory is in the arena")
                 await self._verb("lock", pid, RELOCK_SECONDS)
         except InjectionFailed as error:
             raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
-        return Moved(size)
+        return _moved(answer)
 
     def kept_bytes(self, pid: int) -> int:
         """Return how many bytes of this process the arena has, or may have."""
@@ -145,8 +150,8 @@ class Keeper:
     async def close(self) -> None:
         await self._worker.close()
 
-    async def _settle(self, pid: int, seconds: float, why: str) -> int:
-        """Bring everything of a stopped and unlocked process back to VRAM; return the bytes that had been away.
+    async def _settle(self, pid: int, seconds: float, why: str) -> dict[str, Any]:
+        """Bring everything of a stopped and unlocked process back to VRAM; return the answer on what had been away.
 
         Tried twice, the second time by another worker: the first may have been what was wrong. Where both fail, or the
         card has no room, the process is locked again, with its bytes still in the arena, and NotMoved raised.
@@ -159,7 +164,7 @@ class Keeper:
                 reasons.append(str(error))
                 continue
             if not answer["code"]:
-                return int(answer["bytes"])
+                return answer
             reasons.append(answer["text"])
             if answer["name"] == NO_ROOM:
                 break
@@ -176,8 +181,16 @@ class Keeper:
         finally:
             self._last_use = loop.time()
         told = {"error": answer["text"]} if answer["code"] else {}
-        self._log.info(f"arena.{verb}", pid=pid, bytes=answer["bytes"], seconds=round(answer["seconds"], 3), **told)
+        moved = {key: answer[key] for key in ("bytes", "clean_bytes", "zero_bytes")}
+        self._log.info(f"arena.{verb}", pid=pid, **moved, seconds=round(answer["seconds"], 3), **told)
+        self._tell_once(answer["remark"])
         return answer
+
+    def _tell_once(self, remark: str) -> None:
+        """Log what makes every move slower than it could be, and no failure of any."""
+        if remark and remark not in self._remarks:
+            self._remarks.add(remark)
+            self._log.warning("arena.all_copied", error=remark)
 
     @asynccontextmanager
     async def _stopped(self, pid: int) -> AsyncIterator[None]:
@@ -202,4 +215,6 @@ def _has_library(pid: int) -> bool:
 
 
 def _moved(answer: dict[str, Any]) -> Moved:
-    return Moved(0, answer["text"]) if answer["code"] else Moved(answer["bytes"])
+    if answer["code"]:
+        return Moved(0, answer["text"])
+    return Moved(answer["bytes"], spared=answer["clean_bytes"] + answer["zero_bytes"])

@@ -3,26 +3,37 @@
 It is a file so that it outlives the process that copies into it: what a container has given away is still there when
 the CUDA helper, or one of its workers, is killed and replaced. The tmpfs is mounted over a directory that only root may
 enter, with huge pages, and limited to the arena's size. Beside the memory lies a note for every process whose bytes
-are in it, named by its pid and start time, so that the part of a process that has ended is free by itself.
+are in it, named by its pid and start time, so that the part of a process that has ended is free by itself:
+
+    PID-START.json   the process has, or may have, no other bytes than these
+    PID-START.copy   it has its bytes back; these are kept, oldest first to go, until somebody needs the room
+
+A copy is worth something only with the hashes of its pieces, and with the key that they were made with. These lie in
+the note, which tells nobody more than the memory beside it does. A note has the hash of a piece only while the arena
+has the piece: it is dropped before the place of the piece may change, and written when the bytes are there.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kybernate_shim.cuda.arena.extents import Extent, Kept, Part, gaps, take, total
+from kybernate_shim.cuda.arena.notes import Note, read, write
+from kybernate_shim.cuda.arena.pieces import Fate, Plan, Seen
 from kybernate_shim.linux.libc import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, mount
 from kybernate_shim.linux.process import is_exiting, start_time
-from kybernate_shim.linux.replacing import replacing
 
 FOLDER = Path("/run/kybernate/arena")
-NOTES = 16 << 20  # what the tmpfs holds beside the memory
+NOTES = 64 << 20  # what the tmpfs holds beside the memory
+KEY_BYTES = 32
 GRAIN = 2 << 20
 FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
@@ -36,24 +47,6 @@ class ArenaFull(Exception):
 
 class ArenaUnavailable(Exception):
     """The node's memory for it cannot be set up; the message says why."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """A part of the arena, in bytes from its start."""
-
-    start: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Where the bytes of one block are: `index`, `address` and `size` are the block's, `extents` add up to its size."""
-
-    index: int
-    address: int
-    size: int
-    extents: tuple[Extent, ...]
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,20 @@ class Owner:
             return start_time(self.pid) == self.started and not is_exiting(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return False
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `update` has found room for: all blocks, and the parts of each of them that have to be copied there.
+
+    Of the blocks, `clean` bytes are there already, and `zero` bytes need not be. `kept` is true once all is copied.
+    """
+
+    kept: list[Kept]
+    key: bytes
+    changed: list[list[Part]]
+    clean: int
+    zero: int
 
 
 class Memory:
@@ -124,73 +131,121 @@ class Memory:
         return f"size={self._size + NOTES}"
 
     def free(self) -> int:
-        """The bytes that nobody has, dead processes included."""
+        """The bytes that can be had: nobody has them, dead processes included, or has anything but a copy there."""
         with self._gate():
-            return sum(extent.size for extent in _gaps(self._taken(), self.size))
+            return total(gaps(self._taken(), self.size))
 
-    def preview(self, size: int) -> list[Extent]:
-        """Return what `claim` would give for so many bytes now. Raises ArenaFull."""
+    def preview(self, owner: Owner, size: int) -> list[Extent]:
+        """Return where `update` would put so many bytes of `owner` now, as far as there is room for them."""
         with self._gate():
-            return self._room(size)
+            copies = self.copies(owner).kept
+            places = [extent for one in copies for extent in one.extents if not extent.is_hole]
+            more = max(0, size - sum(one.size for one in copies))
+            room = gaps([*self._taken(), *self._all_copies()], self.size)
+            if total(room) < more:
+                room = gaps([*self._taken(), *places], self.size)
+            return [*places, *take(room, min(more, total(room)))]
 
     def claim(self, owner: Owner, blocks: Sequence[tuple[int, int, int]]) -> list[Kept]:
-        """Find room for `blocks` (index, address, size) and note that `owner` has it.
+        """Find room for all of `blocks` (index, address, size), and note that `owner` has it.
 
-        Raises ArenaFull with nothing changed.
+        Copies of others give way, the oldest first. Raises ArenaFull with nothing changed.
+        """
+        return self.update(owner, blocks).kept
+
+    def update(
+        self, owner: Owner, blocks: Sequence[tuple[int, int, int]], seen: Sequence[Seen] | None = None, key: bytes = b""
+    ) -> Update:
+        """Do as `claim` does, but only for pieces that are not zeros, and whose copies are not what `seen` hashes to.
+
+        `key`, which `seen` was hashed with, is the one of `copies`, or a new one. Whoever has copied calls `confirm`.
         """
         with self._gate():
-            gaps = self._room(sum(size for _, _, size in blocks))
-            kept = [Kept(*block, tuple(_cut(gaps, block[2]))) for block in blocks]
-            self._write(owner, kept)
-        return kept
+            note = self.copies(owner)
+            copies = {(one.index, one.address, one.size): one for one in note.kept} if note.key == key else {}
+            looks = seen if seen is not None else [None] * len(blocks)
+            plans = [Plan(block, look, copies.get(block)) for block, look in zip(blocks, looks, strict=True)]
+            sizes = {fate: sum(plan.bytes[fate] for plan in plans) for fate in Fate}
+            room = self._room(owner, sizes[Fate.CHANGED], [extent for plan in plans for extent in plan.stays])
+            self._copy_note(owner).unlink(missing_ok=True)
+            settled = [plan.settle(room) for plan in plans]
+            write(self._note(owner), Note([trusted for _, trusted in settled], key))
+        changed = [plan.changed for plan in plans]
+        return Update([kept for kept, _ in settled], key, changed, sizes[Fate.CLEAN], sizes[Fate.ZERO])
+
+    def confirm(self, owner: Owner, update: Update) -> None:
+        """Note that the bytes are there: the hashes that `update` was asked with are theirs."""
+        if update.key:
+            write(self._note(owner), Note(update.kept, update.key))
 
     def share(self, owner: Owner, kept: Sequence[Kept]) -> None:
         """Let `owner` have what somebody else has as well: it stays until both have ended or given it up."""
         with self._gate():
-            self._write(owner, kept)
+            write(self._note(owner), Note([replace(one, marks=b"") for one in kept]))
 
     def hand_over(self, owner: Owner, shares: Mapping[Owner, Sequence[Kept]]) -> None:
         """Let what `owner` has here belong to others."""
         with self._gate():
             for other, kept in shares.items():
-                self._write(other, kept)
+                write(self._note(other), Note(list(kept)))
             self.give_up(owner)
 
     def kept(self, owner: Owner) -> list[Kept]:
-        """Return what `owner` has here, nothing for a process that has never been."""
-        try:
-            return [_kept(one) for one in json.loads(self._note(owner).read_text())]
-        except FileNotFoundError:
-            return []
+        """Return what `owner` has here and nowhere else, nothing for a process that has never been."""
+        return read(self._note(owner)).kept
+
+    def copies(self, owner: Owner) -> Note:
+        """Return what is kept here of bytes that `owner` has got back."""
+        return read(self._copy_note(owner))
+
+    def retire(self, owner: Owner) -> None:
+        """Keep as a copy what `owner` has got back, or has never given away; forget it where it was not hashed.
+
+        Idempotent.
+        """
+        with self._gate():
+            if any(any(one.marks) for one in read(self._note(owner)).kept):
+                now = time.time_ns()  # the kernel's own would be the same for all within some milliseconds
+                os.utime(self._note(owner), ns=(now, now))
+                self._note(owner).rename(self._copy_note(owner))
+            else:
+                self.give_up(owner)
 
     def give_up(self, owner: Owner) -> None:
         """Forget the owner's bytes. Idempotent."""
         self._note(owner).unlink(missing_ok=True)
 
-    def _room(self, wanted: int) -> list[Extent]:
-        """Return `wanted` free bytes, from the arena's start on: so the same part is used, and pinned, most often."""
-        gaps = _gaps(self._taken(), self.size)
-        if (free := sum(gap.size for gap in gaps)) < wanted:
+    def _room(self, owner: Owner, wanted: int, stays: Sequence[Extent]) -> deque[Extent]:
+        """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it.
+
+        They come from the arena's start on: so the same part is used, and pinned, most often.
+        """
+        taken = [*self._taken(), *stays]
+        if (free := total(gaps(taken, self.size))) < wanted:
             raise ArenaFull(wanted, free)
-        return list(_cut(gaps, wanted))
+        notes = sorted(
+            set(self._folder.glob("*.copy")) - {self._copy_note(owner)}, key=lambda note: note.stat().st_mtime_ns
+        )
+        copies = [(note, list(read(note).extents)) for note in notes]
+        while total(room := gaps([*taken, *(extent for _, copy in copies for extent in copy)], self.size)) < wanted:
+            copies.pop(0)[0].unlink()
+        return room
 
     def _taken(self) -> list[Extent]:
-        """Return the extents of all processes that live, and remove the notes of the others."""
-        taken: list[Extent] = []
-        for note in self._folder.glob("*.json"):
-            owner = Owner(*map(int, note.stem.split("-")))
-            if owner.alive:
-                taken += [extent for one in self.kept(owner) for extent in one.extents]
-            else:
+        """Return the extents that living processes have nowhere else, and remove the notes of the others."""
+        for note in [*self._folder.glob("*.json"), *self._folder.glob("*.copy")]:
+            if not Owner(*map(int, note.stem.split("-"))).alive:
                 note.unlink(missing_ok=True)
-        return sorted(taken, key=lambda extent: extent.start)
+        return [extent for note in self._folder.glob("*.json") for extent in read(note).extents]
 
-    def _write(self, owner: Owner, kept: Sequence[Kept]) -> None:
-        with replacing(self._note(owner)) as stream:
-            stream.write(json.dumps([asdict(one) for one in kept]))
+    def _all_copies(self) -> list[Extent]:
+        return [extent for note in self._folder.glob("*.copy") for extent in read(note).extents]
 
     def _note(self, owner: Owner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.json"
+
+    def _copy_note(self, owner: Owner) -> Path:
+        return self._folder / f"{owner.pid}-{owner.started}.copy"
 
     @contextmanager
     def _gate(self) -> Iterator[None]:
@@ -200,30 +255,3 @@ class Memory:
             yield
         finally:
             os.close(fd)
-
-
-def _gaps(taken: Iterable[Extent], size: int) -> list[Extent]:
-    """Return what lies between `taken`, which is in order, up to `size`."""
-    gaps, at = [], 0
-    for extent in [*taken, Extent(size, 0)]:
-        if extent.start > at:
-            gaps.append(Extent(at, extent.start - at))
-        at = max(at, extent.start + extent.size)
-    return gaps
-
-
-def _cut(gaps: list[Extent], size: int) -> Iterator[Extent]:
-    """Take `size` bytes from the front of `gaps`, in place."""
-    while size:
-        gap = gaps[0]
-        part = min(gap.size, size)
-        yield Extent(gap.start, part)
-        gaps[:1] = [Extent(gap.start + part, gap.size - part)] if gap.size > part else []
-        size -= part
-
-
-def _kept(one: dict[str, object]) -> Kept:
-    make: Callable[..., Kept] = Kept
-    extents = one.pop("extents")
-    assert isinstance(extents, list)
-    return make(**one, extents=tuple(Extent(**extent) for extent in extents))

@@ -6,6 +6,10 @@
     settle   whatever was begun and not finished, by whoever is gone: finish it towards VRAM
 
 Where a block's bytes are is what its state says in the program's table: AWAY and REBUILT mean the arena, all else VRAM.
+
+What the arena has is kept after a give, and a take copies only what has changed since. Between the look at a piece and
+the end of its copy nobody changes it, because the program's threads are stopped and its work has drained: so the hash
+is one of the bytes that were copied.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from kybernate_shim.cuda.arena.calls import DriverRefused
 from kybernate_shim.cuda.arena.control import (
     Block,
     BlockState,
@@ -27,8 +33,11 @@ from kybernate_shim.cuda.arena.control import (
     control_of,
     take_descriptor,
 )
-from kybernate_shim.cuda.arena.memory import ArenaFull, ArenaUnavailable, Kept, Memory, Owner
-from kybernate_shim.cuda.arena.transfer import DriverRefused, Transfer
+from kybernate_shim.cuda.arena.extents import Kept, parts, total
+from kybernate_shim.cuda.arena.kernel import KernelUnavailable
+from kybernate_shim.cuda.arena.memory import KEY_BYTES, ArenaFull, ArenaUnavailable, Memory, Owner
+from kybernate_shim.cuda.arena.pieces import Seen
+from kybernate_shim.cuda.arena.transfer import Mapped, Transfer
 from kybernate_shim.cuda.driver import Answer
 
 BATCH = 64  # blocks handed out at a time: the program may have few descriptors left
@@ -36,6 +45,8 @@ ANSWER_SECONDS = 20.0
 CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003, "ARENA_NO_ROOM": 1004}
 OUT_OF_MEMORY = 2  # the driver's
 FAILURES = (ControlFailed, ControlInvalid, ControlSilent, ArenaFull, ArenaUnavailable, DriverRefused, OSError)
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -62,7 +73,7 @@ class Mover:
     def settle(self, pid: int) -> Answer:
         return _answered(lambda: self._settle(pid))
 
-    def _warm(self, pid: int) -> int:
+    def _warm(self, pid: int) -> Answer:
         """Look at one block of each of the program's cards to learn which card of ours that is."""
         copies = self._copies()
         with _opened(pid) as (control, pidfd):
@@ -77,46 +88,66 @@ class Mover:
                 control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
                 control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
         size = sum(block.size for block in blocks)
-        copies.pin(self.memory.preview(size))
-        return size
+        copies.pin(self.memory.preview(Owner.of(pid), size))
+        return Answer(bytes=size)
 
-    def _take(self, pid: int) -> int:
+    def _take(self, pid: int) -> Answer:
         self.memory.prepare()
         owner = Owner.of(pid)
         with _opened(pid) as (control, pidfd):
+            for verb in (Verb.CLOSE, Verb.FORGET):  # what a worker has left that died while it got ready
+                control.ask(verb, seconds=ANSWER_SECONDS)
             control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=0, count=0)  # is any block in a thread's hands?
             wanted = [block for block in control.blocks() if block.state is BlockState.HERE and not block.private]
             if not wanted:
-                return 0
-            kept = self.memory.claim(owner, [(block.index, block.address, block.size) for block in wanted])
+                return Answer()
             try:
-                for batch in _batches(kept):
-                    with _handed_out(control, pidfd, Verb.SHARE, BlockState.SHARED, batch) as descriptors:
-                        self._copies().out(descriptors, [one.extents for one in batch])
+                answer = self._copy_out(owner, control, pidfd, wanted)
             except BaseException:
                 control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
-                self.memory.give_up(owner)
+                self.memory.retire(owner)
                 raise
             control.ask(Verb.RELEASE, seconds=ANSWER_SECONDS)
-        return sum(one.size for one in kept)
+        return answer
 
-    def _give(self, pid: int) -> int:
+    def _copy_out(self, owner: Owner, control: Control, pidfd: int, wanted: Sequence[Block]) -> Answer:
+        """Have the arena hold what is in the blocks `wanted`, which stay shared."""
+        copies = self._copies()
+        with ExitStack() as stack:
+            blocks: list[Mapped] = []
+            for batch in _batches(wanted):
+                with _handed_out(control, pidfd, Verb.SHARE, BlockState.SHARED, batch) as descriptors:
+                    blocks += stack.enter_context(copies.mapped(descriptors, [block.size for block in batch]))
+            key = self.memory.copies(owner).key or os.urandom(KEY_BYTES)
+            seen, blind = _looked(copies, blocks, key)
+            places = [(block.index, block.address, block.size) for block in wanted]
+            update = self.memory.update(owner, places, seen, key if seen is not None else b"")
+            copies.out(blocks, update.changed)
+            self.memory.confirm(owner, update)
+        size = sum(block.size for block in wanted)
+        return Answer(bytes=size, clean_bytes=update.clean, zero_bytes=update.zero, remark=blind)
+
+    def _give(self, pid: int) -> Answer:
         owner = Owner.of(pid)
         kept = {one.index: one for one in self.memory.kept(owner)}
         with _opened(pid) as (control, pidfd):
             away = [_place_of(block, kept) for block in control.blocks() if block.state is BlockState.AWAY]
             try:
                 for batch in _batches(away):
-                    with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
-                        self._copies().back(descriptors, [one.extents for one in batch])
+                    with (
+                        _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors,
+                        self._copies().mapped(descriptors, [one.size for one in batch]) as blocks,
+                    ):
+                        self._copies().back(blocks, [list(parts(one.extents)) for one in batch])
             except BaseException:
                 control.ask(Verb.DISCARD, seconds=ANSWER_SECONDS)
                 raise
             control.ask(Verb.COMMIT, seconds=ANSWER_SECONDS)
-        self.memory.give_up(owner)
-        return sum(one.size for one in away)
+        self.memory.retire(owner)
+        size = sum(one.size for one in away)
+        return Answer(bytes=size, zero_bytes=size - sum(total(one.extents) for one in away))
 
-    def _settle(self, pid: int) -> int:
+    def _settle(self, pid: int) -> Answer:
         with _opened(pid) as (control, _):
             for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
                 control.ask(verb, seconds=ANSWER_SECONDS)
@@ -130,10 +161,10 @@ class Mover:
             return self._transfer
 
 
-def _answered(work: Callable[[], int]) -> Answer:
-    """Turn what a move returns or raises into what the worker sends."""
+def _answered(work: Callable[[], Answer]) -> Answer:
+    """Turn what a move raises into what the worker sends."""
     try:
-        return Answer(bytes=work())
+        return work()
     except FAILURES as error:
         name = "ARENA_FAILED"
         if isinstance(error, ArenaFull):
@@ -143,6 +174,14 @@ def _answered(work: Callable[[], int]) -> Answer:
         elif isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
             name = "ARENA_NO_ROOM"
         return Answer(CODES[name], name, str(error))
+
+
+def _looked(copies: Transfer, blocks: Sequence[Mapped], key: bytes) -> tuple[list[Seen] | None, str]:
+    """Hash the blocks; where that cannot be, all of them are copied, and the second value says why."""
+    try:
+        return copies.look(blocks, key), ""
+    except (KernelUnavailable, DriverRefused) as error:
+        return None, str(error)
 
 
 @contextmanager
@@ -161,7 +200,7 @@ def _opened(pid: int) -> Iterator[tuple[Control, int]]:
 
 @contextmanager
 def _handed_out(
-    control: Control, pidfd: int, verb: Verb, state: BlockState, batch: Sequence[Kept]
+    control: Control, pidfd: int, verb: Verb, state: BlockState, batch: Sequence[Block] | Sequence[Kept]
 ) -> Iterator[list[int]]:
     """Have the program hand out the blocks of `batch` and yield descriptors of ours for them, in its order."""
     first, last = batch[0].index, batch[-1].index
@@ -181,9 +220,9 @@ def _handed_out(
         control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
 
 
-def _batches(kept: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
-    for at in range(0, len(kept), BATCH):
-        yield kept[at : at + BATCH]
+def _batches(blocks: Sequence[T]) -> Iterator[Sequence[T]]:
+    for at in range(0, len(blocks), BATCH):
+        yield blocks[at : at + BATCH]
 
 
 def _place_of(block: Block, kept: Mapping[int, Kept]) -> Kept:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, ArenaUnavailable, Extent, Kept, Memory, Owner
+from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept, parts
+from kybernate_shim.cuda.arena.memory import ArenaFull, ArenaUnavailable, Memory, Owner
+from kybernate_shim.cuda.arena.pieces import MARK, PIECE, Seen
 from kybernate_shim.cuda.vram import crew, digest, files
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
@@ -27,7 +29,7 @@ from kybernate_shim.cuda.vram.save import store
 class SavedBlocks:
     """The blocks (index, address, size) of one process in a file of the image, which is as long as all of them.
 
-    `data_bytes` and `digest` are as with `vram.saved.SavedRegion`.
+    `data_bytes` and `digest` are as with `vram.saved.SavedRegion`. `holes` (offset, size) are pieces of zeros.
     """
 
     file: str
@@ -35,6 +37,7 @@ class SavedBlocks:
     data_bytes: int
     digest: str
     blocks: tuple[tuple[int, int, int], ...]
+    holes: tuple[tuple[int, int], ...] = ()
 
 
 def file_name(pid: int) -> str:
@@ -71,7 +74,10 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> Sav
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
             for start, part in layout.parts(piece.offset, buffer.view[: piece.size]):
-                arena.read(start, part)
+                if start == HOLE:
+                    part[:] = bytes(len(part))
+                else:
+                    arena.read(start, part)
             written.append(store(buffer, piece.offset, piece.size, file, tree))
             return piece.size
 
@@ -81,7 +87,7 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> Sav
             path.unlink(missing_ok=True)
             raise
     blocks = tuple((one.index, one.address, one.size) for one in kept)
-    return SavedBlocks(path.name, layout.size, sum(written), tree.text(), blocks)
+    return SavedBlocks(path.name, layout.size, sum(written), tree.text(), blocks, layout.holes)
 
 
 def load(memory: Memory, saved: Sequence[SavedBlocks], directory: Path, how: Transfer) -> list[list[Kept]]:
@@ -90,12 +96,13 @@ def load(memory: Memory, saved: Sequence[SavedBlocks], directory: Path, how: Tra
     They belong to this process. Raises a VramError, NoArena and DigestMismatch among them; then nothing does.
     """
     for one in saved:
-        if sum(size for _, _, size in one.blocks) != one.size or any(size % GRAIN for _, _, size in one.blocks):
+        if sum(size for _, _, size in one.blocks) != one.size or any(size % PIECE for _, _, size in one.blocks):
             raise FileDamaged(f"{one.file} does not consist of blocks")
     ours = Owner.of(os.getpid())
+    blocks = [block for one in saved for block in one.blocks]
     try:
         memory.prepare()
-        kept = iter(memory.claim(ours, [block for one in saved for block in one.blocks]))
+        kept = iter(memory.update(ours, blocks, [seen for one in saved for seen in _seen(one)]).kept)
     except (ArenaFull, ArenaUnavailable) as error:
         raise NoArena(str(error)) from error
     shares = [[next(kept) for _ in one.blocks] for one in saved]
@@ -117,16 +124,33 @@ def _load(arena: files.MappedFile, one: SavedBlocks, kept: Sequence[Kept], direc
             raise FileDamaged(f"{file.path} has {file.size} bytes, its blocks {one.size}")
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
-            # Zeros are written, too: what the arena has there may be somebody else's.
+            # Zeros are written, too, but for the holes: what the arena has there may be somebody else's.
             data = buffer.view[: piece.size]
             file.read(piece.offset, data)
             tree.add(piece.offset, data)
             for start, part in layout.parts(piece.offset, data):
-                arena.write(start, part)
+                if start != HOLE:
+                    arena.write(start, part)
+                elif bytes(part).strip(b"\0"):
+                    raise FileDamaged(f"{file.path} has data from {piece.offset} bytes on, where it should have zeros")
             return piece.size
 
         crew.run(crew.pieces([(None, one.size, tree.piece_bytes)]), work, how)
     digest.check(one.file, tree.text(), one.digest)
+
+
+def _seen(one: SavedBlocks) -> Iterator[Seen]:
+    """Say of each block which pieces are not in a hole, as a card would; of hashes nothing is known."""
+    bits = bytearray(b"\1") * (one.size // PIECE)
+    for offset, size in one.holes:
+        if offset % PIECE or size % PIECE or not 0 <= offset <= offset + size <= one.size:
+            raise FileDamaged(f"{one.file} has a hole of {size} bytes at {offset}, which are no pieces of it")
+        bits[offset // PIECE : (offset + size) // PIECE] = bytes(size // PIECE)
+    at = 0
+    for _, _, size in one.blocks:
+        count = size // PIECE
+        yield Seen(bytes(count * MARK), bits[at : at + count])
+        at += count
 
 
 def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:
@@ -148,13 +172,21 @@ class _Layout:
     def size(self) -> int:
         return self._starts[-1]
 
+    @property
+    def holes(self) -> tuple[tuple[int, int], ...]:
+        """The holes (offset, size) in the file."""
+        return tuple((part.offset, part.extent.size) for part in parts(self._extents) if part.extent.is_hole)
+
     def parts(self, offset: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Cut `data`, which is at `offset` of the file, and yield the pieces with where each starts in the arena."""
+        """Cut `data`, which is at `offset` of the file, and yield the pieces with where each starts in the arena.
+
+        That is HOLE for pieces that it does not have.
+        """
         index = bisect_right(self._starts, offset) - 1
         while data:
             extent, inside = self._extents[index], offset - self._starts[index]
             size = min(extent.size - inside, len(data))
-            yield extent.start + inside, data[:size]
+            yield HOLE if extent.is_hole else extent.start + inside, data[:size]
             offset, data, index = offset + size, data[size:], index + 1
 
 

@@ -2,7 +2,7 @@
 
 The program hands its memory out as a descriptor; here it is mapped a second time, copied by the card itself from or to
 pinned memory, and let go of. Nothing is believed of what the program says about it but the size, which the driver
-checks when it maps.
+checks when it maps. Before it is copied out it can be looked at, to see what need not be copied.
 """
 
 from __future__ import annotations
@@ -15,25 +15,41 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cuda.bindings import driver as cuda
 
-from kybernate_shim.cuda.arena.memory import Extent, Memory
+from kybernate_shim.cuda.arena.calls import DriverRefused, checked
+from kybernate_shim.cuda.arena.extents import Extent, Part
+from kybernate_shim.cuda.arena.hashing import Hasher
+from kybernate_shim.cuda.arena.kernel import KernelUnavailable, machine_code
+from kybernate_shim.cuda.arena.memory import Memory
+from kybernate_shim.cuda.arena.pieces import Seen
 
-PIECE = 64 << 20  # of one copy: so that the streams share a large block
+COPY = 64 << 20  # of one call: so that the streams share a large block
 STREAMS = 4  # of each move: one process may leave while another comes
 PINNED = 1 << 30  # registered at once: a failure in the middle of a large arena leaves the rest usable
 MADV_POPULATE_WRITE = 23
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for anybody's default stream
 PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: for every context
-
-
-class DriverRefused(Exception):
-    """The driver has refused a call."""
+CAPABILITY = (
+    cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+)
+T = TypeVar("T")
 
 
 Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A block of a program, as it is mapped here: our number of its card, and our address there."""
+
+    card: int
+    address: int
+    size: int
 
 
 class Transfer:
@@ -48,33 +64,65 @@ class Transfer:
             self._map = mmap.mmap(fd, memory.size)
         finally:
             os.close(fd)
+        self._folder = memory.file.parent
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._lock = threading.RLock()
+        self._hashing = threading.Lock()
         self._pinned: set[int] = set()
         self._contexts: dict[int, Any] = {}
+        self._hashers: dict[int, Hasher] = {}
+        self._uncompiled = ""  # why there is nothing that hashes
 
-    def out(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]]) -> None:
-        """Copy memory behind `descriptors` to `places` in the arena. Raises DriverRefused."""
-        self._copy(descriptors, places, _from_card)
+    @contextmanager
+    def mapped(self, descriptors: Sequence[int], sizes: Sequence[int]) -> Iterator[list[Mapped]]:
+        """Map memory behind `descriptors`, which may be closed meanwhile. Raises DriverRefused."""
+        with ExitStack() as stack:
+            handles = stack.enter_context(_imported(descriptors))
+            blocks = []
+            for handle, size in zip(handles, sizes, strict=True):
+                card = _card_of(handle)
+                self._enter(card)
+                blocks.append(Mapped(card, stack.enter_context(_mapped(card, handle, size)), size))
+            yield blocks
 
-    def back(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]]) -> None:
-        """Copy `places` of the arena to the memory behind `descriptors`. Raises DriverRefused."""
-        self._copy(descriptors, places, _to_card)
+    def look(self, blocks: Sequence[Mapped], key: bytes) -> list[Seen]:
+        """Hash what is in `blocks`. Raises KernelUnavailable and DriverRefused."""
+        found: dict[Mapped, Seen] = {}
+        for card, its in _by_card(blocks, blocks):
+            self._enter(card)
+            with self._hashing, _stream() as stream:
+                seen = self._hasher(card).look([(block.address, block.size) for block in its], key, stream)
+            found |= zip(its, seen, strict=True)
+        return [found[block] for block in blocks]
+
+    def out(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]]) -> None:
+        """Copy `parts` of each block to the arena. Raises DriverRefused."""
+        self._copy(blocks, parts, _from_card)
+
+    def back(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]]) -> None:
+        """Fill `parts` of each block from the arena, holes by zeros. Raises DriverRefused."""
+        self._copy(blocks, parts, _to_card)
 
     def enter_device_of(self, descriptor: int) -> None:
-        """Be ready to copy from the card that memory is on; closes `descriptor`. Raises DriverRefused."""
+        """Be ready to hash and to copy on the card that memory is on; closes `descriptor`. Raises DriverRefused."""
         try:
             with _imported([descriptor]) as (handle,):
-                self._enter(_card_of(handle))
+                card = _card_of(handle)
         finally:
             os.close(descriptor)
+        self._enter(card)
+        try:
+            with self._hashing:
+                self._hasher(card)
+        except (DriverRefused, KernelUnavailable):
+            pass  # `look` will say so
 
     def pin(self, extents: Iterable[Extent]) -> None:
         """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused."""
         with self._lock:
             self._enter(next(iter(self._contexts), 0))
             for extent in extents:
-                for part in range(extent.start // PINNED, (extent.start + extent.size - 1) // PINNED + 1):
+                for part in range(extent.start // PINNED, (extent.end - 1) // PINNED + 1):
                     self._pin(part)
 
     def _pin(self, part: int) -> None:
@@ -83,36 +131,57 @@ class Transfer:
         start = part * PINNED
         size = min(PINNED, len(self._map) - start)
         _fault_in(self._start + start, size)
-        _checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
+        checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
         self._pinned.add(part)
 
-    def _copy(self, descriptors: Sequence[int], places: Sequence[Sequence[Extent]], call: Call) -> None:
+    def _copy(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], call: Call) -> None:
         """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts."""
-        self.pin(extent for extents in places for extent in extents)
-        with _imported(descriptors) as handles:
-            by_card: dict[int, list[tuple[Any, Sequence[Extent]]]] = defaultdict(list)
-            for handle, extents in zip(handles, places, strict=True):
-                by_card[_card_of(handle)].append((handle, extents))
-            for card, blocks in by_card.items():
-                self._enter(card)
-                self._copy_on(card, blocks, call)
+        self.pin(part.extent for its in parts for part in its if not part.extent.is_hole)
+        for card, pairs in _by_card(blocks, list(zip(blocks, parts, strict=True))):
+            self._enter(card)
+            with ExitStack() as stack:
+                streams = [stack.enter_context(_stream()) for _ in range(STREAMS)]
+                copies = (copy for block, its in pairs for part in its for copy in _copies(block.address, part))
+                for number, (host, at, size) in enumerate(copies):
+                    stream = streams[number % STREAMS]
+                    if host is None:
+                        checked(cuda.cuMemsetD32Async(at, 0, size // 4, stream))
+                    else:
+                        checked(call(self._start + host, at, size, stream))
+                for stream in streams:
+                    checked(cuda.cuStreamSynchronize(stream))
 
-    def _copy_on(self, card: int, blocks: Sequence[tuple[Any, Sequence[Extent]]], call: Call) -> None:
-        with ExitStack() as stack:
-            addresses = [stack.enter_context(_mapped(card, handle, _size(extents))) for handle, extents in blocks]
-            streams = [stack.enter_context(_stream()) for _ in range(STREAMS)]
-            for address, (_, extents) in zip(addresses, blocks, strict=True):
-                for number, (at, host, size) in enumerate(_pieces(address, extents)):
-                    _checked(call(self._start + host, at, size, streams[number % STREAMS]))
-            for stream in streams:
-                _checked(cuda.cuStreamSynchronize(stream))
+    def _hasher(self, card: int) -> Hasher:
+        """Return what hashes on a card, whose context we are in. Raises KernelUnavailable and DriverRefused."""
+        if card not in self._hashers:
+            device = checked(cuda.cuDeviceGet(card))
+            major, minor = (int(checked(cuda.cuDeviceGetAttribute(one, device))) for one in CAPABILITY)
+            self._hashers[card] = Hasher(self._machine_code(major, minor))
+        return self._hashers[card]
+
+    def _machine_code(self, major: int, minor: int) -> bytes:
+        """What could not be compiled is not tried again: it takes longer than all the rest."""
+        if not self._uncompiled:
+            try:
+                return machine_code(self._folder, major, minor)
+            except KernelUnavailable as error:
+                self._uncompiled = str(error)
+        raise KernelUnavailable(self._uncompiled)
 
     def _enter(self, card: int) -> None:
         """Make a card's context this thread's, and make it first where there is none."""
         with self._lock:
             if card not in self._contexts:
-                self._contexts[card] = _checked(cuda.cuDevicePrimaryCtxRetain(card))
-        _checked(cuda.cuCtxSetCurrent(self._contexts[card]))
+                self._contexts[card] = checked(cuda.cuDevicePrimaryCtxRetain(card))
+        checked(cuda.cuCtxSetCurrent(self._contexts[card]))
+
+
+def _by_card(blocks: Sequence[Mapped], values: Sequence[T]) -> Iterator[tuple[int, list[T]]]:
+    """Sort `values`, one for each block, by the blocks' cards."""
+    found: dict[int, list[T]] = defaultdict(list)
+    for block, value in zip(blocks, values, strict=True):
+        found[block.card].append(value)
+    yield from found.items()
 
 
 @contextmanager
@@ -121,7 +190,7 @@ def _imported(descriptors: Sequence[int]) -> Iterator[list[Any]]:
     kind = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     try:
         for descriptor in descriptors:
-            handles.append(_checked(cuda.cuMemImportFromShareableHandle(descriptor, kind)))
+            handles.append(checked(cuda.cuMemImportFromShareableHandle(descriptor, kind)))
         yield handles
     finally:
         for handle in handles:
@@ -131,11 +200,11 @@ def _imported(descriptors: Sequence[int]) -> Iterator[list[Any]]:
 @contextmanager
 def _mapped(card: int, handle: Any, size: int) -> Iterator[int]:
     """Map memory for its card, in whose context we are; yields its address."""
-    address = int(_checked(cuda.cuMemAddressReserve(size, 0, 0, 0)))
+    address = int(checked(cuda.cuMemAddressReserve(size, 0, 0, 0)))
     try:
-        _checked(cuda.cuMemMap(address, size, 0, handle, 0))
+        checked(cuda.cuMemMap(address, size, 0, handle, 0))
         try:
-            _checked(cuda.cuMemSetAccess(address, size, [_read_write(card)], 1))
+            checked(cuda.cuMemSetAccess(address, size, [_read_write(card)], 1))
             yield address
         finally:
             cuda.cuMemUnmap(address, size)
@@ -146,7 +215,7 @@ def _mapped(card: int, handle: Any, size: int) -> Iterator[int]:
 @contextmanager
 def _stream() -> Iterator[Any]:
     """Make a stream; what is queued on it when a failure ends the context is done before anything is unmapped."""
-    stream = _checked(cuda.cuStreamCreate(NON_BLOCKING))
+    stream = checked(cuda.cuStreamCreate(NON_BLOCKING))
     try:
         yield stream
     finally:
@@ -155,24 +224,23 @@ def _stream() -> Iterator[Any]:
 
 
 def _card_of(handle: Any) -> int:
-    return int(_checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
+    return int(checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
 
 
-def _size(extents: Sequence[Extent]) -> int:
-    return sum(extent.size for extent in extents)
+def _copies(address: int, part: Part) -> Iterator[tuple[int | None, int, int]]:
+    """Yield (offset in the arena, address on the card, bytes) of what fills a part of the block at `address`.
 
-
-def _pieces(address: int, extents: Sequence[Extent]) -> Iterator[tuple[int, int, int]]:
-    """Yield (address on the card, offset in the arena, bytes) of copies that make up a block.
-
-    A copy must not leave the range of host memory that was pinned at once, so none crosses a multiple of PIECE.
+    A copy must not leave the range of host memory that was pinned at once, so none crosses a multiple of COPY. A hole
+    has no offset.
     """
-    for extent in extents:
-        at, end = extent.start, extent.start + extent.size
-        while at < end:
-            size = min(PIECE - at % PIECE, end - at)
-            yield address, at, size
-            at, address = at + size, address + size
+    at, end, address = part.extent.start, part.extent.end, address + part.offset
+    if part.extent.is_hole:
+        yield None, address, part.extent.size
+        return
+    while at < end:
+        size = min(COPY - at % COPY, end - at)
+        yield at, address, size
+        at, address = at + size, address + size
 
 
 def _from_card(host: int, card: int, size: int, stream: Any) -> Any:
@@ -188,8 +256,8 @@ def _fault_in(start: int, size: int) -> None:
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for at in range(0, size, PIECE):
-            threads.submit(libc.madvise, start + at, min(PIECE, size - at), MADV_POPULATE_WRITE)
+        for at in range(0, size, COPY):
+            threads.submit(libc.madvise, start + at, min(COPY, size - at), MADV_POPULATE_WRITE)
 
 
 def _read_write(device: int) -> Any:
@@ -198,11 +266,3 @@ def _read_write(device: int) -> Any:
     access.location.id = device
     access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     return access
-
-
-def _checked(answer: Any) -> Any:
-    """Return what a call of the driver gave beside its result. Raises DriverRefused."""
-    result, *values = answer
-    if result:
-        raise DriverRefused(f"the driver refuses a step of the arena: {result.name}")
-    return values[0] if values else None

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from kybernate_shim.cuda.arena import saved as in_arena
-from kybernate_shim.cuda.arena.memory import Kept, Memory
+from kybernate_shim.cuda.arena.extents import Kept
+from kybernate_shim.cuda.arena.memory import Memory
 from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram import driven
@@ -238,7 +239,10 @@ class Desk:
 
         Pids are the container's here, for there are no others yet.
         """
-        wanted = [SavedBlocks(**{**one, "blocks": tuple(map(tuple, one["blocks"]))}) for one in blocks.values()]
+        wanted = [
+            SavedBlocks(**{**one, **{name: tuple(map(tuple, one[name])) for name in ("blocks", "holes")}})
+            for one in blocks.values()
+        ]
         shares = in_arena.load(Memory(arena), wanted, Path(directory), self._how(threads))
         self._shares = dict(zip(map(int, blocks), shares, strict=True))
 

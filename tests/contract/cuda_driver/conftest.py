@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from kybernate_shim.address import answers
+from kybernate_shim.cuda.arena import kernel
 from kybernate_shim.cuda.arena.memory import Memory
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
 from kybernate_shim.linux.mounts import unmount_tree
@@ -22,6 +23,7 @@ from tests.fakes.cuda import GIB, Cards, build
 from tests.fakes.cuda.programs import Program
 
 ARENA_BYTES = 64 << 20
+CAPABILITY = 9, 0  # of a pretended card
 Use = Callable[[CudaHelper], Awaitable[Any]]
 
 
@@ -91,7 +93,16 @@ def memory(tmp_path: Path) -> Memory:
 
 
 @pytest.fixture
-def use_arena(cards: Cards, tmp_path: Path, socket: Path) -> Iterator[Callable[[Use], Any]]:
+def machine_code(memory: Memory) -> Path:
+    """What a card needs to hash is there already; a pretended card takes anything for it."""
+    memory.prepare()
+    path = kernel.cached(memory.file.parent, *CAPABILITY)
+    path.write_bytes(b"machine code")
+    return path
+
+
+@pytest.fixture
+def use_arena(cards: Cards, machine_code: Path, tmp_path: Path, socket: Path) -> Iterator[Callable[[Use], Any]]:
     """Run a coroutine function with a helper that has an arena of 64 MiB."""
     folder = tmp_path / "arena"
     options = ["--arena", str(ARENA_BYTES), "--arena-folder", str(folder)]

@@ -33,6 +33,7 @@
     F("cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2)                                                                           \
     F("cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2)                                                                           \
     F("cuMemsetD8", 3020, cuMemsetD8_v2)                                                                               \
+    F("cuMemsetD32Async", 3020, cuMemsetD32Async)                                                                      \
     F("cuCtxGetDevice", 2000, cuCtxGetDevice)                                                                          \
     F("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute)                                                              \
     F("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                                                  \

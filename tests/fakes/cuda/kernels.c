@@ -4,19 +4,20 @@
  * A test double: see abi.h.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "hashes.h"
 #include "process.h"
+#include "switches.h"
 
-struct kernel {
-    const char *name;
-    CUresult (*run)(void **parameters);
-};
+static _Atomic unsigned launches;
 
 /* advance(CUdeviceptr words, uint64_t count): one step of a linear congruential generator on every word. */
-static CUresult advance(void **parameters)
+static CUresult advance(unsigned blocks, void **parameters)
 {
+    (void)blocks;
     CUdeviceptr address = *(CUdeviceptr *)parameters[0];
     uint64_t count = *(uint64_t *)parameters[1];
     uint32_t *words = translate(address, count * sizeof *words);
@@ -28,8 +29,9 @@ static CUresult advance(void **parameters)
 }
 
 /* spin(uint64_t nanoseconds): keep the card busy. */
-static CUresult spin(void **parameters)
+static CUresult spin(unsigned blocks, void **parameters)
 {
+    (void)blocks;
     uint64_t nanoseconds = *(uint64_t *)parameters[0];
     struct timespec left = {(time_t)(nanoseconds / 1000000000), (long)(nanoseconds % 1000000000)};
     while (nanosleep(&left, &left) < 0 && errno == EINTR)
@@ -37,7 +39,8 @@ static CUresult spin(void **parameters)
     return CUDA_SUCCESS;
 }
 
-static const struct kernel KERNELS[] = {{"advance", advance}, {"spin", spin}};
+static const struct kernel KERNELS[] = {
+    {"advance", advance}, {"spin", spin}, {"hash_pieces", hash_all}, {"finish_pieces", finish_all}};
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
@@ -70,12 +73,17 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigne
                                unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
                                CUstream stream, void **parameters, void **extra)
 {
-    (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
-    (void)shared, (void)stream, (void)extra;
+    (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared, (void)stream, (void)extra;
     CUresult result = enter();
     if (result)
         return result;
-    result = current_device() < 0 ? CUDA_ERROR_INVALID_CONTEXT : function->run(parameters);
+    const char *switches = getenv("FAKE_CUDA_FAIL");
+    struct switched what = switched(switches ? switches : "", "launch", ++launches, 0);
+    act_before(what);
+    if (what.action == ERROR)
+        result = what.error;
+    else
+        result = current_device() < 0 ? CUDA_ERROR_INVALID_CONTEXT : function->run(grid_x, parameters);
     leave();
     return result;
 }

@@ -282,6 +282,19 @@ EXPORT CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t s
     return data ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+EXPORT CUresult cuMemsetD32Async(CUdeviceptr address, unsigned int value, size_t count, CUstream stream)
+{
+    (void)stream;
+    CUresult result = enter();
+    if (result)
+        return result;
+    uint32_t *words = translate(address, count * sizeof *words);
+    for (size_t i = 0; words && i < count; i++)
+        words[i] = value;
+    leave();
+    return words ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 static void take_time(uint64_t bytes)
 {
     double seconds = seconds_per_gib() * (double)bytes / (1 << 30);

@@ -387,10 +387,12 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device)
     return *device < 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
+enum { CAPABILITY_MAJOR = 75 };
+
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
-    (void)attribute, (void)device;
-    *value = 0;
+    (void)device;
+    *value = attribute == CAPABILITY_MAJOR ? 9 : 0; /* the minor one is 0, too */
     return process.started ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 

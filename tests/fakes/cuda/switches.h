@@ -2,8 +2,8 @@
  *
  * A switch is VERB:N:WHAT[@PID]; several are separated by commas or newlines. They stand in FAKE_CUDA_FAIL of the
  * target's environment (read at its cuInit) or in the file `fail` of the state directory (read at every call).
- *   VERB  init state tid lock checkpoint restore unlock
- *   N     the N-th call of this verb on this process, or * for every one
+ *   VERB  init state tid lock checkpoint restore unlock; vmm (any call on virtual memory), launch (of a kernel)
+ *   N     the N-th call of this verb on this process, or * for every one; of vmm and launch, the N-th call by it
  *   WHAT  an error code (left out: 999), which is given without doing anything,
  *         hang        the caller hangs before anything is done
  *         hang-after  the caller hangs when it has been done

@@ -56,8 +56,8 @@ def test_answer_as_json(node: Node) -> None:
         "frozen_ms": 87,
         "seconds": 1.5,
         "steps": [
-            {"name": "lock", "seconds": 0.01, "bytes": 0},
-            {"name": "dump", "seconds": 1.2, "bytes": 3 << 20},
+            {"name": "lock", "seconds": 0.01, "bytes": 0, "spared_bytes": 0},
+            {"name": "dump", "seconds": 1.2, "bytes": 3 << 20, "spared_bytes": 0},
         ],
     }
 

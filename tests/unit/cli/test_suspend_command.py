@@ -30,8 +30,18 @@ def test_answer_is_shown(node: Node, verb: str, step: str, done: str) -> None:
         "namespace": "default",
         "container": "trainer",
         "vram_bytes": 2 << 30,
-        "steps": [{"name": step, "seconds": 0.02, "bytes": 0}],
+        "steps": [{"name": step, "seconds": 0.02, "bytes": 0, "spared_bytes": 0}],
     }
+
+
+def test_what_needed_no_copy_is_told(node: Node) -> None:
+    node.containerd.add("trainer")
+    take = wire.Step(name="arena-take", seconds=0.1, bytes=2 << 30, spared_bytes=1800 << 20)
+    node.shim("trainer").answers["Suspend"] = wire.SuspendResponse(vram_bytes=3 << 30, steps=[take])
+    said = node.run("suspend", "trainer").stdout.splitlines()
+    assert said[0] == "suspended trainer: 3.00 GiB of VRAM, 1.76 GiB of it unchanged or zeros"
+    (step,) = node.json("suspend", "trainer")["steps"]
+    assert (step["bytes"], step["spared_bytes"]) == (2 << 30, 1800 << 20)
 
 
 def test_failure_says_what_became_of_the_container(node: Node) -> None:

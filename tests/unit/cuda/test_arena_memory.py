@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, Extent, Memory, Owner, _cut, _gaps
+from kybernate_shim.cuda.arena.extents import HOLE, Extent, gaps, joined, take
+from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, Memory, Owner, Update
+from kybernate_shim.cuda.arena.pieces import MARK, PIECE, Seen
 
+KEY = bytes(range(32))
 SIZE = 16 * GRAIN
 
 
@@ -34,7 +38,7 @@ def test_claims_do_not_overlap_and_are_found_again(memory: Memory, me: Owner) ->
     first = memory.claim(me, [(0, 0x1000, 3 * GRAIN), (4, 0x2000, GRAIN)])
     second = memory.claim(other, [(0, 0x1000, 5 * GRAIN)])
     taken = [extent for kept in (*first, *second) for extent in kept.extents]
-    assert _gaps(sorted(taken, key=lambda extent: extent.start), SIZE) == [Extent(9 * GRAIN, 7 * GRAIN)]
+    assert list(gaps(taken, SIZE)) == [Extent(9 * GRAIN, 7 * GRAIN)]
     assert memory.kept(me) == first
     assert Memory(SIZE, memory.file.parent).kept(other) == second
     assert memory.free() == 7 * GRAIN
@@ -70,14 +74,189 @@ def test_giving_up_twice_is_no_error(memory: Memory, me: Owner) -> None:
     assert memory.free() == SIZE
 
 
+def seen(*pieces: int) -> Seen:
+    """What a card says of pieces whose content is a number each, 0 being zeros."""
+    return Seen(b"".join(bytes([piece]) * MARK for piece in pieces), pieces)
+
+
+def leave(memory: Memory, owner: Owner, *pieces: int, key: bytes = KEY) -> Update:
+    """Let a process of one block be suspended: everything is copied that has to be."""
+    update = memory.update(owner, [(0, 0x1000, len(pieces) * PIECE)], [seen(*pieces)], key)
+    memory.confirm(owner, update)
+    return update
+
+
+def copied(update: Update) -> list[int]:
+    """The numbers of the pieces that had to be copied."""
+    parts = [part for parts in update.changed for part in parts]
+    return [at // PIECE for part in parts for at in range(part.offset, part.offset + part.extent.size, PIECE)]
+
+
+def test_only_what_has_changed_is_copied(memory: Memory, me: Owner) -> None:
+    assert copied(leave(memory, me, 1, 2, 3, 4)) == [0, 1, 2, 3]
+    before = memory.kept(me)
+    memory.retire(me)
+    assert memory.kept(me) == []
+    assert memory.free() == SIZE
+    again = leave(memory, me, 1, 2, 3, 4)
+    assert copied(again) == []
+    assert again.clean == 4 * PIECE
+    assert memory.kept(me) == before
+    memory.retire(me)
+    third = leave(memory, me, 1, 9, 3, 4)
+    assert copied(third) == [1]
+    assert third.clean == 3 * PIECE
+    memory.retire(me)
+    assert copied(leave(memory, me, 1, 2, 3, 4)) == [1]  # what was there before is gone
+
+
+def test_zeros_have_no_place(memory: Memory, me: Owner) -> None:
+    update = leave(memory, me, 0, 1, 0, 0)
+    assert copied(update) == [1]
+    assert update.zero == 3 * PIECE
+    (kept,) = memory.kept(me)
+    assert kept.extents == (Extent(HOLE, PIECE), Extent(0, PIECE), Extent(HOLE, 2 * PIECE))
+    assert memory.free() == SIZE - PIECE
+    memory.retire(me)
+    filled = leave(memory, me, 0, 1, 5, 0)
+    assert copied(filled) == [2]
+    memory.retire(me)
+    emptied = leave(memory, me, 0, 0, 5, 0)
+    assert (copied(emptied), emptied.zero, emptied.clean) == ([], 3 * PIECE, PIECE)
+    assert memory.free() == SIZE - PIECE
+
+
+def test_zeros_alone_need_no_arena(memory: Memory, me: Owner) -> None:
+    other = Owner.of(os.getppid())
+    memory.claim(other, [(0, 0, SIZE)])
+    assert copied(leave(memory, me, *[0] * 40)) == []
+    assert sum(one.size for one in memory.kept(me)) == 40 * PIECE
+
+
+def test_hashes_are_not_believed_before_the_bytes_are_there(memory: Memory, me: Owner) -> None:
+    leave(memory, me, 1, 2)
+    memory.retire(me)
+    memory.update(me, [(0, 0x1000, 2 * PIECE)], [seen(1, 9)], KEY)  # and then the worker dies
+    assert memory.copies(me).kept == []
+    memory.retire(me)
+    assert copied(leave(memory, me, 1, 9)) == [1]
+
+
+def test_hashes_by_another_key_are_not_believed(memory: Memory, me: Owner) -> None:
+    leave(memory, me, 1, 2)
+    memory.retire(me)
+    assert memory.copies(me).key == KEY
+    assert copied(leave(memory, me, 1, 2, key=KEY[::-1])) == [0, 1]
+
+
+@pytest.mark.parametrize("block", [(1, 0x1000, 2 * PIECE), (0, 0x2000, 2 * PIECE), (0, 0x1000, 3 * PIECE)])
+def test_copy_of_another_block_is_none(memory: Memory, me: Owner, block: tuple[int, int, int]) -> None:
+    leave(memory, me, 1, 2)
+    memory.retire(me)
+    update = memory.update(me, [block], [seen(*[1, 2, 3][: block[2] // PIECE])], KEY)
+    assert len(copied(update)) == block[2] // PIECE
+
+
+def test_what_was_not_hashed_is_no_copy(memory: Memory, me: Owner) -> None:
+    memory.claim(me, [(0, 0x1000, 2 * PIECE)])
+    memory.retire(me)
+    memory.retire(me)
+    assert memory.copies(me).kept == memory.kept(me) == []
+    assert list(memory.file.parent.glob("*-*")) == []
+
+
+def test_copies_give_way_oldest_first(memory: Memory, me: Owner) -> None:
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        old, young = Owner.of(first.pid), Owner.of(second.pid)
+        leave(memory, young, *[1] * 6)
+        leave(memory, old, *[1] * 6)
+        memory.retire(old)
+        memory.retire(young)
+        assert memory.free() == SIZE
+        leave(memory, me, *[1] * 4)
+        assert memory.copies(old).kept != []
+        leave(memory, me, *[1] * 5)
+        assert memory.copies(old).kept == []
+        assert memory.copies(young).kept != []
+        assert copied(leave(memory, young, *[1] * 6)) == []
+        first.kill()
+        second.kill()
+    assert memory.free() == SIZE - 5 * PIECE
+
+
+def test_copies_stay_where_their_going_would_not_help(memory: Memory, me: Owner) -> None:
+    other = Owner.of(os.getppid())
+    leave(memory, other, 1, 2)
+    memory.retire(other)
+    with pytest.raises(ArenaFull, match="34 MiB of VRAM do not fit into the arena, 32 MiB of it are free"):
+        leave(memory, me, *[1] * 17)
+    assert copied(leave(memory, other, 1, 2)) == []
+
+
+def test_own_copies_count_as_room(memory: Memory, me: Owner) -> None:
+    leave(memory, me, *[1] * 16)
+    memory.retire(me)
+    assert copied(leave(memory, me, *[2] * 16)) == list(range(16))
+    memory.retire(me)
+    assert copied(leave(memory, me, *[2] * 12, *[3] * 4)) == [12, 13, 14, 15]
+    memory.retire(me)
+    with pytest.raises(ArenaFull):
+        leave(memory, me, *[2] * 12, *[4] * 5)
+    assert copied(leave(memory, me, *[2] * 12, *[3] * 4)) == []
+
+
+def test_changed_pieces_do_not_overwrite_what_somebody_else_has_as_well(memory: Memory, me: Owner) -> None:
+    leave(memory, me, 1, 2)
+    reader = Owner.of(os.getppid())
+    memory.share(reader, memory.kept(me))
+    memory.retire(me)
+    (part,) = leave(memory, me, 1, 9).changed[0]
+    assert part.extent == Extent(2 * PIECE, PIECE)
+
+
+def test_preview_names_the_copies_and_what_is_free(memory: Memory, me: Owner) -> None:
+    other = Owner.of(os.getppid())
+    leave(memory, me, 1, 0, 2)
+    memory.retire(me)
+    assert joined(memory.preview(me, 3 * PIECE)) == (Extent(0, 2 * PIECE),)
+    assert joined(memory.preview(me, 5 * PIECE)) == (Extent(0, 4 * PIECE),)
+    assert joined(memory.preview(other, 99 * PIECE)) == (Extent(0, SIZE),)
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=8), st.integers(1, 40))
-def test_cut_takes_exactly_what_is_asked_from_what_is_free(used: list[tuple[int, int]], wanted: int) -> None:
-    taken = sorted((Extent(start, size) for start, size in used), key=lambda extent: extent.start)
-    gaps = _gaps(taken, 64)
+def test_take_gives_exactly_what_is_asked_from_what_is_free(used: list[tuple[int, int]], wanted: int) -> None:
+    taken = [Extent(start, size) for start, size in used]
+    room = gaps([*taken, Extent(HOLE, 7)], 64)
     busy = {at for extent in taken for at in range(extent.start, extent.start + extent.size)}
-    free = sum(gap.size for gap in gaps)
+    free = sum(gap.size for gap in room)
     assert free == 64 - len(busy & set(range(64)))
     if wanted <= free:
-        got = [at for extent in _cut(gaps, wanted) for at in range(extent.start, extent.start + extent.size)]
+        got = [at for extent in take(room, wanted) for at in range(extent.start, extent.start + extent.size)]
         assert len(got) == len(set(got)) == wanted
         assert not busy & set(got)
+        assert sum(gap.size for gap in room) == free - wanted
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8), st.lists(st.lists(st.integers(0, 3), min_size=8), max_size=6)
+)
+def test_whatever_changes_the_arena_has_it_in_the_end(first: list[int], rest: list[list[int]]) -> None:
+    """Against a model: a dictionary for the memory, in which every suspend writes what it is told to copy."""
+    with tempfile.TemporaryDirectory() as folder:
+        memory, me, arena = Memory(SIZE, Path(folder)), Owner.of(os.getpid()), dict[int, int]()
+        memory.file.touch()
+        os.truncate(memory.file, SIZE)
+        for pieces in (first, *(one[: len(first)] for one in rest)):
+            update = leave(memory, me, *pieces)
+            for part in (part for parts in update.changed for part in parts):
+                for at in range(0, part.extent.size, PIECE):
+                    arena[part.extent.start + at] = pieces[(part.offset + at) // PIECE]
+            (kept,) = memory.kept(me)
+            found = [
+                0 if extent.is_hole else arena[extent.start + at]
+                for extent in kept.extents
+                for at in range(0, extent.size, PIECE)
+            ]
+            assert found == pieces
+            assert kept.extents == joined(kept.extents)
+            memory.retire(me)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from kybernate_shim.cuda.arena import saved
+from kybernate_shim.cuda.arena.extents import HOLE, Extent
 from kybernate_shim.cuda.arena.memory import GRAIN, Memory, Owner
+from kybernate_shim.cuda.arena.pieces import MARK, Seen
 from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.errors import Cancelled, DigestMismatch, FileDamaged, FileFailed, NoArena
@@ -59,11 +62,29 @@ def put(memory: Memory, pid: int) -> bytes:
     return content
 
 
+def put_with_holes(memory: Memory, pid: int) -> bytes:
+    """Let the arena have bytes of a process of which it knows some to be zeros; return them in order."""
+    content = os.urandom(GRAIN) + bytes(GRAIN) + os.urandom(GRAIN + 4096) + bytes(TOTAL - 3 * GRAIN - 4096)
+    bits = [any(content[at : at + GRAIN]) for at in range(0, TOTAL, GRAIN)]
+    seen, at = [], 0
+    for _, _, size in SIZES:
+        count = size // GRAIN
+        seen.append(Seen(bytes(count * MARK), bits[at : at + count]))
+        at += count
+    memory.update(Owner.of(pid), SIZES, seen)
+    assert read(memory, pid, content) != content
+    return content
+
+
 def read(memory: Memory, pid: int, content: bytes = b"") -> bytes:
     """Return what the arena has of a process, and then put `content` in its place."""
     found, at = b"", 0
     with memory.file.open("r+b") as file:
         for extent in (extent for one in memory.kept(Owner.of(pid)) for extent in one.extents):
+            if extent.is_hole:
+                found += bytes(extent.size)
+                at += extent.size
+                continue
             file.seek(extent.start)
             found += file.read(extent.size)
             if content:
@@ -89,6 +110,37 @@ def test_bytes_go_out_and_back(memory: Memory, process: int, tmp_path: Path, how
     assert [(kept.index, kept.address, kept.size) for kept in memory.kept(Owner.of(process))] == SIZES
     assert memory.kept(Owner.of(os.getpid())) == []
     assert memory.free() == SIZE - TOTAL
+
+
+@pytest.mark.parametrize("how", [Transfer(threads=1), Transfer(threads=8, piece_bytes=3 << 20)])
+def test_holes_need_no_room_on_the_way(memory: Memory, process: int, tmp_path: Path, how: Transfer) -> None:
+    content = put_with_holes(memory, process)
+    kept = memory.kept(Owner.of(process))
+    one = saved.save(memory, kept, tmp_path / "file", how)
+    assert one.holes == ((GRAIN, GRAIN), (4 * GRAIN, 2 * GRAIN))
+    assert (tmp_path / "file").read_bytes() == content
+    assert memory.free() == SIZE - 3 * GRAIN
+    memory.give_up(Owner.of(process))
+    memory.claim(Owner.of(os.getppid()), [(0, 0, SIZE - 3 * GRAIN)])
+    (share,) = saved.load(memory, [one], tmp_path, how)
+    saved.hand_over(memory, {process: share})
+    assert read(memory, process) == content
+    assert memory.kept(Owner.of(process))[0].extents[1] == Extent(HOLE, GRAIN)
+    assert memory.free() == 0
+
+
+def test_hole_that_has_data_is_found(memory: Memory, process: int, tmp_path: Path) -> None:
+    put(memory, process)
+    one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer())
+    with pytest.raises(FileDamaged, match="where it should have zeros"):
+        saved.load(memory, [replace(one, holes=((0, GRAIN),))], tmp_path, Transfer())
+    assert memory.kept(Owner.of(os.getpid())) == []
+
+
+@pytest.mark.parametrize("hole", [(1, GRAIN), (0, GRAIN - 1), (-GRAIN, GRAIN), (TOTAL - GRAIN, 2 * GRAIN)])
+def test_holes_that_are_none_are_refused(memory: Memory, tmp_path: Path, hole: tuple[int, int]) -> None:
+    with pytest.raises(FileDamaged, match="which are no pieces of it"):
+        saved.load(memory, [SavedBlocks("file", TOTAL, 0, "", tuple(SIZES), (hole,))], tmp_path, Transfer())
 
 
 def test_several_processes_get_each_their_own(memory: Memory, process: int, tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""What `suspend`, `resume` and `swap` say of the VRAM that they have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kybernate.cli.output import size
+from kybernate_shim.messages.shim_pb2 import ResumeResponse, Step, SuspendResponse
+
+
+def vram(reply: SuspendResponse | ResumeResponse) -> str:
+    """Tell how much it was, and how much of it needed no copy, for people."""
+    spared = sum(step.spared_bytes for step in reply.steps)
+    unmoved = f", {size(spared)} of it unchanged or zeros" if spared else ""
+    return f"{size(reply.vram_bytes)} of VRAM{unmoved}"
+
+
+def as_documents(steps: Sequence[Step]) -> list[dict[str, object]]:
+    """Return the steps for JSON."""
+    return [
+        {"name": step.name, "seconds": step.seconds, "bytes": step.bytes, "spared_bytes": step.spared_bytes}
+        for step in steps
+    ]
