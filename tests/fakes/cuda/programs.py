@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import subprocess
@@ -100,3 +101,51 @@ class Program:
             assert line.startswith("step "), f"process {self.pid}: {line}"
             self.step = int(line.split()[1])
         return self.step
+
+
+class Holder:
+    """A running `holds.py`: memory of a card, whose pieces of 2 MiB can be filled and read."""
+
+    def __init__(self, cards: Cards, libraries: Path, pieces: int, preload: Path | None = None) -> None:
+        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": ""}
+        environment |= {"LD_PRELOAD": str(preload)} if preload else {}
+        argv = [sys.executable, SOURCES / "holds.py", str(pieces)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self._content = [0] * pieces
+        assert self._told() == "ready"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fill(self, piece: int, value: int) -> None:
+        self._content[piece] = value
+        self._ask(f"fill {piece} {value}")
+
+    def renew(self) -> None:
+        """Free all and allocate it again, with the same content."""
+        self._ask("renew")
+        for piece, value in enumerate(self._content):
+            self.fill(piece, value)
+
+    def is_right(self) -> bool:
+        """Tell whether its memory is what it was filled with."""
+        expected = hashlib.sha256()
+        for value in self._content:
+            expected.update(bytes([value]) * (2 << 20))
+        return self._ask("digest") == expected.hexdigest()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, question: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{question}\n")
+        self._process.stdin.flush()
+        return self._told()
+
+    def _told(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
