@@ -1,7 +1,8 @@
 """Measures suspend and resume through the arena on a real card, in turns with the plain way of the driver.
 
 For each size, one PyTorch program that computes, checks and allocates without a pause is suspended and resumed again
-and again, every other time through the arena; what it holds of descriptors and threads must not grow. Then two of them
+and again, every other time through the arena, after it has changed a share of its memory (--changed); what it holds of
+descriptors and threads must not grow. Then two of them
 change places, with the rest of the card filled up so that only one of them fits. Then what allocations and steps cost
 with the preload library and without it. It needs root, a driver of 580 or newer, a C
 compiler, and a `python3` with torch, cuda-bindings, protobuf and structlog (from build/gpu-kit where that is there); no
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.cuda import pages
-from kybernate_shim.cuda.arena.memory import FOLDER
+from kybernate_shim.cuda.arena.extents import total
+from kybernate_shim.cuda.arena.memory import FOLDER, Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, cuda_helper, log_path, start_helper
 from kybernate_shim.cuda.sequence import Step, resume, suspend
 from kybernate_shim.native import PRELOAD, build
@@ -38,8 +41,18 @@ GIB = 1 << 30
 PAYLOAD = Path(__file__).with_name("arena_payload.py")
 WAYS = ("arena", "plain")
 # What a program of so many GiB may take at most, in seconds; measured on an H200 these hold as they are.
-LIMITS = {(16, "swap"): 0.95, (16, "suspend"): 0.70, (16, "resume"): 0.55, (40, "suspend"): 1.20, (40, "resume"): 1.00}
+LIMITS = {
+    (16, "swap", 1.0): 0.95,
+    (16, "suspend", 1.0): 0.70,
+    (16, "resume", 1.0): 0.55,
+    (40, "suspend", 1.0): 1.20,
+    (40, "resume", 1.0): 1.00,
+    (40, "suspend", 0.05): 0.55,
+}
+ENDURANCE_GIB = 4
+SETTLING = 5  # cycles after which everything has been used once
 MOST_SWAPPED = 16  # GiB of programs of which the card must hold two for a moment
+SCRATCH_BAR = 1.1  # what a program allocates and frees all the while, of the memory that it has
 COST_BAR = 1.01  # of the library, in everything that programs do
 START_SECONDS = 120
 STEP_SECONDS = 30
@@ -61,11 +74,11 @@ class Program:
     output: Path
 
     @classmethod
-    def start(cls, gib: float, library: Path, folder: Path, name: str = "one") -> Program:
+    def start(cls, gib: float, changed: float, library: Path, folder: Path, name: str = "one") -> Program:
         output = folder / f"{name}.out"
         with output.open("wb") as stream:
             environment = {**os.environ, "LD_PRELOAD": str(library)}
-            argv = [sys.executable, str(PAYLOAD), "run", str(gib)]
+            argv = [sys.executable, str(PAYLOAD), "run", str(gib), str(changed)]
             process = subprocess.Popen(argv, env=environment, stdout=stream, stderr=subprocess.STDOUT)
         program = cls(process, output)
         program.wait_for_steps(STEPS, START_SECONDS)
@@ -79,18 +92,31 @@ class Program:
             assert time.monotonic() < until, f"it stands still: {self.output.read_text()[-500:]}"
             time.sleep(0.01)
 
+    def change(self) -> None:
+        """Have it change its share of the memory, and compute with that. Raises AssertionError as `wait_for_steps`."""
+        before, until = self.output.read_text().count("changed"), time.monotonic() + STEP_SECONDS
+        self.process.send_signal(signal.SIGUSR1)
+        while self.output.read_text().count("changed") == before:
+            assert time.monotonic() < until, f"it changes nothing: {self.output.read_text()[-500:]}"
+            time.sleep(0.01)
+        self.wait_for_steps(1)
+
     def holdings(self) -> tuple[int, int]:
         """Return how many descriptors and threads it has."""
-        place = Path(f"/proc/{self.process.pid}")
-        return len(list((place / "fd").iterdir())), len(list((place / "task").iterdir()))
+        return _holdings(self.process.pid)
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
 
     def _step(self) -> int:
-        lines = self.output.read_text(errors="replace").split("\n")[:-1]
-        return int(lines[-1].split()[1]) if lines and lines[-1].startswith("step ") else 0
+        lines = [line for line in self.output.read_text(errors="replace").split("\n")[:-1] if line.startswith("step ")]
+        return int(lines[-1].split()[1]) if lines else 0
+
+
+def _holdings(pid: int) -> tuple[int, int]:
+    place = Path(f"/proc/{pid}")
+    return len(list((place / "fd").iterdir())), len(list((place / "task").iterdir()))
 
 
 @dataclass
@@ -102,18 +128,23 @@ class Measured:
     def note(self, verb: str, way: str, seconds: float, steps: Sequence[Step]) -> None:
         self.seconds[verb, way].append(seconds)
         told = ", ".join(f"{step.name} {step.seconds:.3f}" for step in steps)
-        moved = sum(step.bytes for step in steps) / GIB
-        print(f"  {verb:8} {way:6} {seconds:7.3f} s   {moved:6.2f} GiB by the arena   {told}", flush=True)
+        moved, copied = (sum(values) / GIB for values in _bytes_of(steps))
+        by_arena = f"{moved:6.2f} GiB by the arena, {copied:6.2f} copied"
+        print(f"  {verb:8} {way:6} {seconds:7.3f} s   {by_arena}   {told}", flush=True)
 
-    def figures(self, gib: float, lane: str) -> Iterator[Figure]:
+    def figures(self, gib: float, changed: float, lane: str) -> Iterator[Figure]:
         for verb in ("suspend", "resume", "swap"):
             ours, plain = (self.seconds[verb, way] for way in WAYS)
             if ours and plain:
                 middles = statistics.median(ours), statistics.median(plain)
-                yield Figure(f"arena.{verb}.{gib:g}GiB", lane, *middles, "s", None, len(ours))
-            if ours and (limit := LIMITS.get((int(gib), verb))):
-                name = f"arena.{verb}.{gib:g}GiB.limit"
+                yield Figure(f"arena.{verb}.{gib:g}GiB.{changed:.0%}", lane, *middles, "s", None, len(ours))
+            if ours and (limit := LIMITS.get((int(gib), verb, changed))):
+                name = f"arena.{verb}.{gib:g}GiB.{changed:.0%}.limit"
                 yield Figure(name, lane, statistics.median(ours), limit, "s", 1.0, len(ours))
+
+
+def _bytes_of(steps: Sequence[Step]) -> tuple[list[int], list[int]]:
+    return [step.bytes for step in steps], [step.bytes - step.spared for step in steps]
 
 
 async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds: int, measured: Measured) -> None:
@@ -124,6 +155,7 @@ async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds
         for way in WAYS if number % 2 else reversed(WAYS):
             if way == "plain" and (number > plain_rounds or not plain_rounds):
                 continue
+            program.change()
             with pages.huge_pages("node"):
                 began = time.monotonic()
                 out = await suspend(helper, lambda: [pid], arena=way == "arena")
@@ -161,6 +193,7 @@ async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: i
         for number in range(rounds + 1):
             out, back = programs if number % 2 == 0 else reversed(programs)
             pid = out.process.pid
+            out.change()
             began = time.monotonic()
             coming = asyncio.create_task(resume(helper, [back.process.pid], room=room))
             left = await suspend(helper, lambda: [pid], arena=True)  # noqa: B023  # asked at once
@@ -221,18 +254,80 @@ def node(gib: float, folder: Path, programs: int) -> Iterator[Path]:
         subprocess.run(["umount", FOLDER], check=False)
 
 
-def measure(gib: float, arguments: argparse.Namespace, library: Path) -> list[Figure]:
-    """Measure one size."""
+def endurance(gib: float, changed: float, arguments: argparse.Namespace, library: Path) -> Iterator[Figure]:
+    """Suspend and resume a computing program so often that whatever is not given back shows. Raises AssertionError."""
+    with tempfile.TemporaryDirectory() as name, node(gib, Path(name), 1) as socket:
+        program = Program.start(gib, changed, library, Path(name))
+        spent: list[float] = []
+
+        async def main() -> tuple[dict[str, int], dict[str, int]]:
+            async with cuda_helper(socket, start=False) as helper:
+                for number in range(arguments.cycles + SETTLING):
+                    if number == SETTLING:
+                        before = await _held(helper, program, socket)
+                    program.change()
+                    began = time.monotonic()
+                    await suspend(helper, lambda: [program.process.pid], arena=True)
+                    await _resumed(helper, program.process.pid)
+                    spent.append(time.monotonic() - began)
+                    program.wait_for_steps(1)
+                return before, await _held(helper, program, socket)
+
+        try:
+            before, after = asyncio.run(main())
+        finally:
+            program.end()
+    middles = statistics.median(spent[-10:]), statistics.median(spent[SETTLING : SETTLING + 10])
+    yield Figure("arena.cycles.last-against-first", arguments.lane, *middles, "s", 1.1, arguments.cycles)
+    for what, count in after.items():
+        bar = SCRATCH_BAR if what in ("vram", "arena") else 1.0
+        yield Figure(f"arena.cycles.{what}", arguments.lane, count, before[what], "", bar, arguments.cycles)
+
+
+async def _held(helper: CudaHelper, program: Program, socket: Path) -> dict[str, int]:
+    """Return what is in use: of the card and of the arena in MiB, by the program, by the helper and its workers."""
+    (gpu, *_) = (await helper.info()).gpus
+    (theirs,) = (pid for pid in _pids() if str(socket) in _arguments(pid))
+    workers = [pid for pid in _pids() if _parent(pid) == theirs]
+    counted = [_holdings(pid) for pid in (program.process.pid, theirs, *workers)]
+    return {
+        "vram": gpu.used_bytes >> 20,
+        "arena": total(Memory(0, FOLDER).copies(Owner.of(program.process.pid)).extents) >> 20,
+        "descriptors": sum(descriptors for descriptors, _ in counted),
+        "threads": sum(threads for _, threads in counted),
+    }
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def measure(gib: float, changed: float, arguments: argparse.Namespace, library: Path) -> list[Figure]:
+    """Measure one size, of which a share changes between two suspends."""
     measured = Measured()
     swapping = bool(arguments.swap_rounds) and gib <= MOST_SWAPPED
     with tempfile.TemporaryDirectory() as name, node(gib, Path(name), 1 + swapping) as socket:
-        programs = [Program.start(gib, library, Path(name))]
+        programs = [Program.start(gib, changed, library, Path(name))]
 
         async def main() -> None:
             async with cuda_helper(socket, start=False) as helper:
                 await cycles(helper, programs[0], arguments.rounds, arguments.plain_rounds, measured)
                 if swapping:
-                    programs.append(Program.start(gib, library, Path(name), "two"))
+                    programs.append(Program.start(gib, changed, library, Path(name), "two"))
                     await swaps(helper, (programs[0], programs[1]), arguments.swap_rounds, measured)
 
         try:
@@ -240,12 +335,14 @@ def measure(gib: float, arguments: argparse.Namespace, library: Path) -> list[Fi
         finally:
             for program in programs:
                 program.end()
-    return list(measured.figures(gib, arguments.lane))
+    return list(measured.figures(gib, changed, arguments.lane))
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gib", default="16,40", help="sizes, separated by commas (16,40)")
+    parser.add_argument("--changed", default="0.05,1", help="shares of it that change between suspends (0.05,1)")
+    parser.add_argument("--cycles", type=int, default=200, help="of the endurance run of 4 GiB; 0: left out (200)")
     parser.add_argument("--rounds", type=int, default=5, help="through the arena (5)")
     parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
     parser.add_argument("--swap-rounds", type=int, default=5, help="of two programs of up to 16 GiB; 0: left out (5)")
@@ -255,9 +352,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     library = build(PRELOAD, Path(tempfile.mkdtemp()))
     found: list[Figure] = []
-    for gib in map(float, arguments.gib.split(",")):
-        print(f"{gib:g} GiB", flush=True)
-        found += measure(gib, arguments, library)
+    sizes, shares = (list(map(float, text.split(","))) for text in (arguments.gib, arguments.changed))
+    for gib, changed in ((gib, changed) for gib in sizes if gib for changed in shares):
+        print(f"{gib:g} GiB, {changed:.0%} of it changed", flush=True)
+        found += measure(gib, changed, arguments, library)
+        record(found, arguments.output)
+    if arguments.cycles:
+        print(f"{arguments.cycles} cycles", flush=True)
+        found += endurance(ENDURANCE_GIB, shares[0], arguments, library)
         record(found, arguments.output)
     if arguments.cost_rounds:
         found += costs(library, arguments.cost_rounds, arguments.lane)

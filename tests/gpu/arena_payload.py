@@ -1,13 +1,15 @@
-"""Computes on a GPU without a pause, and checks everything: `arena_payload.py run GIB`, or `time` for what work costs.
+"""Computes on a GPU without a pause, and checks everything: `run GIB CHANGED`, or `time` for what work costs.
 
 `run` keeps GIB of random numbers, replays a CUDA graph, multiplies matrices, and allocates and frees all the while; a
-step prints its number. A wrong sum, product or graph, or an error of CUDA, ends it with "wrong: …".
+step prints its number. On SIGUSR1 it makes new numbers of a share CHANGED of its memory, evenly spread in pieces of
+2 MiB, and says "changed". A wrong sum, product or graph, or an error of CUDA, ends it with "wrong: …".
 `time` prints, as JSON, seconds of an allocation with its free, of a step of training and of a step of inference.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import sys
 import time
@@ -18,11 +20,15 @@ BLOCKS = 8
 PIECE = 64 << 20  # numbers that are added up at once: a sum in 64 bits makes a copy of twice the size
 CHECK_SECONDS = 0.25
 REPLAYS = 20
+ROW = (2 << 20) // 4  # numbers of a piece that changes as a whole
 
 
-def run(gib: float) -> None:
+def run(gib: float, changed: float) -> None:
     """Compute for ever."""
     import torch  # of the machine
+
+    wanted: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: wanted.append(number))
 
     torch.manual_seed(1)
     count = int(gib * (1 << 30)) // 4 // BLOCKS
@@ -32,6 +38,11 @@ def run(gib: float) -> None:
 
     def total() -> int:
         return sum(int(piece.sum(dtype=torch.int64)) for block in data for piece in block.split(PIECE))
+
+    def change() -> None:
+        for block in data:
+            rows = block[: len(block) // ROW * ROW].view(-1, ROW)
+            rows[:: max(1, round(1 / changed))].random_(-(1 << 31), (1 << 31) - 1)
 
     graph = _captured(lambda: torch.mm(left, right, out=result).add_(1.0))
     expected, product, checked = total(), left @ right + 1.0, time.monotonic()
@@ -50,6 +61,11 @@ def run(gib: float) -> None:
             require(total() == expected, "the sum")
             checked = time.monotonic()
         print(f"step {step}", flush=True)
+        if wanted:
+            wanted.clear()
+            change()
+            expected = total()
+            print("changed", flush=True)
 
 
 def measure() -> None:
@@ -113,6 +129,6 @@ def require(right: bool, what: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "run":
-        run(float(sys.argv[2]))
+        run(float(sys.argv[2]), float(sys.argv[3]))
     else:
         measure()

@@ -3,7 +3,7 @@
 
 Asked on the standard input, a line each, and answered by a line:
     fill PIECE VALUE    every byte of the piece becomes VALUE
-    digest              tells the SHA-256 of all pieces
+    content             tells the value of each piece, "?" where its bytes differ
     renew               frees the memory, and allocates it again
 Needs only the standard library. A test workload.
 """
@@ -11,7 +11,6 @@ Needs only the standard library. A test workload.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import sys
 
 PIECE = 2 << 20
@@ -43,10 +42,14 @@ class Held:
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(int(value)), ctypes.c_size_t(PIECE))
         return "filled"
 
-    def digest(self) -> str:
-        copy = ctypes.create_string_buffer(self._bytes)
-        self._call("cuMemcpyDtoH_v2", copy, self._memory, ctypes.c_size_t(self._bytes))
-        return hashlib.sha256(copy).hexdigest()
+    def content(self) -> str:
+        copy = bytearray(self._bytes)
+        self._call("cuMemcpyDtoH_v2", (ctypes.c_char * 1).from_buffer(copy), self._memory, ctypes.c_size_t(self._bytes))
+        return " ".join(self._value(copy[at : at + PIECE]) for at in range(0, self._bytes, PIECE))
+
+    @staticmethod
+    def _value(piece: bytearray) -> str:
+        return str(piece[0]) if piece.count(piece[0]) == PIECE else "?"
 
     def _call(self, name: str, *arguments: object) -> None:
         result = getattr(self._library, name)(*arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import subprocess
@@ -131,10 +130,7 @@ class Holder:
 
     def is_right(self) -> bool:
         """Tell whether its memory is what it was filled with."""
-        expected = hashlib.sha256()
-        for value in self._content:
-            expected.update(bytes([value]) * (2 << 20))
-        return self._ask("digest") == expected.hexdigest()
+        return self._ask("content") == " ".join(map(str, self._content))
 
     def kill(self) -> None:
         self._process.kill()
