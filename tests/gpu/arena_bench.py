@@ -281,7 +281,8 @@ def endurance(gib: float, changed: float, arguments: argparse.Namespace, library
     yield Figure("arena.cycles.last-against-first", arguments.lane, *middles, "s", 1.1, arguments.cycles)
     for what, count in after.items():
         bar = SCRATCH_BAR if what in ("vram", "arena") else 1.0
-        yield Figure(f"arena.cycles.{what}", arguments.lane, count, before[what], "", bar, arguments.cycles)
+        used = max(count, 1), max(before[what], 1)  # nothing is kept of what cannot be hashed
+        yield Figure(f"arena.cycles.{what}", arguments.lane, *used, "", bar, arguments.cycles)
 
 
 async def _held(helper: CudaHelper, program: Program, socket: Path) -> dict[str, int]:
