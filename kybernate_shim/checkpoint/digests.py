@@ -3,7 +3,8 @@
 A file of up to 64 MiB has the plain digest of its bytes, `xxh128:<hex>`, as `xxh128sum` prints it. A longer one has the
 digest of its pieces' digests (each 64 MiB, the last one shorter, joined as raw bytes), `xxh128-tree:<hex>`: so that one
 file of 80 GiB keeps all cores busy. What CRIU writes is digested right behind it, as long as it is in the processor's
-cache, and by more threads where one cannot keep up.
+cache, and by more threads where one cannot keep up. They are nice to CRIU meanwhile: it and its code in the dumped
+process call each other hundreds of times a GiB, and each time the called one might wait for a core that digests.
 
 XXH3 with 128 bits is the default: as fast as memory on any core, where BLAKE2b makes 1 GB/s and SHA-256, without the
 processor's SHA extensions, a third of that; then digests would take longer than CRIU itself. It finds every flipped bit
@@ -19,7 +20,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -30,6 +31,7 @@ PIECE: Final = 64 << 20
 BUFFER: Final = 256 << 10  # stays in a core's own cache between reading and hashing; half as fast with 4 MiB
 DEFAULT: Final = "xxh128"
 GROWING: Final = "pages-*.img"  # CRIU only ever appends to them
+NICEST: Final = 10  # as long as files grow; nicer ones might be stopped for long with the interpreter's lock
 PAUSE: Final = 0.01  # seconds between two looks at growing files, in which CRIU writes less than such a cache holds
 
 
@@ -123,6 +125,7 @@ class Digester:
         self._pool = ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))), "digest")
         self._files: dict[Path, _Growing] = {}
         self._lock = threading.Lock()
+        self._usual_nice = self._nice = os.getpriority(os.PRIO_PROCESS, 0)
 
     def __enter__(self) -> Digester:
         return self
@@ -135,10 +138,12 @@ class Digester:
         """Digest the files that grow in `directory` while the body runs; they must only be appended to."""
         done = threading.Event()
         thread = threading.Thread(target=self._follow, args=(directory, pattern, done), name="follow", daemon=True)
+        self._nice = NICEST
         thread.start()
         try:
             yield
         finally:
+            self._nice = self._usual_nice
             done.set()
             thread.join()
 
@@ -151,11 +156,13 @@ class Digester:
                 continue  # the directory or the file comes later, or is gone, which `files` will notice
 
     def _keep_up(self, path: Path) -> None:
-        size = self._advance(path, complete=False)
+        """Digest what has come, the piece that was begun in this thread: a second one would be in CRIU's way."""
+        size = path.stat().st_size
         with self._lock:
             growing = self._files.get(path)
         if growing is not None:
-            self._feed(path, growing.next, size - growing.next.start)
+            self._feed(path, growing.next, min(PIECE, size - growing.next.start))
+        self._advance(path, complete=False)
 
     def files(self, directory: Path, names: list[str]) -> tuple[File, ...]:
         """Return the entries of the finished files `names`, in that order. Raises OSError and FileChanged."""
@@ -204,6 +211,7 @@ class Digester:
             with piece.lock:
                 buffer = memoryview(bytearray(min(BUFFER, max(0, length - piece.done))))
                 while piece.done < length:
+                    self._be_nice()
                     count = os.preadv(fd, [buffer[: length - piece.done]], piece.start + piece.done)
                     if count == 0:
                         return False
@@ -213,6 +221,12 @@ class Digester:
         finally:
             os.close(fd)
         return True
+
+    def _be_nice(self) -> None:
+        """Make this thread, on Linux no other, as nice as it is to be by now."""
+        if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
+            with suppress(PermissionError):  # without CAP_SYS_NICE there is no way back: the rest is only slower
+                os.setpriority(os.PRIO_PROCESS, 0, self._nice)
 
     def _join(self, pieces: list[bytes]) -> str:
         if len(pieces) == 1:

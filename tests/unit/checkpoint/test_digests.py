@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -70,6 +71,56 @@ def test_following_digests_pieces_before_the_file_is_finished(tmp_path: Path) ->
             assert seen.wait(10), "no piece was digested while the file was open"
             stream.write(data[2500:])
         assert digester.digest(tmp_path / "images/pages-1.img") == expected(data)
+
+
+def test_who_keeps_up_with_a_file_needs_no_other_thread(tmp_path: Path) -> None:
+    path, data, threads = tmp_path / "pages-1.img", os.urandom(7000), set[int]()
+    with Digester(progress=lambda _: threads.add(threading.get_ident())) as digester:
+        for start in range(0, len(data), 700):
+            with path.open("ab") as stream:
+                stream.write(data[start : start + 700])
+            digester._keep_up(path)
+        assert digester.digest(path) == expected(data)
+    assert threads == {threading.get_ident()}
+
+
+def follow(directory: Path, data: bytes) -> tuple[list[int], list[int], str]:
+    """Digest `data` in two halves, and return how nice the threads were while they followed and afterwards."""
+    path = directory / "pages-1.img"
+    middle, nice, seen = len(data) // 2, list[int](), threading.Event()
+
+    def progress(_: int) -> None:
+        nice.append(os.getpriority(os.PRIO_PROCESS, 0))
+        seen.set()
+
+    with Digester(progress=progress) as digester:
+        with digester.following(directory):
+            path.write_bytes(data[:middle])
+            assert seen.wait(10), "nothing was digested while the file was open"
+        followed = len(nice)
+        with path.open("ab") as stream:
+            stream.write(data[middle:])
+        digest = digester.digest(path)
+    return nice[:followed], nice[followed:], digest
+
+
+def test_threads_are_nice_only_while_they_follow(tmp_path: Path) -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    while_following, afterwards, _ = follow(tmp_path, os.urandom(500))
+    assert set(while_following) == {digests.NICEST}
+    assert set(afterwards) == {usual}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+
+def test_threads_that_may_not_change_their_priority_digest_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    data = os.urandom(2500)
+    assert follow(tmp_path, data)[2] == expected(data)
 
 
 def test_a_file_that_was_replaced_is_digested_anew(tmp_path: Path) -> None:
