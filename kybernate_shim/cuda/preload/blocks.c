@@ -149,8 +149,12 @@ struct block *take_block_of(CUhandle handle, uint32_t *before)
 void give_block(struct block *block, uint32_t state)
 {
     lock_blocks();
-    if (state == UNUSED)
+    if (state == UNUSED) {
         block->address = block->references = 0;
+        if (block->fd >= 0) /* handed out just now; memory that nobody has any more would stay on the card with it */
+            close(block->fd);
+        block->fd = -1;
+    }
     block->state = state;
     unlock_blocks();
 }

@@ -154,6 +154,19 @@ BODIES = {
         assert os.waitpid(child, 0)[1] == 0
         assert keeps(memory, 2 * MIB) and blocks() == [(2, False)]
     """,
+    "memory_that_is_freed_while_it_is_handed_out_is_gone": """
+        from kybernate_shim.cuda.arena.control import Verb
+        call("cuMemFree_v2", allocate(2 * MIB))
+        with control_of(os.getpid()) as control:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(5):
+                address = allocate(2 * MIB)
+                allocated = len(os.listdir("/proc/self/fd"))
+                control.ask(Verb.SHARE, seconds=5, first=0, count=1)
+                assert len(os.listdir("/proc/self/fd")) == allocated + 1
+                call("cuMemFree_v2", address)
+            assert len(os.listdir("/proc/self/fd")) == before
+    """,
     "descriptors_are_left_as_they_were": """
         before = os.listdir("/proc/self/fd")
         call("cuMemFree_v2", allocate(2 * MIB))
