@@ -24,8 +24,9 @@ Call = Callable[..., int]  # makes a system call in the thread, by its number; n
 
 
 class Asked(NamedTuple):
-    """The arguments of an mmap."""
+    """The arguments of an mmap, and the thread that makes it."""
 
+    tid: int
     address: int
     size: int
     protection: int
@@ -127,7 +128,7 @@ class MappingCatch:
         if (entry := tracee.entered()) is not None:
             number, arguments = entry
             if number == self._abi.mmap and self._changed is None:
-                changes = self._plan.change(Asked(*arguments))
+                changes = self._plan.change(Asked(tracee.tid, *arguments))
                 if changes is not None:
                     self._changed = tracee.tid, tracee.change_arguments(changes)
         elif self._changed is not None and self._changed[0] == tracee.tid:

@@ -24,6 +24,7 @@ from kybernate_shim.cuda.vram.digest import Tree
 from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
 from kybernate_shim.cuda.vram.saved import SavedRegion, mapped_files, open_files
 from kybernate_shim.linux.mapping_catch import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MappingCatch
+from kybernate_shim.linux.numa import processors_near
 from kybernate_shim.linux.ptrace import MADV_DONTFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, Held
 from kybernate_shim.linux.remote_map import lending
 from kybernate_shim.linux.tracee import InjectionFailed
@@ -57,7 +58,8 @@ class _Offer:
         if self.declined or not asked.private_anonymous or asked.size < SMALLEST_BYTES:
             return None
         try:
-            self.file.make_room(-(-asked.size // mmap.PAGESIZE) * mmap.PAGESIZE, self.threads)
+            size = -(-asked.size // mmap.PAGESIZE) * mmap.PAGESIZE
+            self.file.make_room(size, self.threads, processors_near(asked.tid))
         except FileFailed:
             self.declined = True  # no room: the driver gets its memory, and what it puts there is copied
             return None

@@ -128,21 +128,24 @@ class RoomyFile:
         assert self._map is not None
         return memoryview(self._map)
 
-    def make_room(self, size: int, threads: int) -> None:
-        """Make it `size` bytes long, a multiple of the page, all of them in memory; after a failure it is empty."""
+    def make_room(self, size: int, threads: int, processors: set[int]) -> None:
+        """Make it `size` bytes long, a multiple of the page, all of them in memory; after a failure it is empty.
+
+        The memory is that near `processors`, on which the threads run.
+        """
         try:
             space = os.fstatvfs(self._fd)
             if space.f_blocks and space.f_bavail * space.f_frsize < size:  # no blocks at all: nothing limits it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._fd, size)
             self._map = mmap.mmap(self._fd, size)
-            self._populate(self._map, threads)
+            self._populate(self._map, threads, processors)
         except OSError as error:
             self._map = None
             os.ftruncate(self._fd, 0)
             raise FileFailed(f"{self.path} cannot be made {size} bytes large: {error.strerror}") from error
 
-    def _populate(self, pages: mmap.mmap, threads: int) -> None:
+    def _populate(self, pages: mmap.mmap, threads: int, processors: set[int]) -> None:
         anchor, size = ctypes.c_char.from_buffer(pages), len(pages)
         share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
 
@@ -151,7 +154,7 @@ class RoomyFile:
             failed = _libc().madvise(ctypes.addressof(anchor) + start, length, POPULATE_WRITE)
             return ctypes.get_errno() if failed else 0
 
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, processors)) as pool:
             numbers = [number for number in pool.map(populate, range(0, size, share)) if number]
         if numbers:
             number = errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0]

@@ -2,11 +2,13 @@
 
 The driver asks for one large mapping with all of its pages (measured on driver 580), and the kernel makes them in the
 one thread that asks. Here that call is caught: it gets its mapping without pages, which is then advised to be of huge
-ones, and we touch it from outside, many threads at once, before the driver goes on. No other program is affected.
+ones, and we touch it from outside, many threads at once, before the driver goes on. These run on the processors that
+are near the driver's thread, so that its memory is where it would have been. No other program is affected.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +16,7 @@ from contextlib import suppress
 from kybernate_shim.cuda.regions import SMALLEST_BYTES
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.mapping_catch import FLAGS, MAP_POPULATE, Asked, Call, MappingCatch
+from kybernate_shim.linux.numa import processors_near
 from kybernate_shim.linux.ptrace import MADV_HUGEPAGE
 from kybernate_shim.linux.syscall_abi import Abi
 from kybernate_shim.linux.tracee import InjectionFailed
@@ -29,11 +32,12 @@ class Prefault:
         self._abi = abi
         self._threads = threads
         self._size = 0
+        self._near: set[int] = set()
 
     def change(self, asked: Asked) -> Mapping[int, int] | None:
         if not asked.private_anonymous or not asked.populated or asked.size < SMALLEST_BYTES:
             return None
-        self._size = asked.size
+        self._size, self._near = asked.size, processors_near(asked.tid)
         return {FLAGS: asked.flags & ~MAP_POPULATE}
 
     def made(self, start: int, call: Call) -> None:
@@ -47,7 +51,7 @@ class Prefault:
             with suppress(OSError, memory.ShortCopy):
                 memory.touch(self._pid, first, min(first + share, end), HUGE_PAGE)
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self._threads, initializer=os.sched_setaffinity, initargs=(0, self._near)) as pool:
             list(pool.map(touch, range(start, end, share)))
 
 
