@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ_WRITE
-from kybernate_shim.linux.syscall_abi import Abi
+from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ_WRITE, own_abi
 from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee
 
 MAP_POPULATE = 0x8000
@@ -65,9 +64,10 @@ class MappingCatch:
     on with what it has asked for when we die.
     """
 
-    def __init__(self, tids: Sequence[int], abi: Abi, plan: Plan, *, seconds: float) -> None:
+    def __init__(self, tids: Sequence[int], plan: Plan, *, seconds: float) -> None:
+        """Raises TracingRefused on a machine of another kind."""
         self._tids = tids
-        self._abi = abi
+        self._abi = own_abi()
         self._plan = plan
         self._seconds = seconds
         self._over = False  # there is nothing to look for any more

@@ -42,7 +42,7 @@ class Held:
         self._pid = pid
         self._spare = spare
         self._seconds = seconds
-        self._abi = _abi()
+        self._abi = own_abi()
         self._tracees: dict[int, Tracee] = {}
         self._spared: list[int] = []
         self._tracer = ThreadPoolExecutor(1, thread_name_prefix="ptrace")
@@ -189,7 +189,8 @@ def advise_huge_pages(pid: int, start: int, size: int, *, seconds: float = DEADL
         raise InjectionFailed(f"madvise in process {pid} at {start:#x}: {os.strerror(-done) if done < 0 else done}")
 
 
-def _abi() -> Abi:
+def own_abi() -> Abi:
+    """Return how calls are made on this machine. Raises TracingRefused where that is not known."""
     abi = of_this_machine()
     if abi is None:
         raise TracingRefused("calls can be made in another process on x86-64 and arm64 only")

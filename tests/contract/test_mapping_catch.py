@@ -20,7 +20,6 @@ from kybernate_shim.cuda.vram.prefault import prefaulting
 from kybernate_shim.linux.mapping_catch import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MappingCatch, Plan
 from kybernate_shim.linux.memory import read_maps
 from kybernate_shim.linux.ptrace import MAP_SHARED, Held
-from kybernate_shim.linux.syscall_abi import of_this_machine
 from tests.fakes.actor import eventually
 from tests.fakes.memory_process import MemoryProcess
 
@@ -76,9 +75,7 @@ class OfFile:
 
 
 def catch(process: subprocess.Popen[str] | MemoryProcess, plan: Plan) -> MappingCatch:
-    abi = of_this_machine()
-    assert abi is not None
-    return MappingCatch([process.pid], abi, plan, seconds=SECONDS)
+    return MappingCatch([process.pid], plan, seconds=SECONDS)
 
 
 def say(process: subprocess.Popen[str], line: object) -> None:
@@ -177,10 +174,8 @@ def test_thread_that_ends_is_no_failure(program: Path) -> None:
 
 
 def test_memory_that_is_asked_for_with_its_pages_is_made_by_us_of_huge_ones() -> None:
-    abi = of_this_machine()
-    assert abi is not None
     with MemoryProcess() as program:
-        watched = prefaulting(program.pid, [program.pid], abi, 3, seconds=SECONDS)
+        watched = prefaulting(program.pid, [program.pid], 3, seconds=SECONDS)
         assert watched is not None
         region = program.map_populated("v", 17 * MIB)
         watched.end()
@@ -192,10 +187,8 @@ def test_memory_that_is_asked_for_with_its_pages_is_made_by_us_of_huge_ones() ->
 
 
 def test_memory_that_is_asked_for_without_pages_gets_none() -> None:
-    abi = of_this_machine()
-    assert abi is not None
     with MemoryProcess() as program:
-        watched = prefaulting(program.pid, [program.pid], abi, 2, seconds=SECONDS)
+        watched = prefaulting(program.pid, [program.pid], 2, seconds=SECONDS)
         assert watched is not None
         region = program.region("a", 8 * MIB)
         program.map_populated("v", 4 * MIB)  # of which the watch would wait for the end
@@ -204,7 +197,5 @@ def test_memory_that_is_asked_for_without_pages_gets_none() -> None:
 
 
 def test_process_that_is_traced_already_is_left_alone() -> None:
-    abi = of_this_machine()
-    assert abi is not None
     with MemoryProcess() as program, Held(program.pid):
-        assert prefaulting(program.pid, [program.pid], abi, 2, seconds=SECONDS) is None
+        assert prefaulting(program.pid, [program.pid], 2, seconds=SECONDS) is None

@@ -83,7 +83,7 @@ def offer(held: Held, path: Path, threads: int) -> Driven | None:
             with lending(held) as lent:
                 theirs = lent.give_shareable(file.fileno())
             undo.callback(_close, held, theirs)
-            catch = MappingCatch(held.spared, held.abi, _Offer(file, theirs, threads), seconds=held.seconds)
+            catch = MappingCatch(held.spared, _Offer(file, theirs, threads), seconds=held.seconds)
             catch.start()
         except (FileFailed, InjectionFailed):
             return None

@@ -17,8 +17,7 @@ from kybernate_shim.cuda.regions import SMALLEST_BYTES
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.mapping_catch import FLAGS, MAP_POPULATE, Asked, Call, MappingCatch
 from kybernate_shim.linux.numa import processors_near
-from kybernate_shim.linux.ptrace import MADV_HUGEPAGE
-from kybernate_shim.linux.syscall_abi import Abi
+from kybernate_shim.linux.ptrace import MADV_HUGEPAGE, own_abi
 from kybernate_shim.linux.tracee import InjectionFailed
 
 HUGE_PAGE = 2 << 20
@@ -27,9 +26,8 @@ HUGE_PAGE = 2 << 20
 class Prefault:
     """The plan for one process."""
 
-    def __init__(self, pid: int, abi: Abi, threads: int) -> None:
+    def __init__(self, pid: int, threads: int) -> None:
         self._pid = pid
-        self._abi = abi
         self._threads = threads
         self._size = 0
         self._near: set[int] = set()
@@ -43,7 +41,7 @@ class Prefault:
     def made(self, start: int, call: Call) -> None:
         """Make the pages; those that are not made here, as where none are huge, the driver makes when it needs them."""
         with suppress(InjectionFailed):
-            call(self._abi.madvise, start, self._size, MADV_HUGEPAGE)
+            call(own_abi().madvise, start, self._size, MADV_HUGEPAGE)
         share = -(-self._size // self._threads // HUGE_PAGE) * HUGE_PAGE
         end = start + self._size
 
@@ -55,10 +53,10 @@ class Prefault:
             list(pool.map(touch, range(start, end, share)))
 
 
-def prefaulting(pid: int, tids: Sequence[int], abi: Abi, threads: int, *, seconds: float) -> MappingCatch | None:
-    """Begin to wait for the driver's call in threads `tids` of a process; None where it does not let us."""
-    catch = MappingCatch(tids, abi, Prefault(pid, abi, threads), seconds=seconds)
+def prefaulting(pid: int, tids: Sequence[int], threads: int, *, seconds: float) -> MappingCatch | None:
+    """Begin to wait for the driver's call in threads `tids` of a process; None where that is not possible."""
     try:
+        catch = MappingCatch(tids, Prefault(pid, threads), seconds=seconds)
         catch.start()
     except InjectionFailed:
         return None

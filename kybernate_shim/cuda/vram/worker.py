@@ -41,7 +41,6 @@ from kybernate_shim.cuda.vram.save import move_out
 from kybernate_shim.cuda.vram.saved import SavedRegion, file_name, total_bytes
 from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.ptrace import Held, threads_named
-from kybernate_shim.linux.syscall_abi import of_this_machine
 from kybernate_shim.linux.tracee import InjectionFailed
 
 Send = Callable[[dict[str, Any]], None]
@@ -103,8 +102,7 @@ class Desk:
                 self._prefault(holds, pid, threads_named(pid, _drivers_threads(pid)), threads)
 
     def _prefault(self, holds: ExitStack, pid: int, tids: list[int], threads: int) -> None:
-        abi, count = of_this_machine(), self._how(threads).threads
-        if abi is not None and (one := prefaulting(pid, tids, abi, count, seconds=HOLD_SECONDS)) is not None:
+        if (one := prefaulting(pid, tids, self._how(threads).threads, seconds=HOLD_SECONDS)) is not None:
             holds.callback(one.end)
 
     @contextmanager
