@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,12 +87,28 @@ Reply = TypeVar("Reply", bound=Message)
 def rehearse(times: int) -> int:
     """Go through it so often, and return how often it went well. Nothing of it is left in any case."""
     well = 0
-    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as directory, _of_its_own(Path(directory)):
+    with contextlib.suppress(Exception), _directory() as directory, _of_its_own(directory):
         for number in range(times):
-            bundle = Path(directory) / str(number)
+            bundle = directory / str(number)
             bundle.mkdir()
             well += _live(bundle)
     return well
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """Yield a new directory and remove it with what is in it; tempfile would stay in the memory of every daemon."""
+    directory = Path(os.environ.get("TMPDIR", "/tmp"), f"kybernate-{os.urandom(4).hex()}")
+    directory.mkdir(mode=0o700)
+    try:
+        yield directory
+    finally:
+        for place, folders, files in os.walk(directory, topdown=False):
+            for name in files:
+                os.unlink(f"{place}/{name}")  # noqa: PTH108
+            for name in folders:
+                os.rmdir(f"{place}/{name}")  # noqa: PTH106
+        directory.rmdir()
 
 
 @contextmanager

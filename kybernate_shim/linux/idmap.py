@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -57,6 +56,8 @@ def mapped_copies(directories: Sequence[str], namespace: int) -> Iterator[list[s
 
     Read-only, so that nobody who cleans up temporary files could reach the originals through one that was left over.
     """
+    import tempfile  # here, because few containers have user namespaces, and it loads every compression there is
+
     with ExitStack() as undo:
         root = tempfile.mkdtemp(prefix="kybernate-idmap-")
         undo.callback(os.rmdir, root)

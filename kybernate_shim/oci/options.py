@@ -6,7 +6,6 @@ all forms are accepted everywhere and become one form here.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -156,6 +155,8 @@ def _read(path: str) -> str:
 
 
 def _toml(body: str) -> dict[str, object]:
+    import tomllib  # here, because the first container of a node waits for every import
+
     try:
         return tomllib.loads(body)
     except tomllib.TOMLDecodeError as error:

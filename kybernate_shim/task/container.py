@@ -396,8 +396,8 @@ class Container:
         after(process.state, "delete")
         await self._drain(process)
         process.release()
-        self.bundle.forget_exec(exec_id)
         self.execs.pop(exec_id, None)
+        asyncio.get_running_loop().call_soon(self.bundle.forget_exec, exec_id)  # once the caller has been answered
         return process
 
     async def _drain(self, process: Process) -> None:
