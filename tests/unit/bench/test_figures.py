@@ -1,0 +1,43 @@
+"""What the bench makes of the costs that it has measured."""
+
+from __future__ import annotations
+
+import random
+from itertools import cycle, pairwise
+
+import pytest
+
+from tests.bench.figures import Pair, compare, interval
+
+
+def test_interval_leaves_out_what_is_rare() -> None:
+    values = [float(value) for value in range(11)]
+    random.Random(1).shuffle(values)
+    assert interval(values) == (1, 9)  # the second value from each end, as in any table of the sign test
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_interval_needs_six_values(count: int) -> None:
+    assert interval([1.0] * count) is None
+    assert interval([1.0] * 6) == (1, 1)
+
+
+def test_interval_holds_the_true_median_in_95_of_100_runs() -> None:
+    draw = random.Random(2)
+    found = [interval([draw.lognormvariate(0, 0.2) for _ in range(15)]) for _ in range(2000)]
+    held = sum(1 for between in found if between and between[0] <= 1 <= between[1])
+    assert 0.95 <= held / len(found) <= 0.98
+
+
+def test_interval_narrows_with_more_rounds() -> None:
+    draw = random.Random(3)
+    values = [draw.lognormvariate(0, 0.2) for _ in range(200)]
+    widths = [high - low for count in (10, 50, 200) if (found := interval(values[:count])) for low, high in [found]]
+    assert all(narrower < wider for wider, narrower in pairwise(widths)), widths
+
+
+def test_comparison_tells_the_interval_of_its_rounds() -> None:
+    costs = cycle([1.0, 1.1, 0.9, 1.2, 1.0, 0.8, 1.05])
+    figure = compare(Pair("x", lambda: next(costs), lambda: 1.0), lane="here", rounds=13)
+    assert figure.between is not None
+    assert figure.between[0] < figure.ratio < figure.between[1]
