@@ -112,7 +112,8 @@ class WayOut:
                 seconds=_patience(size),
                 names=names,
                 huge=self._settings.huge_pages != "off",
-                **_how(image, self._settings),
+                expected=size // len(pids),
+                **out(image, self._settings),
             )
         except VramError as error:
             await self._go_plain(error)
@@ -193,7 +194,7 @@ class WayOut:
         names = {pid: inner_pid(pid) or pid for pid in self._found}
         with _moving(operation, "vram-save", sum(self._found.values()) + sum(self.driven.values())) as count:
             found = await self._worker.ask(
-                "save", on_progress=count, on_drop=self._note_drop, names=names, **_how(image, self._settings)
+                "save", on_progress=count, on_drop=self._note_drop, names=names, **out(image, self._settings)
             )
         saved: dict[int, list[SavedRegion]] = {pid: [] for pid in names}
         files = []
@@ -316,6 +317,11 @@ async def hastened(
 def _patience(size: int) -> float:
     """Return how long a slow driver may need for so many bytes."""
     return HOLD_SECONDS + size / SLOWEST_RATE
+
+
+def out(image: Path, settings: Settings) -> dict[str, Any]:
+    """Say to a worker how bytes travel into new files of `image`."""
+    return {**_how(image, settings), "pool": str(settings.image_pool or "")}
 
 
 def _how(image: Path, settings: Settings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Headroom:
 
 def headroom(cgroup: Cgroup, meminfo: Path = Path("/proc/meminfo")) -> Headroom:
     """Return the narrowest of the node's free memory and of the limits of the cgroup and all above it."""
-    found = [Headroom(_available(meminfo), "the node's available memory")]
+    found = [Headroom(available_bytes(meminfo), "the node's available memory")]
     try:
         found += _limits(cgroup.path("memory"), cgroup.version)
     except NoSuchController:
@@ -31,7 +31,8 @@ def headroom(cgroup: Cgroup, meminfo: Path = Path("/proc/meminfo")) -> Headroom:
     return min(found, key=lambda one: one.bytes)
 
 
-def _available(meminfo: Path) -> int:
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return what the kernel says the node can still use without swapping."""
     line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
     return int(line.split()[1]) << 10
 

@@ -161,7 +161,7 @@ class Bench:
 
 def main() -> int:
     arguments = _arguments()
-    size = int(arguments.gib * GIB)
+    size = max(1, round(arguments.gib * GIB / BLOCK)) * BLOCK  # the payload fills whole blocks
     how = Transfer(threads=arguments.threads) if arguments.threads else Transfer()
     if arguments.piece_mib:
         how = Transfer(threads=how.threads, piece_bytes=arguments.piece_mib << 20)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from kybernate_shim.cuda.vram.client import MODULE
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.digest import of_file
 from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
+from kybernate_shim.cuda.vram.pool_filling import fill
 from kybernate_shim.cuda.vram.saved import mapped_files
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.memory import Region, read_maps
@@ -54,11 +56,11 @@ def image(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", directory], check=True)  # the program may have a file of it mapped
 
 
-def run(body: Callable[[WayOut], Awaitable[None]]) -> None:
+def run(body: Callable[[WayOut], Awaitable[None]], settings: Gpu = SETTINGS) -> None:
     async def main() -> None:
         children = Children()
         children.attach(asyncio.get_running_loop())
-        async with asyncio.timeout(60), aclosing(WayOut(children, SETTINGS, LOG)) as way:
+        async with asyncio.timeout(60), aclosing(WayOut(children, settings, LOG)) as way:
             await body(way)
 
     asyncio.run(main())
@@ -67,7 +69,7 @@ def run(body: Callable[[WayOut], Awaitable[None]]) -> None:
 @asynccontextmanager
 async def watched(way: WayOut, program: Actor, image: Path, size: int = SIZE) -> AsyncIterator[None]:
     """Have the program move `size` bytes, as the driver does, and run the body right after, within the watch."""
-    async with way.watching([program.pid], image=image):
+    async with way.watching([program.pid], image=image, size=size):
         program.region("vram", size)
         program.fill("vram", 0, size)
         yield
@@ -170,6 +172,62 @@ def test_without_room_the_driver_gets_its_memory(program: Actor, image: Path) ->
         assert program.digest("vram") == content
 
     run(body)
+
+
+def pooled(image: Path, *sizes: int) -> Gpu:
+    """Return settings with a pool on the image's tmpfs."""
+    directory = image / "pool"
+    fill(directory, sizes)
+    return replace(SETTINGS, image_pool=directory, image_pool_files=sizes)
+
+
+@pytest.mark.parametrize("ready", [SIZE - 2 * MIB, SIZE, SIZE + 4 * MIB])
+def test_driver_writes_into_memory_of_the_pool(program: Actor, image: Path, ready: int) -> None:
+    settings = pooled(image, ready)
+    (file,) = image.glob("pool/*")
+    inode = file.stat().st_ino
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image):
+            assert mapping(program).inode == inode
+        content = program.digest("vram")
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            (found,) = way.files
+            path = image / found.file
+            assert (path.stat().st_ino, path.stat().st_size, found.data_bytes) == (inode, SIZE, SIZE)
+            assert digest(path.read_bytes()) == content
+        assert program.digest("vram") == content
+
+    run(body, settings)
+    assert list(image.glob("pool/*")) == []
+
+
+def test_memory_of_the_pool_that_a_process_has_held_is_not_given_to_another(program: Actor, image: Path) -> None:
+    settings = pooled(image, SIZE)
+
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image=image, size=SIZE):
+            assert open_image_files(program)
+            program.region("small", MIB)  # too small to be what was expected
+        assert way.driven == {}
+
+    run(body, settings)
+    assert list(image.rglob("*")) == [image / "pool"]
+    assert open_image_files(program) == set()
+
+
+def test_pool_makes_way_for_what_needs_the_room(program: Actor, image: Path) -> None:
+    """Of the 64 MiB, 56 are the pool's."""
+    size = 60 * MIB
+    settings = pooled(image, 28 * MIB, 28 * MIB)
+
+    async def body(way: WayOut) -> None:
+        async with watched(way, program, image, size):
+            pass
+        assert way.driven == {program.pid: size}
+
+    run(body, settings)
+    assert list(image.glob("pool/*")) == []
 
 
 def test_failed_checkpoint_leaves_the_driver_its_bytes(program: Actor, image: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate_shim.cuda.regions import SMALLEST_BYTES
-from kybernate_shim.cuda.vram import crew, digest, files, target
+from kybernate_shim.cuda.vram import crew, digest, files, pool, target
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.digest import Tree
@@ -70,20 +70,21 @@ class _Offer:
         """Nothing is left to do: the pages are there."""
 
 
-def offer(held: Held, path: Path, threads: int) -> Driven | None:
+def offer(held: Held, path: Path, how: Transfer, expected: int = 0) -> Driven | None:
     """Offer a new file `path` to the driver's threads, those that `held` has spared; None where that is not possible.
 
-    The file must be on a tmpfs. `settle` has to follow.
+    The file must be on a tmpfs; it is one of the pool's, if that has one of about the `expected` bytes. `settle` has to
+    follow.
     """
 
     with ExitStack() as undo:
         try:
-            file = files.RoomyFile(path)
+            file = files.RoomyFile(path, filled=pool.take(how.pool, path, expected))
             undo.callback(file.remove)
             with lending(held) as lent:
                 theirs = lent.give_shareable(file.fileno())
             undo.callback(_close, held, theirs)
-            catch = MappingCatch(held.spared, _Offer(file, theirs, threads), seconds=held.seconds)
+            catch = MappingCatch(held.spared, _Offer(file, theirs, how.threads), seconds=held.seconds)
             catch.start()
         except (FileFailed, InjectionFailed):
             return None

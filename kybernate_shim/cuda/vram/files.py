@@ -12,19 +12,17 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from kybernate_shim.cuda.vram.errors import FileDamaged, FileFailed
+from kybernate_shim.linux.populate import HUGE_BYTES, POPULATE_WRITE, populate
 
 CACHESTAT = 451  # Linux 6.5; the same number on x86-64 and arm64
 MOST = 0.5
 MANY_THREADS = 6  # two write 1.8 GB/s through the filesystem and 1.2 through a mapping, which costs page faults
-POPULATE_WRITE = 23  # of madvise(2)
 PUNCH_HOLE = 0x1 | 0x2  # of fallocate(2), which keeps the size
-HUGE_BYTES = 2 << 20
 TMPFS = 0x01021994
 STATFS_LONGS = 32  # more than any struct statfs has
 
@@ -32,9 +30,11 @@ STATFS_LONGS = 32  # more than any struct statfs has
 class RegionFile:
     """An open file. Offsets are explicit, so that threads can share it. Raises FileFailed and FileDamaged."""
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: int, *, filled: bool = False) -> None:
+        """`filled` says that it is all zeros, but no holes."""
         self.path = path
         self._fd = fd
+        self._filled = filled
         self.size = os.fstat(fd).st_size
 
     def fileno(self) -> int:
@@ -53,6 +53,11 @@ class RegionFile:
         done = 0
         while done < len(data):
             done += self._retried(os.pwritev, data[done:], offset + done)
+
+    def leave_out(self, offset: int, size: int) -> None:
+        """Have a hole where nothing was written."""
+        if self._filled:
+            _punch(self._fd, offset, size)
 
     def has_data(self, offset: int, size: int) -> bool:
         """Tell whether anything of a range is no hole; filesystems that do not know holes say yes."""
@@ -87,8 +92,8 @@ class MappedFile(RegionFile):
     before they are written to, which tells of a full filesystem; a write would end us by SIGBUS.
     """
 
-    def __init__(self, path: Path, fd: int) -> None:
-        super().__init__(path, fd)
+    def __init__(self, path: Path, fd: int, *, filled: bool = False) -> None:
+        super().__init__(path, fd, filled=filled)
         self._map = mmap.mmap(fd, self.size)
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self._address = ctypes.addressof(self._anchor)
@@ -115,9 +120,10 @@ class RoomyFile:
     `directory` has to be on a tmpfs. Raises FileFailed; `remove` undoes everything.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, filled: bool = False) -> None:
+        """`filled` says that it is there, with all of its pages; else a file that is there is an error."""
         self.path = path
-        self._fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._fd = _open(path, _flags(filled))
         self._map: mmap.mmap | None = None
 
     def fileno(self) -> int:
@@ -131,38 +137,26 @@ class RoomyFile:
     def make_room(self, size: int, threads: int, processors: set[int]) -> None:
         """Make it `size` bytes long, a multiple of the page, all of them in memory; after a failure it is empty.
 
-        The memory is that near `processors`, on which the threads run.
+        What it lacks is made near `processors`, on which the threads run.
         """
         try:
-            space = os.fstatvfs(self._fd)
-            if space.f_blocks and space.f_bavail * space.f_frsize < size:  # no blocks at all: nothing limits it
+            space, there = os.fstatvfs(self._fd), os.fstat(self._fd).st_size
+            if space.f_blocks and space.f_bavail * space.f_frsize < size - there:  # no blocks: nothing limits it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._fd, size)
             self._map = mmap.mmap(self._fd, size)
-            self._populate(self._map, threads, processors)
+            there -= there % HUGE_BYTES
+            if there < size:
+                address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+                populate(address + there, size - there, threads, processors)
         except OSError as error:
             self._map = None
             os.ftruncate(self._fd, 0)
             raise FileFailed(f"{self.path} cannot be made {size} bytes large: {error.strerror}") from error
 
-    def _populate(self, pages: mmap.mmap, threads: int, processors: set[int]) -> None:
-        anchor, size = ctypes.c_char.from_buffer(pages), len(pages)
-        share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
-
-        def populate(start: int) -> int:
-            length = min(share, size - start)
-            failed = _libc().madvise(ctypes.addressof(anchor) + start, length, POPULATE_WRITE)
-            return ctypes.get_errno() if failed else 0
-
-        with ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, processors)) as pool:
-            numbers = [number for number in pool.map(populate, range(0, size, share)) if number]
-        if numbers:
-            number = errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0]
-            raise OSError(number, os.strerror(number))
-
     def punch(self, offset: int, size: int) -> None:
         """Give the memory of a range back, which reads as zeros then."""
-        _libc().fallocate(self._fd, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size))  # else it stays, as zeros
+        _punch(self._fd, offset, size)
 
     def remove(self) -> None:
         self.close()
@@ -186,12 +180,14 @@ def lies_in_memory(directory: Path) -> bool:
 
 
 @contextmanager
-def writing(path: Path, size: int, direct: bool | None = None, threads: int = 1) -> Iterator[RegionFile]:
+def writing(
+    path: Path, size: int, direct: bool | None = None, threads: int = 1, *, filled: bool = False
+) -> Iterator[RegionFile]:
     """Create a file of `size` bytes, all of it one hole, readable by root only; a file that is there is an error.
 
-    `threads` will write to it at the same time.
+    With `filled`, it has to be there, all of it zeros and no holes. `threads` will write to it at the same time.
     """
-    fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fd = _open(path, _flags(filled))
     try:
         try:
             os.ftruncate(fd, size)
@@ -201,13 +197,13 @@ def writing(path: Path, size: int, direct: bool | None = None, threads: int = 1)
         if direct or (direct is None and _on_block_device(fd)):
             _ask_direct(fd)
         elif size and threads >= MANY_THREADS and _on_tmpfs(fd):
-            mapped = MappedFile(path, fd)
+            mapped = MappedFile(path, fd, filled=filled)
             try:
                 yield mapped
             finally:
                 mapped.close()
             return
-        yield RegionFile(path, fd)
+        yield RegionFile(path, fd, filled=filled)
     finally:
         os.close(fd)
 
@@ -240,6 +236,15 @@ def is_wholly_in_memory(path: Path) -> bool:
         return _on_tmpfs(fd) or _cached_share(fd) >= 1
     finally:
         os.close(fd)
+
+
+def _flags(filled: bool) -> int:
+    return os.O_RDWR if filled else os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+def _punch(fd: int, offset: int, size: int) -> None:
+    """Make a hole; where that is not possible, the range stays as it is."""
+    _libc().fallocate(fd, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size))
 
 
 def _open(path: Path, flags: int) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kybernate_shim.cuda.vram import crew, files, target
+from kybernate_shim.cuda.vram import crew, files, pool, target
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.digest import Tree
@@ -116,7 +116,7 @@ def _save(
     with ExitStack() as stack:
         savings = []
         for region, path in zip(regions, paths, strict=True):
-            file = stack.enter_context(files.writing(path, region.size, how.direct, how.threads))
+            file = stack.enter_context(create(path, region.size, how))
             created.append(path)
             savings.append(_Saving(region, file, Tree(region.size, how.piece_bytes)))
         crew.run(crew.pieces((saving, saving.region.size, how.piece_bytes) for saving in savings), work, how)
@@ -130,6 +130,12 @@ def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> None:
     saving.data.append(store(buffer, piece.offset, piece.size, saving.file, saving.tree))
 
 
+def create(path: Path, size: int, how: Transfer) -> AbstractContextManager[files.RegionFile]:
+    """Open a new file of so many bytes for `store`, made of memory of the pool where there is some."""
+    filled = pool.take(how.pool, path, size)
+    return files.writing(path, size, how.direct, how.threads, filled=filled)
+
+
 def store(buffer: Buffer, offset: int, size: int, file: files.RegionFile, tree: Tree) -> int:
     """Write the first `size` bytes of a buffer to `offset` of a file, but for zeros; return how many were written."""
     runs = buffer.data_runs(size)
@@ -137,8 +143,14 @@ def store(buffer: Buffer, offset: int, size: int, file: files.RegionFile, tree: 
         tree.add(offset, buffer.view[:size])
     else:
         tree.add_zeros(offset, size)
+    reached = 0
     for start, length in runs:
+        if start > reached:
+            file.leave_out(offset + reached, start - reached)
         file.write(offset + start, buffer.view[start : start + length])
+        reached = start + length
+    if reached < size:
+        file.leave_out(offset + reached, size - reached)
     return sum(length for _, length in runs)
 
 

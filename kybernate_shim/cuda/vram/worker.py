@@ -56,8 +56,8 @@ class Desk:
 
     `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `put_back` undoes it;
     `hasten` and `let_go` enclose one that moves nothing out of the process;
-    `prefetch`, `load` and `prove` are for a restore. `hold_arena`, `save_arena`, `load_arena` and `hand_over` are for
-    what is not in the processes but in the node's arena.
+    `prefetch`, `load` and `prove` are for a restore. `hold_arena`, `save_arena`, `claim_arena`, `load_arena` and
+    `hand_over` are for what is not in the processes but in the node's arena.
     """
 
     def __init__(self, send: Send) -> None:
@@ -73,14 +73,25 @@ class Desk:
         self._reading = ExitStack()
         self._proofs: list[Proof] = []
         self._shares: dict[int, list[Kept]] = {}  # of the arena
+        self._claimed: list[SavedBlocks] = []
 
     def watch(
-        self, *, pids: list[int], seconds: float, directory: str, names: dict[str, int], threads: int, huge: bool
+        self,
+        *,
+        pids: list[int],
+        seconds: float,
+        directory: str,
+        names: dict[str, int],
+        threads: int,
+        huge: bool,
+        pool: str = "",
+        expected: int = 0,
     ) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
-        Where `directory` is in memory, the driver is offered files there, for what it is about to move; else, if
-        `huge`, its memory is made of huge pages. After `seconds` all threads are let go, whatever happens.
+        Where `directory` is in memory, the driver is offered files there, for what it is about to move, some
+        `expected` bytes of each process; else, if `huge`, its memory is made of huge pages. After `seconds` all
+        threads are let go, whatever happens.
         """
         image = Path(directory)
         in_memory = image.is_dir() and lies_in_memory(image)
@@ -89,7 +100,7 @@ class Desk:
                 held = holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
                 self._before[pid] = read_maps(pid)
                 path = image / file_name(names[str(pid)], 0)
-                if in_memory and (one := driven.offer(held, path, self._how(threads).threads)) is not None:
+                if in_memory and (one := driven.offer(held, path, self._how(threads, pool), expected)) is not None:
                     self._driven[pid] = one
                     holds.callback(driven.settle, one, held)
                 elif huge:
@@ -150,12 +161,14 @@ class Desk:
                 held.close()
         return held is not None
 
-    def save(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, list[dict[str, Any]]]:
+    def save(
+        self, *, directory: str, names: dict[str, int], threads: int, pool: str = ""
+    ) -> dict[int, list[dict[str, Any]]]:
         """Move what `compare` has found into files of `directory`; each part is announced before it is dropped.
 
         After a failure the files stay, for `put_back` of the parts.
         """
-        how, done = self._how(threads), 0
+        how, done = self._how(threads, pool), 0
         saved: dict[int, list[SavedRegion]] = {}
         for pid, regions in self._found.items():
             announce = partial(self._announce, pid)
@@ -222,9 +235,11 @@ class Desk:
         """Keep what the arena has of processes there, for `save_arena`, although they may end before."""
         self._shares = in_arena.hold(Memory(0), pids)
 
-    def save_arena(self, *, directory: str, names: dict[str, int], threads: int) -> dict[int, dict[str, Any]]:
+    def save_arena(
+        self, *, directory: str, names: dict[str, int], threads: int, pool: str = ""
+    ) -> dict[int, dict[str, Any]]:
         """Copy what is held into files of `directory`, and let go of it."""
-        how, done, found = self._how(threads), 0, {}
+        how, done, found = self._how(threads, pool), 0, {}
         for pid, kept in self._shares.items():
             path = Path(directory, in_arena.file_name(names[str(pid)]))
             found[pid] = in_arena.save(Memory(0), kept, path, self._counting(how, done))
@@ -232,24 +247,29 @@ class Desk:
         in_arena.let_go(Memory(0))
         return {pid: asdict(one) for pid, one in found.items()}
 
-    def load_arena(self, *, directory: str, blocks: dict[str, dict[str, Any]], arena: int, threads: int) -> None:
-        """Fill the arena, of so many bytes, from files of `directory`; `hand_over` has to follow.
+    def claim_arena(self, *, blocks: dict[str, dict[str, Any]], arena: list[Any], near: int) -> None:
+        """Find room for files of an image in the arena, of so many bytes on each node; `load_arena` has to follow.
 
         Pids are the container's here, for there are no others yet.
         """
-        wanted = [
+        self._claimed = [
             SavedBlocks(**{**one, **{name: tuple(map(tuple, one[name])) for name in ("blocks", "holes")}})
             for one in blocks.values()
         ]
-        shares = in_arena.load(Memory(arena), wanted, Path(directory), self._how(threads))
+        shares = in_arena.claim(Memory(tuple((node, size) for node, size in arena)), self._claimed, near)
         self._shares = dict(zip(map(int, blocks), shares, strict=True))
+
+    def load_arena(self, *, directory: str, threads: int) -> None:
+        """Fill what was claimed from the files, which are in `directory`; `hand_over` has to follow."""
+        in_arena.load(Memory(0), self._claimed, list(self._shares.values()), Path(directory), self._how(threads))
 
     def hand_over(self, *, pids: dict[str, int]) -> None:
         """Give what `load_arena` has filled to the restored processes, `pids` from the container's to the host's."""
         in_arena.hand_over(Memory(0), {pids[str(name)]: share for name, share in self._shares.items()})
 
-    def _how(self, threads: int) -> Transfer:
-        return Transfer(threads=threads, cancel=self.cancel) if threads else Transfer(cancel=self.cancel)
+    def _how(self, threads: int, pool: str = "") -> Transfer:
+        how = Transfer(cancel=self.cancel, pool=Path(pool) if pool else None)
+        return replace(how, threads=threads) if threads else how
 
     def _counting(self, how: Transfer, before: int) -> Transfer:
         return replace(how, on_progress=lambda done: self._tell(before + done))

@@ -1,0 +1,65 @@
+"""`kybernate pool`: the memory that this node keeps ready for images in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.options import Json
+from kybernate.cli.output import show_columns, show_json, size
+from kybernate.cli.progress import Bar
+from kybernate.node.failure import Failure
+from kybernate_shim.config import DEFAULT_PATH, Config
+from kybernate_shim.cuda.vram import pool as files
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.pool_filling import PoolUnavailable, fill
+
+
+class NoPool(Failure):
+    """There is none on this node, or it cannot be filled."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(pool)
+
+
+def pool(
+    now: Annotated[bool, typer.Option("--fill", help="Make what is missing now, by many threads.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Give the memory back; the CUDA helper fills it again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the memory that is kept ready for images in memory.
+
+    The node's CUDA helper fills it (`gpu.image_pool`, `gpu.image_pool_files`) while it has nothing else to do.
+    """
+    settings = Config.load().gpu
+    if settings.image_pool is None or not settings.image_pool_files:
+        raise NoPool(
+            "this node keeps no memory ready for images",
+            advice=f"set `gpu.image_pool` and `gpu.image_pool_files` in {DEFAULT_PATH}",
+        )
+    directory, wanted = settings.image_pool, settings.image_pool_files
+    if drop:
+        files.drop(directory, Counter(files.ready(directory)))
+    if now:
+        _fill(directory, wanted)
+    ready, missing = files.ready(directory), files.lacking(directory, wanted)
+    if as_json:
+        show_json({"path": str(directory), "ready_bytes": ready, "missing_bytes": missing})
+        return
+    show_columns(
+        ("SIZE", "STATE"), [*((size(one), "ready") for one in ready), *((size(one), "missing") for one in missing)]
+    )
+
+
+def _fill(directory: Path, wanted: tuple[int, ...]) -> None:
+    total = sum(files.lacking(directory, wanted))
+    try:
+        with Bar(f"fill {directory}") as bar:
+            fill(directory, wanted, threads=Transfer().threads, on_progress=lambda done: bar.count(done, total))
+    except PoolUnavailable as error:
+        raise NoPool(str(error), state="checkpoints into memory work, only slower") from error

@@ -1,0 +1,65 @@
+"""The pool of memory for images, kept full by the node's CUDA helper while that has nothing else to do."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.cuda.vram import pool
+
+MODULE = "kybernate_shim.cuda.vram.pool_filling"
+RETRY_SECONDS = 60.0
+
+
+class PoolKeeper:
+    """Fills the pool `directory` with files of `sizes`, in a process of its own; None for no pool."""
+
+    def __init__(self, directory: Path | None, sizes: Sequence[int], log: Any) -> None:
+        self._directory = directory
+        self._sizes = sizes
+        self._log = log
+        self._filling: asyncio.Task[None] | None = None
+        self._next = 0.0
+        self._said = ""
+
+    def tidy(self, now: float) -> None:
+        """Begin to make what is missing, unless that is being done, or has failed a moment ago."""
+        if self._directory is None or now < self._next or (self._filling is not None and not self._filling.done()):
+            return
+        if missing := pool.lacking(self._directory, self._sizes):
+            self._next = now + RETRY_SECONDS
+            self._filling = asyncio.ensure_future(self._fill(self._directory, sum(missing)))
+
+    async def close(self) -> None:
+        """End a filling; the files that are ready stay."""
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait([self._filling])
+
+    async def _fill(self, directory: Path, size: int) -> None:
+        began = asyncio.get_running_loop().time()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, str(directory), *map(str, self._sizes)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, words = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode:
+            self._tell_once(words.decode(errors="replace").strip())
+        else:
+            took = asyncio.get_running_loop().time() - began
+            self._next, self._said = 0.0, ""
+            self._log.info("image_pool.filled", bytes=size, seconds=round(took, 3))
+
+    def _tell_once(self, words: str) -> None:
+        if words != self._said:
+            self._said = words
+            self._log.warning("image_pool.not_filled", error=words)
