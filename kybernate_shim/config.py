@@ -19,6 +19,9 @@ DEFAULT_PATH: Final = Path("/etc/kybernate/shim.toml")
 
 NODE: Final = "node"  # only the node's own file may set it
 MOST_THREADS: Final = 256
+HUGE_PAGE: Final = 2 << 20
+NO_NODE: Final = -1  # in the place of a NUMA node: none in particular, as the kernel has it
+NodeSizes = tuple[tuple[int, int], ...]  # NUMA nodes, and bytes on each
 OPTIONS: Final = "options"  # the runtime options that come with a container may change it
 
 
@@ -118,6 +121,23 @@ def _bytes(value: object) -> int:
     return int(number) << UNITS[unit]
 
 
+def _sizes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ValueError
+    sizes = tuple(map(_bytes, value))
+    if not all(sizes) or any(size % HUGE_PAGE for size in sizes):
+        raise ValueError
+    return sizes
+
+
+def _node_sizes(value: object) -> NodeSizes:
+    """Read bytes, or a table of them whose keys are numbers of NUMA nodes; what is 0 is left out."""
+    table = value if isinstance(value, dict) else {str(NO_NODE): value}
+    if isinstance(value, dict) and not all(isinstance(node, str) and node.isdecimal() for node in value):
+        raise ValueError
+    return tuple(sorted((int(node), size) for node, one in table.items() if (size := _bytes(one))))
+
+
 def _split_unit(text: str) -> tuple[str, str]:
     unit = next((name for name in UNITS if name and text.endswith(name)), "")
     return text.removesuffix(unit).strip(), unit
@@ -126,7 +146,10 @@ def _split_unit(text: str) -> tuple[str, str]:
 UNITS: Final[Mapping[str, int]] = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 TEXT = Form("a string", _text)
 SWITCH = Form('"auto", true or false', _switch)
-BYTES = Form('a number of bytes, such as "64GiB"', _bytes)
+SIZES = Form('a list of numbers of bytes, such as ["18GiB", "18GiB"], multiples of 2 MiB', _sizes)
+NODE_SIZES = Form(
+    'a number of bytes, such as "64GiB", or one for each NUMA node, such as { 0 = "32GiB", 1 = "32GiB" }', _node_sizes
+)
 YES_OR_NO = Form("true or false", _yes_or_no)
 SECONDS = Form("a number of seconds, 0 or more", _seconds)
 DIRECTORY = Form("an absolute path", _directory)
@@ -197,13 +220,22 @@ class Gpu:
         " which is `always` meanwhile, for all programs",
     )
     threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 16", by=OPTIONS)
-    arena: int = setting(
-        0, BYTES, "pinned host memory of the node for VRAM that moves at the link's speed", unset="there is none"
+    arena: NodeSizes = setting(
+        (), NODE_SIZES, "pinned host memory of the node for VRAM that moves at the link's speed", unset="there is none"
     )
     arena_containers: Literal["annotated", "all"] = setting(
         "annotated",
         _among("annotated", "all"),
         'which containers with GPUs can use it: those with `kybernate.io/arena: "true"`, or all but `"false"`',
+    )
+    image_pool: Path | None = setting(
+        None,
+        OPTIONAL_PATH,
+        "directory on the tmpfs of images that are kept in memory, with memory that is ready for them",
+        unset="there is none",
+    )
+    image_pool_files: tuple[int, ...] = setting(
+        (), SIZES, "what is kept ready there: one file for the VRAM of each process of such an image"
     )
     helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
     denied_drivers: tuple[str, ...] = setting(

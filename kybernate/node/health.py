@@ -9,17 +9,22 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kybernate_shim.checkpoint.criu import CUDA_PLUGIN, OLDEST, parse_version
-from kybernate_shim.config import DEFAULT_PATH, Config, ConfigInvalid
+from kybernate_shim.config import DEFAULT_PATH, NO_NODE, Config, ConfigInvalid, NodeSizes
+from kybernate_shim.cuda.arena import banks
+from kybernate_shim.cuda.arena.banks import Bank
+from kybernate_shim.cuda.arena.memory import FOLDER, GRAIN, Memory
 from kybernate_shim.cuda.client import CudaInfo, cuda_helper
 from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.preflight import denied
+from kybernate_shim.cuda.vram.pool import lacking
 from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.linux.numa import memory_of_nodes
 from kybernate_shim.oci.select import DIRECTORIES, GPU_RUNTIME
 
 Verdict = Literal["ok", "note", "bad"]
@@ -30,6 +35,7 @@ IO_URING = Path("/proc/sys/kernel/io_uring_disabled")
 MEMORY = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+NEW_ARENA = f"and is divided anew after umount {FOLDER} while no container is suspended"
 NOBODY_TRACES = "3"  # not even root, until the next start of the machine
 
 
@@ -57,6 +63,7 @@ def examine() -> list[Finding]:
         _runtimes,
         _tiers,
         _data_path,
+        _arena,
         _gpus,
     )
     return [finding for look in looks for finding in look(config)]
@@ -138,6 +145,15 @@ def _tiers(config: Config) -> Iterator[Finding]:
         place = place.parent
     free = shutil.disk_usage(place).free
     yield Finding("checkpoint root", "ok", f"{config.checkpoint_root}: {free / 2**30:.1f} GiB free")
+    if (pool := config.gpu.image_pool) is not None and config.gpu.image_pool_files:
+        missing = lacking(pool, config.gpu.image_pool_files)
+        advice = "`kybernate pool --fill` makes it, or says why not; the CUDA helper does while it is idle"
+        yield Finding(
+            "image pool",
+            "note" if missing else "ok",
+            f"{pool}: {len(missing)} of {len(config.gpu.image_pool_files)} files missing" if missing else str(pool),
+            advice if missing else "",
+        )
 
 
 def _data_path(config: Config) -> Iterator[Finding]:
@@ -150,6 +166,42 @@ def _data_path(config: Config) -> Iterator[Finding]:
         yield Finding("VRAM bytes", "bad", f"{YAMA} is {NOBODY_TRACES}: nobody may trace", advice)
     else:
         yield Finding("VRAM bytes", "ok", f"beside CRIU, huge pages: {config.gpu.huge_pages}")
+
+
+def _arena(config: Config) -> Iterator[Finding]:
+    sizes = config.gpu.arena
+    if not sizes:
+        return
+    if fault := banks.fault_of(sizes, memory_of_nodes()):
+        yield Finding("arena", "bad", _by_node(sizes), fault)
+        return
+    memory = Memory(sizes)
+    try:
+        if there := memory.banks:
+            found = f"{_by_node((bank.node, bank.extent.size) for bank in there)}; {_gib(memory.free())} free"
+        else:
+            found = f"{_by_node(sizes)}, made when it is first used"
+    except OSError as error:
+        yield Finding("arena", "note", f"cannot be looked at: {error}", "run as root")
+        return
+    advice = f"another size is configured; it grows when it is used, {NEW_ARENA}" if _differ(there, sizes) else ""
+    yield Finding("arena", "note" if advice else "ok", found, advice)
+
+
+def _by_node(sizes: Iterable[tuple[int, int]]) -> str:
+    """Tell the parts of the arena, of one NUMA node each."""
+    return ", ".join(_gib(size) + (f" on NUMA node {node}" if node != NO_NODE else "") for node, size in sizes)
+
+
+def _differ(there: Sequence[Bank], sizes: NodeSizes) -> bool:
+    """Tell whether what is there has not the sizes that are configured."""
+    nodes = {node for node, _ in sizes} | {bank.node for bank in there}
+    have = {node: sum(bank.extent.size for bank in there if bank.node == node) for node in nodes}
+    return bool(there) and any(have[node] != dict(sizes).get(node, 0) // GRAIN * GRAIN for node in nodes)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
 
 
 def _gpus(config: Config) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ straight into the arena while it restores, which then gives them to the processe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from kybernate_shim.checkpoint.gpu_accounts import inner_pid
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.manifest import ArenaBlock, ArenaFile, ArenaHole, Manifest
 from kybernate_shim.checkpoint.operation import Operation, Step
+from kybernate_shim.checkpoint.vram_path import out
 from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda.arena.memory import ArenaUnavailable, Memory
 from kybernate_shim.cuda.vram.client import Spawner, VramWorker, vram_worker
@@ -59,7 +60,7 @@ class ArenaOut:
     async def _save(self, worker: VramWorker, image: Path, operation: Operation) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = await worker.ask("save_arena", directory=str(image), names=self._names, threads=self._settings.threads)
+        found = await worker.ask("save_arena", names=self._names, **out(image, self._settings))
         self.files = tuple(_file(self._names[int(pid)], **one) for pid, one in found.items())
         operation.steps.append(Step("arena-save", loop.time() - began, self.bytes))
 
@@ -77,6 +78,7 @@ class ArenaBack:
         self._settings = settings
         self._worker: VramWorker | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._readying: asyncio.Task[None] | None = None
 
     def compare(self, manifest: Manifest) -> list[Finding]:
         """Return what speaks against restoring the image here."""
@@ -87,34 +89,40 @@ class ArenaBack:
             return [_lacking(wanted, "there is none on this node")]
         memory = Memory(self._settings.arena)
         try:
-            memory.prepare()
+            memory.prepare(grow=False)
             free = memory.free()
         except (ArenaUnavailable, OSError) as error:
             return [_lacking(wanted, str(error))]
         return [] if free >= wanted else [_lacking(wanted, f"{free >> 20} of its {memory.size >> 20} MiB are free")]
 
     @asynccontextmanager
-    async def expecting(self, image: Image) -> AsyncIterator[None]:
-        """Read the bytes into the arena while the context lasts, in which CRIU works and `hand_over` is called."""
+    async def expecting(
+        self, image: Image, near: int, get_ready: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
+        """Read the bytes into the arena while the context lasts, in which CRIU works and `hand_over` is called.
+
+        They go near the NUMA node `near`. `get_ready` is told the process that has them; what it does is done beside.
+        """
         files = image.manifest.arena
         if not files:
             yield
             return
-        blocks = {file.pid: _blocks(file) for file in files}
         async with vram_worker(self._children) as self._worker:
-            self._loading = asyncio.ensure_future(
-                self._worker.ask(
-                    "load_arena",
-                    directory=str(image.path),
-                    blocks=blocks,
-                    arena=self._settings.arena,
-                    threads=self._settings.threads,
-                )
-            )
+            self._loading = asyncio.ensure_future(self._load(self._worker, image, near, get_ready))
             try:
                 yield
             finally:
                 await _end(self._loading)
+                if self._readying is not None:
+                    await _end(self._readying)
+
+    async def _load(
+        self, worker: VramWorker, image: Image, near: int, get_ready: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> None:
+        blocks = {file.pid: _blocks(file) for file in image.manifest.arena}
+        await worker.ask("claim_arena", blocks=blocks, arena=self._settings.arena, near=near)
+        self._readying = asyncio.ensure_future(get_ready(worker.pid))
+        await worker.ask("load_arena", directory=str(image.path), threads=self._settings.threads)
 
     async def hand_over(self, image: Image, pids: Mapping[int, int], operation: Operation) -> None:
         """Let the bytes be the restored processes', `pids` from the container's to the host's.
@@ -127,6 +135,9 @@ class ArenaBack:
         assert self._loading is not None
         with operation.step("arena-load") as step:
             await self._loading
+            if self._readying is not None:
+                # The helper's context must not come while the driver fills a card of which the room has been counted.
+                await asyncio.wait([self._readying])
             await self._worker.ask("hand_over", pids={file.pid: pids[file.pid] for file in image.manifest.arena})
             step.bytes = image.manifest.arena_bytes
 

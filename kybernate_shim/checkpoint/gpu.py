@@ -11,7 +11,7 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemo
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, hastened
+from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
 from kybernate_shim.cuda.claim import claimed
 from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
@@ -124,6 +125,7 @@ class CudaAccelerator:
         self.suspended: Left | None = None  # what `suspend` has taken out, until `resume`
         self._lost = ""  # why processes that are off their GPUs must never come back to them
         self._back = WayBack(target.children, self._settings, log)
+        self._expected: Sequence[client.Gpu] = ()  # where a restore will compute
         self._arena_back = ArenaBack(target.children, self._settings)
 
     # -- Leaving ------------------------------------------------------------------------------------------------------
@@ -366,16 +368,26 @@ class CudaAccelerator:
         try:
             async with self._helper() as helper:
                 info = await helper.info()
-            gpu_map.require_room(self._plan(manifest, info), info.gpus)
+            plan = self._plan(manifest, info)
+            gpu_map.require_room(plan, info.gpus)
         except (CudaError, GpuMismatch) as error:
             return [Finding("GPU", "", str(error), "refusal")]
+        self._expected = [gpu for gpu in info.gpus if gpu.uuid in plan.bytes]
         return [*_driver_findings(manifest, info), *self._arena_back.compare(manifest)]
 
     @asynccontextmanager
     async def expecting(self, image: Image) -> AsyncIterator[None]:
-        """Enclose the whole of a restore, and read VRAM bytes ahead meanwhile."""
-        async with self._back.expecting(image), self._arena_back.expecting(image):
+        """Enclose the whole of a restore after `compare`, and read VRAM bytes ahead meanwhile."""
+        nodes = {gpu.node for gpu in self._expected}
+        near = nodes.pop() if len(nodes) == 1 else NO_NODE
+        async with self._back.expecting(image), self._arena_back.expecting(image, near, self._get_ready):
             yield
+
+    async def _get_ready(self, pid: int) -> None:
+        """Have the arena ready for what process `pid` reads; what is wrong with it shows when it is needed."""
+        with suppress(CudaError):
+            async with self._helper() as helper:
+                await helper.expect(pid, [gpu.uuid for gpu in self._expected], self._limits.restore)
 
     async def attach(self, image: Image, operation: Operation) -> None:
         """Bring restored processes onto the GPUs of their new container. Raises NotBack with them still off."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda.errors import (
     CudaCallFailed,
     CudaDeadline,
@@ -90,7 +91,8 @@ class Taken:
 class Gpu:
     """A GPU of the node. `free_bytes` and `number`, which is its device node's, are None where NVML does not tell.
 
-    `holdings` are the bytes that processes hold of its memory, by pid.
+    `holdings` are the bytes that processes hold of its memory, by pid; `node` is the NUMA node that it is near, NO_NODE
+    where the kernel does not tell.
     """
 
     uuid: str
@@ -100,6 +102,7 @@ class Gpu:
     mig: bool
     number: int | None = None
     holdings: Mapping[int, int] = field(default_factory=dict)
+    node: int = NO_NODE
 
     @property
     def used_bytes(self) -> int:
@@ -192,6 +195,15 @@ class CudaHelper:
     async def warm(self, pids: Sequence[int], timeout: float) -> None:
         """Get the arena ready for what `take` will move out of running processes. Nothing depends on it."""
         await self._move("Warm", pids, timeout)
+
+    async def expect(self, pid: int, gpus: Iterable[str], timeout: float) -> None:
+        """Get the arena ready to give what process `pid` has there to others, that will be restored on `gpus`.
+
+        Nothing depends on it.
+        """
+        request = wire.ExpectRequest(pid=pid, gpu_uuids=gpus, timeout_ms=_milliseconds(timeout))
+        client = await self._connected()
+        await self._call(client, "Expect", request, wire.VerbResponse, timeout + SLACK_SECONDS)
 
     async def take(self, pids: Sequence[int], timeout: float) -> Taken:
         """Move the VRAM of locked processes into the node's arena, where that is possible; they stay locked."""
@@ -317,7 +329,7 @@ def _milliseconds(seconds: float) -> int:
 def _gpu(device: wire.Device) -> Gpu:
     free, number = (device.free_bytes, device.number) if device.free_known else (None, None)
     holdings = {it.pid: it.bytes for it in device.holdings}
-    return Gpu(device.uuid, device.name, device.total_bytes, free, device.mig, number, holdings)
+    return Gpu(device.uuid, device.name, device.total_bytes, free, device.mig, number, holdings, device.numa_node)
 
 
 def _seconds(verb: str, reply: wire.VerbResponse, timeout: float) -> dict[int, float]:

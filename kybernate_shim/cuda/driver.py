@@ -14,9 +14,12 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
+from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda.nvml import Nvml
+from kybernate_shim.linux.numa import node_of_device
 
 API_VERSION = 12080  # CUDA 12.8, the first with these calls
+BUS_ID_BYTES = 32
 NOT_FOUND = 500  # the driver lacks a call
 CALLS = (
     "cuCheckpointProcessGetState",
@@ -118,14 +121,26 @@ def info() -> dict[str, Any]:
 
 
 def _device(index: int) -> dict[str, Any]:
-    _, identity = cuda.cuDeviceGetUuid(index)
     _, name = cuda.cuDeviceGetName(96, index)
     _, total = cuda.cuDeviceTotalMem(index)
     return {
-        "uuid": f"GPU-{uuid.UUID(bytes=bytes(identity.bytes))}",
+        "uuid": uuid_of(index),
         "name": name.partition(b"\0")[0].decode(),
         "total_bytes": int(total),
+        "numa_node": node_near(index),
     }
+
+
+def uuid_of(index: int) -> str:
+    """Return a card's name for itself, "GPU-" and a UUID; `index` is the driver's number of it."""
+    _, identity = cuda.cuDeviceGetUuid(index)
+    return f"GPU-{uuid.UUID(bytes=bytes(identity.bytes))}"
+
+
+def node_near(index: int) -> int:
+    """Return the NUMA node that a card is near, NO_NODE where none is known."""
+    result, bus_id = cuda.cuDeviceGetPCIBusId(BUS_ID_BYTES, index)
+    return NO_NODE if result else node_of_device(bus_id.partition(b"\0")[0].decode())
 
 
 def _add_nvml_facts(devices: list[dict[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """The CUDA helper: one process per node that does the driver's checkpoint calls for every shim.
 
-`python -m kybernate_shim.cuda.helper --socket PATH [--idle SECONDS] [--arena BYTES]`. It serves
+`python -m kybernate_shim.cuda.helper --socket PATH [--idle SECONDS] [--arena SIZES]`. It serves
 kybernate.cuda.v1.Cuda on a socket that only its own user may use, keeps libcuda out of itself (see `workers`), and ends
 when nobody has called for `--idle` seconds: its workers hold the driver, which could not be updated while they live. A
 second helper on the same socket ends at once, with success. The node's arena is its, too, and outlives it.
@@ -17,16 +17,19 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 
-from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.config import Config, ConfigInvalid, Gpu, NodeSizes
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda import workers as pool
-from kybernate_shim.cuda.arena import memory as arena_memory
+from kybernate_shim.cuda.arena.banks import from_text
 from kybernate_shim.cuda.arena.keeper import Keeper, Moved, NotMoved
+from kybernate_shim.cuda.arena.memory import FOLDER
+from kybernate_shim.cuda.pool_keeper import PoolKeeper
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server, Services
 
@@ -43,10 +46,10 @@ NO_PROCESS = "CUDA_ERROR_OPERATING_SYSTEM"
 
 @dataclass(frozen=True)
 class Arena:
-    """Where the node's arena is, and how large in bytes; 0: there is none."""
+    """Where the node's arena is, and how large; without any size there is none."""
 
     folder: Path
-    size: int
+    sizes: NodeSizes
 
 
 class Helper:
@@ -55,8 +58,7 @@ class Helper:
     def __init__(self, workers: pool.Workers, arena: Arena, log: Any) -> None:
         self._workers = workers
         self._log = log
-        memory = arena_memory.Memory(arena.size, arena.folder)
-        self.keeper = Keeper(memory, arena.folder, arena.size, self._one, log)
+        self.keeper = Keeper(arena.folder, arena.sizes, self._one, log)
         self.running = 0
         self.last_call = asyncio.get_running_loop().time()
 
@@ -71,6 +73,7 @@ class Helper:
                 "Restore": Method(wire.RestoreRequest, self._counted(self.restore)),
                 "Unlock": Method(wire.VerbRequest, self._counted(self.unlock)),
                 "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
+                "Expect": Method(wire.ExpectRequest, self._counted(self.expect)),
                 "Take": Method(wire.VerbRequest, self._counted(self.take)),
                 "Give": Method(wire.VerbRequest, self._counted(self.give)),
             }
@@ -126,6 +129,10 @@ class Helper:
         return wire.VerbResponse(
             outcomes=await self._move("warm", self.keeper.warm, request.pids, request.timeout_ms / 1000)
         )
+
+    async def expect(self, request: wire.ExpectRequest) -> wire.VerbResponse:
+        expect = partial(self.keeper.expect, gpus=request.gpu_uuids)
+        return wire.VerbResponse(outcomes=await self._move("expect", expect, [request.pid], request.timeout_ms / 1000))
 
     async def take(self, request: wire.VerbRequest) -> wire.VerbResponse:
         return wire.VerbResponse(
@@ -219,7 +226,7 @@ def _outcome(pid: int, results: pool.Results, seconds: float) -> wire.Outcome:
     return wire.Outcome(pid=pid, kind=wire.Outcome.WORKER_DIED, text=results.failure)
 
 
-async def serve(path: Path, idle: float, arena: Arena, log: Any) -> None:
+async def serve(path: Path, idle: float, arena: Arena, pool_keeper: PoolKeeper, log: Any) -> None:
     """Serve on `path` until nobody has called for `idle` seconds, or SIGTERM."""
     workers = pool.Workers()
     helper = Helper(workers, arena, log)
@@ -232,21 +239,27 @@ async def serve(path: Path, idle: float, arena: Arena, log: Any) -> None:
     await server.start(_listen(path))
     log.info("cuda.helper_started", socket=str(path), idle_seconds=idle)
     try:
-        await _until_idle(helper, idle, stop)
+        await _until_idle(helper, pool_keeper, idle, stop)
     finally:
         path.unlink(missing_ok=True)  # first, so that nobody connects to a listener that is about to close
         await server.close()
         await workers.close()
         await helper.keeper.close()
+        await pool_keeper.close()
         log.info("cuda.helper_ended")
 
 
-async def _until_idle(helper: Helper, idle: float, stop: asyncio.Event) -> None:
-    """Wait until nobody has called for `idle` seconds; meanwhile, undo what killed shims have left switched on."""
+async def _until_idle(helper: Helper, pool_keeper: PoolKeeper, idle: float, stop: asyncio.Event) -> None:
+    """Wait until nobody has called for `idle` seconds; meanwhile, undo what killed shims have left switched on.
+
+    And make memory for images, a moment after the last call, so as not to be in the way of what follows one.
+    """
     loop = asyncio.get_running_loop()
     while not stop.is_set():
         pages.restore_node()
         await helper.keeper.tidy(loop.time())
+        if not helper.running and loop.time() - helper.last_call >= LOOK_SECONDS:
+            pool_keeper.tidy(loop.time())
         left = helper.last_call + idle - loop.time() if not helper.running else idle
         if left <= 0:
             return
@@ -281,20 +294,25 @@ def _claim(path: Path) -> TextIO | None:
     return lock
 
 
-def _configured_size(log: Any) -> int:
+def _settings(log: Any) -> Gpu:
     try:
-        return Config.load().gpu.arena
+        return Config.load().gpu
     except ConfigInvalid as error:
         log.warning("arena.unavailable", error=str(error))
-        return 0
+        return Gpu()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kybernate-cuda-helper", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, metavar="SECONDS")
-    parser.add_argument("--arena", type=int, metavar="BYTES", help="its size (as the node's configuration says)")
-    parser.add_argument("--arena-folder", type=Path, default=arena_memory.FOLDER, metavar="PATH")
+    parser.add_argument(
+        "--arena",
+        type=from_text,
+        metavar="SIZES",
+        help="its bytes, or NODE:BYTES,… for NUMA nodes (as the node's configuration says)",
+    )
+    parser.add_argument("--arena-folder", type=Path, default=FOLDER, metavar="PATH")
     arguments = parser.parse_args(argv)
     lock = _claim(arguments.socket)
     if lock is None:
@@ -309,8 +327,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 structlog.processors.JSONRenderer(default=str),
             ],
         )
-        size = arguments.arena if arguments.arena is not None else _configured_size(log)
-        asyncio.run(serve(arguments.socket, arguments.idle, Arena(arguments.arena_folder, size), log))
+        settings = _settings(log)
+        arena = Arena(arguments.arena_folder, settings.arena if arguments.arena is None else arguments.arena)
+        pool_keeper = PoolKeeper(settings.image_pool, settings.image_pool_files, log)
+        asyncio.run(serve(arguments.socket, arguments.idle, arena, pool_keeper, log))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 It reads jobs from the socket that it inherits and answers them, both as lines of JSON. A verb runs in one thread per
 process, because ranks that talk to each other must be locked at the same time. A call that hangs cannot be cancelled;
-the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`; with `arena FOLDER BYTES`
+the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`; with `arena FOLDER SIZES`
 behind it, it moves processes' memory to and from the arena there, too, and keeps what that needs.
 
 Job:    {"verb": "lock", "pids": [17, 18], "arguments": [1000]}, answered by one line per pid, in any order
@@ -67,11 +67,12 @@ def _load_driver(send: Send) -> ModuleType | None:
 def _arena_verbs(arguments: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
     if not arguments:
         return {}
-    from kybernate_shim.cuda.arena.memory import Memory  # only one worker of a node needs these
+    from kybernate_shim.cuda.arena.banks import from_text  # only one worker of a node needs these
+    from kybernate_shim.cuda.arena.memory import Memory
     from kybernate_shim.cuda.arena.moves import Mover
 
-    _, folder, size = arguments
-    return Mover(Memory(int(size), Path(folder))).verbs
+    _, folder, sizes = arguments
+    return Mover(Memory(from_text(sizes), Path(folder))).verbs
 
 
 def _start(driver: ModuleType, verbs: Mapping[str, Callable[..., Any]], job: dict[str, Any], send: Send) -> None:

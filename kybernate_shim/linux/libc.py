@@ -85,6 +85,7 @@ _FSMOUNT = 432
 _OPENAT2 = 437
 _PIDFD_GETFD = 438
 _MOUNT_SETATTR = 442
+_MBIND = {"x86_64": 237, "aarch64": 235}
 
 _Argument = int | bytes | str | None
 
@@ -182,6 +183,15 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int = 0) -> None:
     """Join the namespace that `fd` stands for; `kind` is its CLONE_NEW* flag, 0 for any."""
     _call("setns", fd, kind, subject=f"namespace fd {fd}")
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def mbind(address: int, size: int, mode: int, nodes: bytes) -> None:
+    """Set where pages of a mapping come from: `mode` is an MPOL_*, `nodes` a mask of them, the lowest byte first."""
+    number, bits = _MBIND[os.uname().machine], len(nodes) * 8
+    _syscall(number, address, size, mode, nodes, bits + 1, 0, subject=f"NUMA policy {mode}")
 
 
 # -- Mounts, the old calls --------------------------------------------------------------------------------------------

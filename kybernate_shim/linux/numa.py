@@ -1,12 +1,58 @@
-"""Which processors are near which memory: a page lies, as a rule, where the thread ran that has touched it first."""
+"""Which processors and devices are near which memory, and where pages are to come from.
+
+Without more ado a page lies where the thread ran that has touched it first.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.linux.libc import mbind
+
 NODES = Path("/sys/devices/system/node")
+DEVICES = Path("/sys/bus/pci/devices")
+MPOL_PREFERRED = 1
+MASK_BYTES = 128  # for 1024 nodes, as many as any kernel has
 PROCESSOR = 36  # of the fields behind the name in /proc/PID/stat, see proc_pid_stat(5)
+
+
+def memory_of_nodes(nodes: Path = NODES) -> dict[int, int]:
+    """Return the bytes of memory that each node has; nothing where the kernel does not tell."""
+    found = {}
+    for file in nodes.glob("node*/meminfo"):
+        if told := re.search(r"Node (\d+) MemTotal: +(\d+) kB", file.read_text()):
+            found[int(told[1])] = int(told[2]) << 10
+    return found
+
+
+def node_of_device(bus_id: str, devices: Path | None = None) -> int:
+    """Return the node that a PCI device is near, by an id such as "0000:1B:00.0"; NO_NODE where none is known."""
+    try:
+        return int(((devices or DEVICES) / bus_id.lower() / "numa_node").read_text())
+    except (OSError, ValueError):
+        return NO_NODE
+
+
+def processors_of(node: int, nodes: Path = NODES) -> set[int]:
+    """Return the processors of a node that we may use; all of ours where it has none."""
+    ours = os.sched_getaffinity(0)
+    try:
+        return ours & parse_list((nodes / f"node{node}" / "cpulist").read_text()) or ours
+    except OSError:
+        return ours
+
+
+def prefer(address: int, size: int, node: int) -> None:
+    """Have the pages of a mapping of ours come from `node`; those of a shared file's, whoever touches them.
+
+    From another node where that one is full: a strict policy would have the kernel kill somebody for the room. See
+    mbind(2). Raises OSError.
+    """
+    mask = (1 << node).to_bytes(MASK_BYTES, "little")
+    mbind(address, size, MPOL_PREFERRED, mask)
 
 
 def processors_near(tid: int, nodes: Path = NODES) -> set[int]:

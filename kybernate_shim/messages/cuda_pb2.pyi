@@ -38,7 +38,7 @@ class InfoResponse(_message.Message):
     def __init__(self, driver_version: _Optional[str] = ..., api_version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., missing_calls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings")
+    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Device(_message.Message):
     MIG_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     total_bytes: int
@@ -55,7 +56,8 @@ class Device(_message.Message):
     mig: bool
     number: int
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+    numa_node: int
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("pid", "bytes")
@@ -100,6 +102,16 @@ class VerbRequest(_message.Message):
     pids: _containers.RepeatedScalarFieldContainer[int]
     timeout_ms: int
     def __init__(self, pids: _Optional[_Iterable[int]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class ExpectRequest(_message.Message):
+    __slots__ = ("pid", "timeout_ms", "gpu_uuids")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    timeout_ms: int
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pid: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("pids", "timeout_ms", "gpu_pairs")

@@ -2,11 +2,11 @@
 
 For each size, one PyTorch program that computes, checks and allocates without a pause is suspended and resumed again
 and again, every other time through the arena, after it has changed a share of its memory (--changed); what it holds of
-descriptors and threads must not grow. Then two of them
-change places, with the rest of the card filled up so that only one of them fits. Then what allocations and steps cost
-with the preload library and without it. It needs root, a driver of 580 or newer, a C
-compiler, and a `python3` with torch, cuda-bindings, protobuf and structlog (from build/gpu-kit where that is there); no
-containerd.
+descriptors and threads must not grow. Then two of them change places, with the rest of the card filled up so that only
+one of them fits. Then, where there are two cards, one goes from the first to the second. Then a transformer is
+served, and suspended between requests and during them. Then what allocations and steps cost with the preload library
+and without it. It needs root, a driver of 580 or newer, a C compiler, and a `python3` with torch, transformers,
+cuda-bindings, protobuf and structlog (from build/gpu-kit where that is there); no containerd.
 
 A JSON line per figure goes to build/bench-gpu.jsonl. Figures named `….limit` compare with what must be reached.
 """
@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -32,12 +31,14 @@ from pathlib import Path
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda.arena.extents import total
 from kybernate_shim.cuda.arena.memory import FOLDER, Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper, log_path, start_helper
+from kybernate_shim.cuda.client import CudaHelper, cuda_helper
 from kybernate_shim.cuda.sequence import Step, resume, suspend
 from kybernate_shim.native import PRELOAD, build
 from tests.bench.figures import HEADING, Figure, record, row
+from tests.gpu.arena_moving import moving
+from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, node, resumed
+from tests.gpu.arena_serving import serving
 
-GIB = 1 << 30
 PAYLOAD = Path(__file__).with_name("arena_payload.py")
 WAYS = ("arena", "plain")
 # What a program of so many GiB may take at most, in seconds; measured on an H200 these hold as they are.
@@ -50,13 +51,11 @@ LIMITS = {
     (40, "suspend", 0.05): 0.55,
 }
 ENDURANCE_GIB = 4
+MOVING_GIB = 16
 SETTLING = 5  # cycles after which everything has been used once
 MOST_SWAPPED = 16  # GiB of programs of which the card must hold two for a moment
 SCRATCH_BAR = 1.1  # what a program allocates and frees all the while, of the memory that it has
 COST_BAR = 1.01  # of the library, in everything that programs do
-START_SECONDS = 120
-STEP_SECONDS = 30
-STEPS = 5
 MARGIN = 6 << 30  # what the ballast leaves of the card: room for the driver's part of a program, not for its memory
 BALLAST = """
 import sys, torch
@@ -66,52 +65,15 @@ sys.stdin.read()
 """
 
 
-@dataclass
-class Program:
-    """A running payload."""
+def computing(gib: float, changed: float, library: Path, folder: Path, name: str = "one") -> Program:
+    """Start the payload, and wait until it computes. Raises AssertionError."""
+    program = Program.start(payload(gib, changed), library, folder, name)
+    program.wait_for_steps(STEPS, START_SECONDS)
+    return program
 
-    process: subprocess.Popen[bytes]
-    output: Path
 
-    @classmethod
-    def start(cls, gib: float, changed: float, library: Path, folder: Path, name: str = "one") -> Program:
-        output = folder / f"{name}.out"
-        with output.open("wb") as stream:
-            environment = {**os.environ, "LD_PRELOAD": str(library)}
-            argv = [sys.executable, str(PAYLOAD), "run", str(gib), str(changed)]
-            process = subprocess.Popen(argv, env=environment, stdout=stream, stderr=subprocess.STDOUT)
-        program = cls(process, output)
-        program.wait_for_steps(STEPS, START_SECONDS)
-        return program
-
-    def wait_for_steps(self, count: int, seconds: float = STEP_SECONDS) -> None:
-        """Wait until `count` more steps are done. Raises AssertionError, with what it has said."""
-        wanted, until = self._step() + count, time.monotonic() + seconds
-        while self._step() < wanted:
-            assert self.process.poll() is None, f"it ended: {self.output.read_text()[-2000:]}"
-            assert time.monotonic() < until, f"it stands still: {self.output.read_text()[-500:]}"
-            time.sleep(0.01)
-
-    def change(self) -> None:
-        """Have it change its share of the memory, and compute with that. Raises AssertionError as `wait_for_steps`."""
-        before, until = self.output.read_text().count("changed"), time.monotonic() + STEP_SECONDS
-        self.process.send_signal(signal.SIGUSR1)
-        while self.output.read_text().count("changed") == before:
-            assert time.monotonic() < until, f"it changes nothing: {self.output.read_text()[-500:]}"
-            time.sleep(0.01)
-        self.wait_for_steps(1)
-
-    def holdings(self) -> tuple[int, int]:
-        """Return how many descriptors and threads it has."""
-        return _holdings(self.process.pid)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def _step(self) -> int:
-        lines = [line for line in self.output.read_text(errors="replace").split("\n")[:-1] if line.startswith("step ")]
-        return int(lines[-1].split()[1]) if lines else 0
+def payload(gib: float, changed: float) -> list[str | Path]:
+    return [PAYLOAD, "run", str(gib), str(changed)]
 
 
 def _holdings(pid: int) -> tuple[int, int]:
@@ -160,24 +122,19 @@ async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds
                 began = time.monotonic()
                 out = await suspend(helper, lambda: [pid], arena=way == "arena")
                 spent = time.monotonic() - began
-            told = [*out.steps, *(await _resumed(helper, pid))]
+            told = [*out.steps, *(await resumed(helper, pid))]
             program.wait_for_steps(STEPS)
             if number:  # the first round fills the arena
                 measured.note("suspend", way, spent, out.steps)
                 measured.note("resume", way, told[-1].seconds, told[len(out.steps) : -1])
             for reason in out.taken.reasons.values():
                 print(f"  not by the arena: {reason}", flush=True)
-        before = before or (program.holdings() if number else None)  # the first round is also the driver's first
+        before = before or (
+            _holdings(program.process.pid) if number else None
+        )  # the first round is also the driver's first
     assert before is not None
-    after = program.holdings()
+    after = _holdings(program.process.pid)
     assert all(now <= then for now, then in zip(after, before, strict=True)), f"it holds {after} after {before}"
-
-
-async def _resumed(helper: CudaHelper, pid: int) -> list[Step]:
-    """Resume; the last step returned is the whole."""
-    began = time.monotonic()
-    steps = await resume(helper, [pid])
-    return [*steps, Step("whole", time.monotonic() - began)]
 
 
 async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: int, measured: Measured) -> None:
@@ -237,27 +194,10 @@ def costs(library: Path, rounds: int, lane: str) -> Iterator[Figure]:
         yield Figure(f"arena.cost.{name}", lane, ours, stock, "ms", COST_BAR, rounds)
 
 
-@contextmanager
-def node(gib: float, folder: Path, programs: int) -> Iterator[Path]:
-    """Run a CUDA helper with an arena for so many programs of `gib`; yields its socket."""
-    socket = folder / "cuda.sock"
-    size = int(gib * 1.1 + 2) * GIB * programs
-    pid = start_helper(socket, options=["--arena", str(size), "--arena-folder", str(FOLDER)])
-    try:
-        while not socket.exists():
-            time.sleep(0.02)
-        yield socket
-    finally:
-        os.kill(pid, 15)
-        os.waitpid(pid, 0)
-        print("".join(f"  {line}\n" for line in log_path(socket).read_text().splitlines() if '"error"' in line), end="")
-        subprocess.run(["umount", FOLDER], check=False)
-
-
 def endurance(gib: float, changed: float, arguments: argparse.Namespace, library: Path) -> Iterator[Figure]:
     """Suspend and resume a computing program so often that whatever is not given back shows. Raises AssertionError."""
     with tempfile.TemporaryDirectory() as name, node(gib, Path(name), 1) as socket:
-        program = Program.start(gib, changed, library, Path(name))
+        program = computing(gib, changed, library, Path(name))
         spent: list[float] = []
 
         async def main() -> tuple[dict[str, int], dict[str, int]]:
@@ -268,7 +208,7 @@ def endurance(gib: float, changed: float, arguments: argparse.Namespace, library
                     program.change()
                     began = time.monotonic()
                     await suspend(helper, lambda: [program.process.pid], arena=True)
-                    await _resumed(helper, program.process.pid)
+                    await resumed(helper, program.process.pid)
                     spent.append(time.monotonic() - began)
                     program.wait_for_steps(1)
                 return before, await _held(helper, program, socket)
@@ -322,13 +262,13 @@ def measure(gib: float, changed: float, arguments: argparse.Namespace, library: 
     measured = Measured()
     swapping = bool(arguments.swap_rounds) and gib <= MOST_SWAPPED
     with tempfile.TemporaryDirectory() as name, node(gib, Path(name), 1 + swapping) as socket:
-        programs = [Program.start(gib, changed, library, Path(name))]
+        programs = [computing(gib, changed, library, Path(name))]
 
         async def main() -> None:
             async with cuda_helper(socket, start=False) as helper:
                 await cycles(helper, programs[0], arguments.rounds, arguments.plain_rounds, measured)
                 if swapping:
-                    programs.append(Program.start(gib, changed, library, Path(name), "two"))
+                    programs.append(computing(gib, changed, library, Path(name), "two"))
                     await swaps(helper, (programs[0], programs[1]), arguments.swap_rounds, measured)
 
         try:
@@ -347,6 +287,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="through the arena (5)")
     parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
     parser.add_argument("--swap-rounds", type=int, default=5, help="of two programs of up to 16 GiB; 0: left out (5)")
+    parser.add_argument("--move-rounds", type=int, default=3, help="from a card to another; 0: left out (3)")
+    parser.add_argument("--serve-gib", type=float, default=14, help="weights of the transformer that is served (14)")
+    parser.add_argument("--serve-rounds", type=int, default=3, help="between and during its requests; 0: left out (3)")
     parser.add_argument("--cost-rounds", type=int, default=3, help="with the library and without it; 0: left out (3)")
     parser.add_argument("--lane", default="gpu", help="what to call the machine in the figures (gpu)")
     parser.add_argument("--output", type=Path, default=Path("build/bench-gpu.jsonl"))
@@ -361,6 +304,14 @@ def main(argv: Sequence[str]) -> int:
     if arguments.cycles:
         print(f"{arguments.cycles} cycles", flush=True)
         found += endurance(ENDURANCE_GIB, shares[0], arguments, library)
+        record(found, arguments.output)
+    if arguments.move_rounds:
+        print("from card to card", flush=True)
+        found += moving(payload(MOVING_GIB, shares[0]), MOVING_GIB, arguments.move_rounds, library, arguments.lane)
+        record(found, arguments.output)
+    if arguments.serve_rounds:
+        print("a served transformer", flush=True)
+        found += serving(arguments.serve_gib, arguments.serve_rounds, library, arguments.lane)
         record(found, arguments.output)
     if arguments.cost_rounds:
         found += costs(library, arguments.cost_rounds, arguments.lane)

@@ -1,11 +1,11 @@
 """Measures the data path of VRAM bytes on a real card: the plain way and the fast one in turns, in one run.
 
-For each size, and with huge pages as the machine has them and as we set them: a container is checkpointed into memory
-and restored from there, again and again; every other time its bytes take the other way. A container that was created
-with one way restores an image of the other, and is then checkpointed by its own, so that both are measured on both
-verbs in every two cycles. Then suspend and resume in place, against the bare calls of the driver. At last two
-containers in turns, one whose memory goes through the arena and one that takes the fast way, each checkpointed and
-restored.
+For each size, with huge pages as the machine has them, as we set them, and with the image's memory made ready before: a
+container is checkpointed into memory and restored from there, again and again; every other time its bytes take the
+other way. A container that was created with one way restores an image of the other, and is then checkpointed by its
+own, so that both are measured on both verbs in every two cycles. Then suspend and resume in place, against the bare
+calls of the driver. At last two containers in turns, one whose memory goes through the arena and one that takes the
+fast way, each checkpointed and restored.
 
 A JSON line per figure goes to build/bench-gpu.jsonl, as `make bench` writes them; the steps of each go beside it.
 """
@@ -40,7 +40,11 @@ GIB = 1 << 30
 SIZES = "2,16,60"
 WAYS = ("fast", "plain")
 ARENA_WAYS = ("fast", "arena")
-PAGES = {"as-is": {"fast": "off", "plain": "off"}, "thp": {"fast": "process", "plain": "node"}}  # `gpu.huge_pages`
+PAGES = {  # `gpu.huge_pages`
+    "as-is": {"fast": "off", "plain": "off"},
+    "thp": {"fast": "process", "plain": "node"},
+    "pool": {"fast": "process", "plain": "node"},  # and the image's memory is made before
+}
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Of ours to theirs, at 16 GiB and more: what must be reached.
 BARS = {"checkpoint": 0.70, "restore": 0.42, "suspend": 1.03, "resume": 1.05}
@@ -66,6 +70,7 @@ log_file = "{log}"
 data_path = "{way}"
 huge_pages = "{pages}"
 """
+POOL_SETTING = 'image_pool = "{pool}"\nimage_pool_files = ["{mib}MiB"]\n'
 ARENA_SETTING = 'arena = "{mib}MiB"\n'
 ARENA_FLAGS = ("--annotation", "kybernate.io/arena=true")
 
@@ -119,6 +124,8 @@ class Cycle:
     def settings(self, way: str, pages: str, *, arena: int = 0) -> None:
         text = SETTINGS.format(log=self.shim_log, way=way, pages=PAGES[pages][way])
         text += ARENA_SETTING.format(mib=arena >> 20) if arena else ""
+        if pages == "pool" and way == "fast":
+            text += POOL_SETTING.format(pool=self.memory / "pool", mib=_of_process(self.bench.mib << 20) >> 20)
         Path("/etc/kybernate/shim.toml").write_text(text)
 
     def start(self, *flags: str, command: Sequence[str] = ("/never/run",)) -> float:
@@ -149,6 +156,8 @@ class Cycle:
 
     def checkpoint(self, way: str, pages: str, image: Path, *, kept: bool = True) -> None:
         """Checkpoint the container that runs, which ends it."""
+        if pages == "pool" and way == "fast":
+            self.bench.kybernate("pool", "--fill")
         with Peak() as peak:
             answer = json.loads(
                 self.bench.kybernate("checkpoint", self.id, str(image), "--no-rootfs", "--exit", "--json")
@@ -202,6 +211,11 @@ class Cycle:
         told = dict(events["task.restored"]["seconds"])
         between = restored - created - sum(told.values())
         return {"until it is created": created, **told, "between": between, "until it computes": seconds - restored}
+
+
+def _of_process(size: int) -> int:
+    """Return about what a process has in VRAM whose payload is `size` bytes, in whole huge pages."""
+    return (int(size * 1.03) + 3 * GIB // 4) >> 21 << 21
 
 
 class Peak:
@@ -282,7 +296,7 @@ def warm(size: int) -> bool:
 def measure(bench: Bench, size: int, rounds: Rounds, *, kinds: Sequence[str] = tuple(PAGES)) -> Measured:
     """Measure one size, `bench.mib` MiB of payload, with each of these kinds of pages."""
     measured = Measured()
-    with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
+    with tmpfs(bench.images / "memory", 2 * size + GIB + (_of_process(size) if "pool" in kinds else 0)) as memory:
         for pages in kinds:
             cycle = Cycle(bench, memory, measured)
             cycle.log.unlink(missing_ok=True)
@@ -290,7 +304,8 @@ def measure(bench: Bench, size: int, rounds: Rounds, *, kinds: Sequence[str] = t
             cycle.start(command=bench.payload("one"))
             try:
                 _cycles(cycle, pages, rounds)
-                cycle.in_place(pages, rounds)
+                if pages != "pool":  # which is for images alone
+                    cycle.in_place(pages, rounds)
             finally:
                 cycle.remove()
     return measured

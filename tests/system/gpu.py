@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import subprocess
 import time
@@ -16,17 +17,21 @@ from typing import Any
 import psutil
 
 from kybernate_shim.cuda import pages
+from kybernate_shim.cuda.arena.kernel import machine_code
+from kybernate_shim.cuda.arena.memory import FOLDER, Memory
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.ttrpc import Client
 from tests.fakes.cuda import Cards, build
 from tests.stillness import come_to_rest
-from tests.system.checkpoints import PYTHON, ask
+from tests.system.checkpoints import PYTHON, ask, kybernate
 from tests.system.ctr import BUNDLES, Ctr, eventually
 
 LIBRARIES = Path("/usr/local/lib/fake-cuda")  # on the node, found through ldconfig as a driver's are
 LOADER = Path("/etc/ld.so.conf.d/fake-cuda.conf")
 CARDS = Path("/run/fake-cuda")  # where the driver looks without being told
 SOCKET = Path("/run/kybernate/cuda.sock")
+CONFIG = Path("/etc/kybernate/shim.toml")
+CAPABILITY = 9, 0  # of a pretended card
 INSIDE = "/opt/cuda"
 COMPUTES = f"{INSIDE}/computes"
 # Stands in for NVIDIA's runtime: at `create`, and only then, it edits the bundle as NVIDIA_VISIBLE_DEVICES says.
@@ -54,7 +59,7 @@ def install_driver() -> Cards:
     """Make this node one with two cards: the driver in the loader's path, and device nodes to name the cards by."""
     built = build()
     LIBRARIES.mkdir(parents=True, exist_ok=True)
-    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "computes", "computes.py"):
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "computes", "computes.py", "holds.py"):
         source = built / name if (built / name).exists() else Path(__file__).parents[1] / "fakes/cuda" / name
         shutil.copy(source, LIBRARIES)
     subprocess.run(["gcc", "-shared", "-o", LIBRARIES / "libnccl.so.2", "-x", "c", os.devnull], check=True)
@@ -81,6 +86,26 @@ def remove_driver() -> None:
     RUNTIME.unlink()
     for directory in (LIBRARIES, CARDS, pages.STATE):
         shutil.rmtree(directory)
+
+
+@contextmanager
+def node_with_arena(size: int, more: str = "") -> Iterator[Cards]:
+    """Have a node with two cards and an arena, whose helper runs already; `more` goes into the `[gpu]` table."""
+    cards = install_driver()
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(f'[gpu]\narena = {{ 0 = "{size >> 20}MiB" }}\n{more}')
+    forget_helper()
+    Memory(((0, size),)).prepare()
+    machine_code(FOLDER, *CAPABILITY)
+    assert Memory(size).free() == size
+    kybernate("cuda", "state", "--pid", str(os.getpid()))
+    yield cards
+    forget_helper()
+    CONFIG.unlink()
+    if FOLDER.is_mount():
+        subprocess.run(["umount", FOLDER], check=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    remove_driver()
 
 
 def helpers() -> list[psutil.Process]:
@@ -225,6 +250,82 @@ def computing_again(
         yield Computing(id, log, programs)
     finally:
         own.remove(id)
+
+
+class Holding:
+    """A container with `holds.py`, which is asked and answers through pipes that it shares with the node."""
+
+    def __init__(self, id: str, pieces: int) -> None:
+        self.id = id
+        self._asked, self._answered = pipes(id)
+        self._content = [0] * pieces
+
+    def fill(self, piece: int, value: int) -> None:
+        self._content[piece] = value
+        self._ask(f"fill {piece} {value}")
+
+    def is_right(self) -> bool:
+        """Tell whether the card's memory is what it was filled with."""
+        return self._ask("content") == " ".join(map(str, self._content))
+
+    def _ask(self, question: str) -> str:
+        os.write(self._asked, f"{question}\n".encode())
+        return self.told()
+
+    def told(self, seconds: float = 20) -> str:
+        """Return its next line; AssertionError when it does not come."""
+        text, until = "", time.monotonic() + seconds
+        while not text.endswith("\n"):
+            ready, _, _ = select.select([self._answered], [], [], max(0, until - time.monotonic()))
+            assert ready, f"{self.id} does not answer"
+            text += os.read(self._answered, 4096).decode()
+        return text.strip()
+
+    def close(self) -> None:
+        for fd in (self._asked, self._answered):
+            os.close(fd)
+
+
+def pipes(id: str) -> list[int]:
+    """Open the pipes of a container, made where it sees them, so that neither end waits for the other one."""
+    found = []
+    for name in ("asked", "answered"):
+        path = CARDS / f"{id}.{name}"
+        os.mkfifo(path)
+        found.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    return found
+
+
+@contextmanager
+def holding(ctr: Ctr, pieces: int, flags: Sequence[str] = ()) -> Iterator[Holding]:
+    """Run a container that holds so many pieces of card 0, each filled with another value."""
+    id = ctr.new_id("gpu")
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    holding = Holding(id, pieces)
+    words = f"exec python3 {INSIDE}/holds.py {pieces} < {CARDS}/{id}.asked > {CARDS}/{id}.answered"
+    try:
+        with own.running("sh", "-c", words, id=id, flags=[*mounts(), "--device", "/dev/nvidia0", *flags]):
+            assert holding.told() == "ready"
+            for piece in range(pieces):
+                holding.fill(piece, piece + 1)
+            yield holding
+    finally:
+        holding.close()
+        for path in CARDS.glob(f"{id}.*"):
+            path.unlink()
+
+
+@contextmanager
+def holding_again(ctr: Ctr, image: Path, holding: Holding, flags: Sequence[str] = ()) -> Iterator[None]:
+    """Restore an image of `holding`, which is the new container then."""
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    holding.id = ctr.new_id("gpu")
+    wanted = ["--annotation", f"kybernate.io/restore-from={image}", *mounts(), "--device", "/dev/nvidia0", *flags]
+    try:
+        own.launch("false", id=holding.id, flags=wanted)
+        yield
+    finally:
+        own.remove(holding.id)
 
 
 def both() -> list[str]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.arena.memory import FOLDER, Memory, Owner
+from kybernate_shim.cuda.arena.memory import Memory, Owner
+from kybernate_shim.cuda.arena.pieces import PIECE
+from kybernate_shim.cuda.client import log_path
 from kybernate_shim.oci.preload_spec import DESTINATION
 from kybernate_shim.ttrpc import RpcError
 from tests.fakes.cuda import Cards
@@ -22,28 +24,17 @@ from tests.system.checkpoints import MANIFEST, PYTHON, assert_whole, kybernate, 
 from tests.system.ctr import Ctr, eventually
 
 SIZE = 128 << 20
-CONFIG = Path("/etc/kybernate/shim.toml")
 WANTED = ["--annotation", "kybernate.io/arena=true"]
 MIB = 16
+PIECES = 8
+READY_AND_BACK = ("arena.expect", "arena.settle")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def node() -> Iterator[Cards]:
-    """A node with two cards and an arena, whose helper runs already: a test starts and ends with the same processes."""
-    cards = gpu.install_driver()
-    CONFIG.parent.mkdir(exist_ok=True)
-    CONFIG.write_text(f'[gpu]\narena = "{SIZE >> 20}MiB"\n')
-    gpu.forget_helper()
-    Memory(SIZE).prepare()
-    assert Memory(SIZE).free() == SIZE
-    kybernate("cuda", "state", "--pid", str(os.getpid()))
-    yield cards
-    gpu.forget_helper()
-    CONFIG.unlink()
-    if FOLDER.is_mount():
-        subprocess.run(["umount", FOLDER], check=True)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    gpu.remove_driver()
+    """A node whose helper runs already: a test starts and ends with the same processes."""
+    with gpu.node_with_arena(SIZE) as cards:
+        yield cards
 
 
 @pytest.fixture
@@ -53,6 +44,7 @@ def cards(node: Cards) -> Iterator[Cards]:
     gpu.heal(node)
     gpu.kill_helpers()
     eventually(lambda: node.used() == [0, 0])
+    assert Memory(SIZE).free() == SIZE  # which forgets the copies of who has ended
     kybernate("cuda", "state", "--pid", str(os.getpid()))
 
 
@@ -81,6 +73,11 @@ def test_annotated_container_suspends_into_the_arena(ctr: Ctr, cards: Cards) -> 
             assert "arena-give" in kybernate("resume", container.id, "--json")
             assert in_arena(ctr, container.id) == 0
             container.computes_on()
+
+
+def test_report_on_the_node_tells_the_parts_of_the_arena(cards: Cards) -> None:
+    (arena,) = [one for one in json.loads(kybernate("doctor", "--json")) if one["subject"] == "arena"]
+    assert (arena["verdict"], arena["found"]) == ("ok", "0.1 GiB on NUMA node 0; 0.1 GiB free")
 
 
 def test_other_containers_do_not_have_the_library(ctr: Ctr, cards: Cards) -> None:
@@ -162,6 +159,9 @@ def test_checkpoint_goes_through_the_arena_and_so_does_the_restore(ctr: Ctr, car
     for number in range(2):
         with gpu.computing_again(ctr, image, tmp_path / f"log{number}", programs=2, flags=WANTED) as again:
             again.computes_on()
+            readied, *given = [event for event in told_by_the_helper() if event["event"] in READY_AND_BACK][-3:]
+            assert (readied["event"], readied["bytes"]) == ("arena.expect", 2 * MIB << 20)
+            assert [event["event"] for event in given] == ["arena.settle"] * 2
         assert Memory(SIZE).free() == SIZE
 
 
@@ -179,6 +179,37 @@ def test_restore_onto_the_other_card_takes_the_arenas_bytes_along(ctr: Ctr, card
         assert "arena-take" in kybernate("suspend", again.id, "--json")
         kybernate("resume", again.id)
         again.computes_on()
+
+
+def test_container_is_copied_once_and_then_what_has_changed(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    with gpu.holding(ctr, PIECES, WANTED) as container:
+        assert pieces_copied(container) == PIECES
+        assert pieces_copied(container) == 0
+        container.fill(3, 99)
+        assert pieces_copied(container) == 1
+        container.fill(3, 0)
+        assert pieces_copied(container) == 0
+        kybernate("checkpoint", container.id, str(image), "--exit")
+        with gpu.holding_again(ctr, image, container, WANTED):
+            assert container.is_right()
+            assert pieces_copied(container) == 0  # the hashes were made while it came back
+            container.fill(5, 55)
+            assert pieces_copied(container) == 1
+
+
+def pieces_copied(container: gpu.Holding) -> int:
+    """Suspend and resume, and return how many pieces the suspend had to copy."""
+    steps = json.loads(kybernate("suspend", container.id, "--json"))["steps"]
+    kybernate("resume", container.id)
+    assert container.is_right()
+    (take,) = [step for step in steps if step["name"] == "arena-take"]
+    assert take["bytes"] == PIECES * PIECE
+    return int(take["bytes"] - take["spared_bytes"]) // PIECE
+
+
+def told_by_the_helper() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log_path(gpu.SOCKET).read_text().splitlines() if line.startswith("{")]
 
 
 def steps_of(answer: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.config import NODE, Config, ConfigInvalid, Deadlines, Gpu, documented, markdown_table
+from kybernate_shim.config import NO_NODE, NODE, Config, ConfigInvalid, Deadlines, Gpu, documented, markdown_table
 
 
 def load(tmp_path: Path, content: str) -> Config:
@@ -98,6 +98,9 @@ def test_all_wrong_values_are_named_at_once(tmp_path: Path) -> None:
         'deadlines.create = "1s"',
         "deadlines.create = inf",
         "deadlines.create = nan",
+        'gpu.image_pool_files = "18GiB"',
+        'gpu.image_pool_files = ["18GiB", "1MiB"]',
+        "gpu.image_pool_files = [0]",
     ],
 )
 def test_value_of_the_wrong_form_is_refused(line: str) -> None:
@@ -156,6 +159,26 @@ def test_every_key_is_documented_with_the_default_that_it_has() -> None:
     literal = {key: row.default.strip("`") for key, row in rows.items() if row.default.startswith("`")}
     assert Config().merged("\n".join(f"{key} = {value}" for key, value in literal.items()), by=NODE) == Config()
     assert len(markdown_table().splitlines()) == len(rows) + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ('arena = "64GiB"', ((NO_NODE, 64 << 30),)),
+        ("arena = 4096", ((NO_NODE, 4096),)),
+        ("arena = 0", ()),
+        ('arena = { 1 = "32 GiB", 0 = "1GiB" }', ((0, 1 << 30), (1, 32 << 30))),
+        ("arena = { 0 = 4096, 1 = 0 }", ((0, 4096),)),
+    ],
+)
+def test_size_of_the_arena_may_be_given_by_numa_node(text: str, sizes: object) -> None:
+    assert Config().merged(f"gpu.{text}", by=NODE).gpu.arena == sizes
+
+
+@pytest.mark.parametrize("value", ['"lots"', "-1", "true", '{ a = "1GiB" }', '{ 0 = "x" }', '{ -1 = "1GiB" }', "[1]"])
+def test_size_of_the_arena_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"gpu\.arena must be a number of bytes.* or one for each NUMA node"):
+        Config().merged(f"gpu.arena = {value}", by=NODE)
 
 
 json_like = st.recursive(

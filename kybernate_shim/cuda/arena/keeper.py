@@ -12,13 +12,15 @@ the driver does lets them go too early.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.config import NodeSizes
 from kybernate_shim.cuda.arena import control
+from kybernate_shim.cuda.arena.banks import as_text
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.arena.shared_worker import SharedWorker
 from kybernate_shim.cuda.workers import DriverUnavailable, WorkerDied
@@ -61,18 +63,18 @@ DriverVerb = Callable[[str, int, float], Awaitable[None]]
 class Keeper:
     """The arena of the node, as the helper uses it. One step of one process at a time; several processes at once."""
 
-    def __init__(self, memory: Memory, folder: Path, size: int, verb: DriverVerb, log: Any) -> None:
-        self._memory = memory
-        self._size = size
+    def __init__(self, folder: Path, sizes: NodeSizes, verb: DriverVerb, log: Any) -> None:
+        self._memory = Memory(sizes, folder)
+        self._sizes = sizes
         self._verb = verb
         self._log = log
-        self._worker = SharedWorker(["arena", str(folder), str(size)])
+        self._worker = SharedWorker(["arena", str(folder), as_text(sizes)])
         self._last_use = 0.0
         self._remarks: set[str] = set()
 
     async def warm(self, pid: int, seconds: float) -> Moved:
         """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
-        if not self._size or not _has_library(pid):
+        if not self._sizes or not _has_library(pid):
             return Moved()
         for pause in PAUSES:
             try:
@@ -84,12 +86,21 @@ class Keeper:
             await asyncio.sleep(pause)
         return _moved(answer)
 
+    async def expect(self, pid: int, seconds: float, gpus: Sequence[str]) -> Moved:
+        """Get contexts on `gpus` ready, and the room that `pid` has claimed for processes that are not restored yet."""
+        if not self._sizes:
+            return Moved()
+        try:
+            return _moved(await self._ask("expect", pid, seconds, list(gpus)))
+        except (WorkerDied, DriverUnavailable) as error:
+            return Moved(0, str(error))
+
     async def take(self, pid: int, seconds: float) -> Moved:
         """Move the VRAM of a locked process into the arena, as far as it was allocated through the preload library.
 
         Where that cannot be, it stays where it was, and the reason is returned. Raises NotMoved.
         """
-        if not self._size or not _has_library(pid):
+        if not self._sizes or not _has_library(pid):
             return Moved()
         for attempt in range(ATTEMPTS):
             try:
@@ -157,9 +168,9 @@ class Keeper:
         card has no room, the process is locked again, with its bytes still in the arena, and NotMoved raised.
         """
         reasons = [why]
-        for _ in range(2):
+        for hashing in (True, False):  # which it needs not have
             try:
-                answer = await self._ask("settle", pid, seconds)
+                answer = await self._ask("settle", pid, seconds, hashing)
             except (WorkerDied, DriverUnavailable) as error:
                 reasons.append(str(error))
                 continue
@@ -173,11 +184,11 @@ class Keeper:
         await self._verb("lock", pid, RELOCK_SECONDS)
         raise NotMoved(f"process {pid} stays locked: {'; '.join(dict.fromkeys(reasons))}", away=True)
 
-    async def _ask(self, verb: str, pid: int, seconds: float) -> dict[str, Any]:
+    async def _ask(self, verb: str, pid: int, seconds: float, *arguments: Any) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         self._last_use = loop.time()
         try:
-            answer = await self._worker.call(verb, pid, seconds=seconds)
+            answer = await self._worker.call(verb, pid, *arguments, seconds=seconds)
         finally:
             self._last_use = loop.time()
         told = {"error": answer["text"]} if answer["code"] else {}

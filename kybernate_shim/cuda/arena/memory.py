@@ -7,6 +7,7 @@ are in it, named by its pid and start time, so that the part of a process that h
 
     PID-START.json   the process has, or may have, no other bytes than these
     PID-START.copy   it has its bytes back; these are kept, oldest first to go, until somebody needs the room
+    banks            which part of the memory lies on which NUMA node
 
 A copy is worth something only with the hashes of its pieces, and with the key that they were made with. These lie in
 the note, which tells nobody more than the memory beside it does. A note has the hash of a piece only while the arena
@@ -15,19 +16,25 @@ has the piece: it is dropped before the place of the piece may change, and writt
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from kybernate_shim.cuda.arena.extents import Extent, Kept, Part, gaps, take, total
+from kybernate_shim.config import NO_NODE, NodeSizes
+from kybernate_shim.cuda.arena import banks
+from kybernate_shim.cuda.arena.banks import Bank, Room
+from kybernate_shim.cuda.arena.extents import Extent, Kept, Part, gaps, total
 from kybernate_shim.cuda.arena.notes import Note, read, write
 from kybernate_shim.cuda.arena.pieces import Fate, Plan, Seen
+from kybernate_shim.linux import numa
 from kybernate_shim.linux.libc import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, mount
 from kybernate_shim.linux.process import is_exiting, start_time
 
@@ -86,39 +93,65 @@ class Update:
 class Memory:
     """The arena of a node. Its methods may be used by several processes at once."""
 
-    def __init__(self, size: int, folder: Path = FOLDER) -> None:
-        """`size` in bytes; an arena that is there already with another size is grown, or used as it is."""
+    def __init__(self, size: int | NodeSizes, folder: Path = FOLDER) -> None:
+        """`size` in bytes, or by NUMA node; an arena that is there already is grown to it, or used as it is."""
         self._folder = folder
-        self._size = size // GRAIN * GRAIN
+        sizes = ((NO_NODE, size),) if isinstance(size, int) else size
+        self._sizes = tuple((node, bytes // GRAIN * GRAIN) for node, bytes in sizes)
 
     @property
     def file(self) -> Path:
         return self._folder / "memory"
 
     @property
-    def size(self) -> int:
-        """The bytes that there are, which after a change of the configuration may be more than were asked for."""
-        return self.file.stat().st_size
+    def banks(self) -> list[Bank]:
+        """What there is, which after a change of the configuration may be more than was asked for."""
+        found = banks.read(self._banks)
+        if not found and self.file.exists():  # as it was made before there were banks
+            found = [Bank(NO_NODE, Extent(0, self.file.stat().st_size))]
+        return found
 
-    def prepare(self) -> None:
-        """Mount the tmpfs and make the file, where they are not there, or are too small. Raises ArenaUnavailable."""
+    @property
+    def size(self) -> int:
+        return banks.size_of(self.banks)
+
+    def prepare(self, *, grow: bool = True) -> None:
+        """Mount the tmpfs and make the file, where they are not there, or are too small. Raises ArenaUnavailable.
+
+        To let it `grow` is for the worker that has mapped all of it, and is to reach all that is given out.
+        """
+        if self.size and not (grow and banks.missing(self.banks, self._sizes)):
+            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if fault := banks.fault_of(self._sizes, numa.memory_of_nodes()):
+                raise ArenaUnavailable(fault)
             if not self._folder.is_mount():
                 self._mount()
-            fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if os.fstat(fd).st_size < self._size:
-                    mount("tmpfs", str(self._folder), "tmpfs", FLAGS | MS_REMOUNT, self._limit)
-                    os.ftruncate(fd, self._size)
-            finally:
-                os.close(fd)
+            with self._gate():
+                if grow or not self.size:  # as somebody else may have made it
+                    self._grow()
         except OSError as error:
             raise ArenaUnavailable(f"the arena in {self._folder} cannot be made: {error}") from error
 
+    def _grow(self) -> None:
+        """Add the banks that are missing; they count once all of them are made."""
+        there = self.banks
+        more = banks.missing(there, self._sizes)
+        size = banks.size_of([*there, *more])
+        fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            mount("tmpfs", str(self._folder), "tmpfs", FLAGS | MS_REMOUNT, f"size={size + NOTES}")
+            os.ftruncate(fd, size)
+            if any(bank.node != NO_NODE for bank in more):
+                _bind(fd, more)
+        finally:
+            os.close(fd)
+        banks.write(self._banks, [*there, *more])
+
     def _mount(self) -> None:
         """Mount it with huge pages, without them where the kernel has none for a tmpfs."""
-        options = f"mode=0700,{self._limit}"
+        options = f"mode=0700,size={NOTES}"
         try:
             mount("tmpfs", str(self._folder), "tmpfs", FLAGS, f"{options},huge=always")
         except OSError as error:
@@ -126,25 +159,25 @@ class Memory:
                 raise
             mount("tmpfs", str(self._folder), "tmpfs", FLAGS, options)
 
-    @property
-    def _limit(self) -> str:
-        return f"size={self._size + NOTES}"
-
     def free(self) -> int:
         """The bytes that can be had: nobody has them, dead processes included, or has anything but a copy there."""
         with self._gate():
-            return total(gaps(self._taken(), self.size))
+            return self._free(self._taken()).bytes
 
-    def preview(self, owner: Owner, size: int) -> list[Extent]:
-        """Return where `update` would put so many bytes of `owner` now, as far as there is room for them."""
+    def preview(self, owner: Owner, sizes: NodeSizes) -> list[Extent]:
+        """Return where `update` would put bytes of `owner` now, so many near each node, as far as there is room."""
         with self._gate():
             copies = self.copies(owner).kept
             places = [extent for one in copies for extent in one.extents if not extent.is_hole]
-            more = max(0, size - sum(one.size for one in copies))
-            room = gaps([*self._taken(), *self._all_copies()], self.size)
-            if total(room) < more:
-                room = gaps([*self._taken(), *places], self.size)
-            return [*places, *take(room, min(more, total(room)))]
+            more = max(0, sum(size for _, size in sizes) - sum(one.size for one in copies))
+            room = self._free([*self._taken(), *self._all_copies()])
+            if room.bytes < more:
+                room = self._free([*self._taken(), *places])
+            for node, size in sizes:
+                found = list(room.take(min(size, more), node))
+                more -= total(found)
+                places += found
+            return places
 
     def claim(self, owner: Owner, blocks: Sequence[tuple[int, int, int]]) -> list[Kept]:
         """Find room for all of `blocks` (index, address, size), and note that `owner` has it.
@@ -154,11 +187,17 @@ class Memory:
         return self.update(owner, blocks).kept
 
     def update(
-        self, owner: Owner, blocks: Sequence[tuple[int, int, int]], seen: Sequence[Seen] | None = None, key: bytes = b""
+        self,
+        owner: Owner,
+        blocks: Sequence[tuple[int, int, int]],
+        seen: Sequence[Seen] | None = None,
+        key: bytes = b"",
+        near: Sequence[int] = (),
     ) -> Update:
         """Do as `claim` does, but only for pieces that are not zeros, and whose copies are not what `seen` hashes to.
 
-        `key`, which `seen` was hashed with, is the one of `copies`, or a new one. Whoever has copied calls `confirm`.
+        `key`, which `seen` was hashed with, is the one of `copies`, or a new one. Room is taken on the NUMA node that
+        `near` names for each block, then on others. Whoever has copied calls `confirm`.
         """
         with self._gate():
             note = self.copies(owner)
@@ -168,7 +207,8 @@ class Memory:
             sizes = {fate: sum(plan.bytes[fate] for plan in plans) for fate in Fate}
             room = self._room(owner, sizes[Fate.CHANGED], [extent for plan in plans for extent in plan.stays])
             self._copy_note(owner).unlink(missing_ok=True)
-            settled = [plan.settle(room) for plan in plans]
+            nodes = near or [NO_NODE] * len(plans)
+            settled = [plan.settle(partial(room.take, near=node)) for plan, node in zip(plans, nodes, strict=True)]
             write(self._note(owner), Note([trusted for _, trusted in settled], key))
         changed = [plan.changed for plan in plans]
         return Update([kept for kept, _ in settled], key, changed, sizes[Fate.CLEAN], sizes[Fate.ZERO])
@@ -192,7 +232,15 @@ class Memory:
 
     def kept(self, owner: Owner) -> list[Kept]:
         """Return what `owner` has here and nowhere else, nothing for a process that has never been."""
-        return read(self._note(owner)).kept
+        return self.note(owner).kept
+
+    def note(self, owner: Owner) -> Note:
+        """Return the same, with the key of its hashes."""
+        return read(self._note(owner))
+
+    def learn(self, owner: Owner, note: Note) -> None:
+        """Note hashes of what `owner` has here, which were not known."""
+        write(self._note(owner), note)
 
     def copies(self, owner: Owner) -> Note:
         """Return what is kept here of bytes that `owner` has got back."""
@@ -215,21 +263,22 @@ class Memory:
         """Forget the owner's bytes. Idempotent."""
         self._note(owner).unlink(missing_ok=True)
 
-    def _room(self, owner: Owner, wanted: int, stays: Sequence[Extent]) -> deque[Extent]:
-        """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it.
-
-        They come from the arena's start on: so the same part is used, and pinned, most often.
-        """
+    def _room(self, owner: Owner, wanted: int, stays: Sequence[Extent]) -> Room:
+        """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it."""
         taken = [*self._taken(), *stays]
-        if (free := total(gaps(taken, self.size))) < wanted:
+        if (free := self._free(taken).bytes) < wanted:
             raise ArenaFull(wanted, free)
         notes = sorted(
             set(self._folder.glob("*.copy")) - {self._copy_note(owner)}, key=lambda note: note.stat().st_mtime_ns
         )
         copies = [(note, list(read(note).extents)) for note in notes]
-        while total(room := gaps([*taken, *(extent for _, copy in copies for extent in copy)], self.size)) < wanted:
+        while (room := self._free([*taken, *(extent for _, copy in copies for extent in copy)])).bytes < wanted:
             copies.pop(0)[0].unlink()
         return room
+
+    def _free(self, taken: Sequence[Extent]) -> Room:
+        there = self.banks
+        return Room(gaps(taken, banks.size_of(there)), there)
 
     def _taken(self) -> list[Extent]:
         """Return the extents that living processes have nowhere else, and remove the notes of the others."""
@@ -240,6 +289,10 @@ class Memory:
 
     def _all_copies(self) -> list[Extent]:
         return [extent for note in self._folder.glob("*.copy") for extent in read(note).extents]
+
+    @property
+    def _banks(self) -> Path:
+        return self._folder / "banks"
 
     def _note(self, owner: Owner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.json"
@@ -255,3 +308,15 @@ class Memory:
             yield
         finally:
             os.close(fd)
+
+
+def _bind(fd: int, made: Sequence[Bank]) -> None:
+    """Tell the kernel where the pages of new banks come from. Raises OSError."""
+    with mmap.mmap(fd, 0) as pages:
+        anchor = ctypes.c_char.from_buffer(pages)
+        try:
+            for bank in made:
+                if bank.node != NO_NODE:
+                    numa.prefer(ctypes.addressof(anchor) + bank.extent.start, bank.extent.size, bank.node)
+        finally:
+            del anchor  # or the mapping stays

@@ -1,8 +1,10 @@
 """What the arena's worker does to one process whose threads are stopped and whose driver is unlocked.
 
     warm     make contexts and pin memory, while the program still computes
+    expect   the same for programs that do not live yet, in room that somebody has claimed for them
     take     copy every block out, then have the program release them: until the release, the truth is in VRAM
-    give     have the program make new memory, copy every block in, then commit: until then, it is in the arena
+    give     have the program make new memory, copy every block in, then commit: until then, it is in the arena;
+             where the arena has no hashes of what it keeps, as after a restore, they are made of the new memory
     settle   whatever was begun and not finished, by whoever is gone: finish it towards VRAM
 
 Where a block's bytes are is what its state says in the program's table: AWAY and REBUILT mean the arena, all else VRAM.
@@ -18,9 +20,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda.arena.calls import DriverRefused
 from kybernate_shim.cuda.arena.control import (
     Block,
@@ -36,7 +39,8 @@ from kybernate_shim.cuda.arena.control import (
 from kybernate_shim.cuda.arena.extents import Kept, parts, total
 from kybernate_shim.cuda.arena.kernel import KernelUnavailable
 from kybernate_shim.cuda.arena.memory import KEY_BYTES, ArenaFull, ArenaUnavailable, Memory, Owner
-from kybernate_shim.cuda.arena.pieces import Seen
+from kybernate_shim.cuda.arena.notes import Note
+from kybernate_shim.cuda.arena.pieces import Seen, is_known
 from kybernate_shim.cuda.arena.transfer import Mapped, Transfer
 from kybernate_shim.cuda.driver import Answer
 
@@ -58,11 +62,20 @@ class Mover:
     _making: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def verbs(self) -> Mapping[str, Callable[[int], Answer]]:
-        return {"warm": self.warm, "take": self.take, "give": self.give, "settle": self.settle}
+    def verbs(self) -> Mapping[str, Callable[..., Answer]]:
+        return {
+            "warm": self.warm,
+            "expect": self.expect,
+            "take": self.take,
+            "give": self.give,
+            "settle": self.settle,
+        }
 
     def warm(self, pid: int) -> Answer:
         return _answered(lambda: self._warm(pid))
+
+    def expect(self, pid: int, gpus: Sequence[str]) -> Answer:
+        return _answered(lambda: self._expect(pid, gpus))
 
     def take(self, pid: int) -> Answer:
         return _answered(lambda: self._take(pid))
@@ -70,29 +83,39 @@ class Mover:
     def give(self, pid: int) -> Answer:
         return _answered(lambda: self._give(pid))
 
-    def settle(self, pid: int) -> Answer:
-        return _answered(lambda: self._settle(pid))
+    def settle(self, pid: int, hashing: bool = True) -> Answer:
+        return _answered(lambda: self._settle(pid, hashing))
 
     def _warm(self, pid: int) -> Answer:
         """Look at one block of each of the program's cards to learn which card of ours that is."""
         copies = self._copies()
+        nodes: dict[int, int] = {}  # that the program's cards are near
         with _opened(pid) as (control, pidfd):
             blocks = [block for block in control.blocks() if block.state is BlockState.HERE and not block.private]
             try:
-                for index in {block.device: block.index for block in blocks}.values():
+                for device, index in {block.device: block.index for block in blocks}.items():
                     control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=index, count=1)
                     for block in control.blocks():
                         if block.index == index and block.state is BlockState.SHARED:
-                            copies.enter_device_of(take_descriptor(pidfd, block.descriptor))
+                            card = copies.enter_device_of(take_descriptor(pidfd, block.descriptor))
+                            nodes[device] = copies.node_near(card)
             finally:
                 control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
                 control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
-        size = sum(block.size for block in blocks)
-        copies.pin(self.memory.preview(Owner.of(pid), size))
-        return Answer(bytes=size)
+        sizes = tuple((nodes.get(block.device, NO_NODE), block.size) for block in blocks)
+        copies.pin(self.memory.preview(Owner.of(pid), sizes))
+        return Answer(bytes=sum(size for _, size in sizes))
+
+    def _expect(self, pid: int, gpus: Sequence[str]) -> Answer:
+        """Look first at what has been claimed: it may be handed over meanwhile."""
+        kept = self.memory.kept(Owner.of(pid))
+        copies = self._copies()
+        copies.enter_named(gpus)
+        copies.pin(extent for one in kept for extent in one.extents if not extent.is_hole)
+        return Answer(bytes=sum(one.size for one in kept))
 
     def _take(self, pid: int) -> Answer:
-        self.memory.prepare()
+        self._copies()  # or there is no arena, and nothing has to be undone
         owner = Owner.of(pid)
         with _opened(pid) as (control, pidfd):
             for verb in (Verb.CLOSE, Verb.FORGET):  # what a worker has left that died while it got ready
@@ -121,42 +144,70 @@ class Mover:
             key = self.memory.copies(owner).key or os.urandom(KEY_BYTES)
             seen, blind = _looked(copies, blocks, key)
             places = [(block.index, block.address, block.size) for block in wanted]
-            update = self.memory.update(owner, places, seen, key if seen is not None else b"")
+            near = [copies.node_near(block.card) for block in blocks]
+            update = self.memory.update(owner, places, seen, key if seen is not None else b"", near)
             copies.out(blocks, update.changed)
             self.memory.confirm(owner, update)
         size = sum(block.size for block in wanted)
         return Answer(bytes=size, clean_bytes=update.clean, zero_bytes=update.zero, remark=blind)
 
-    def _give(self, pid: int) -> Answer:
+    def _give(self, pid: int, hashing: bool = True) -> Answer:
         owner = Owner.of(pid)
-        kept = {one.index: one for one in self.memory.kept(owner)}
+        note = self.memory.note(owner)
+        kept = {one.index: one for one in note.kept}
+        blind = ""
         with _opened(pid) as (control, pidfd):
             away = [_place_of(block, kept) for block in control.blocks() if block.state is BlockState.AWAY]
             try:
-                for batch in _batches(away):
-                    with (
-                        _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors,
-                        self._copies().mapped(descriptors, [one.size for one in batch]) as blocks,
-                    ):
-                        self._copies().back(blocks, [list(parts(one.extents)) for one in batch])
+                with ExitStack() as stack:
+                    blocks: list[Mapped] = []
+                    for batch in _batches(away):
+                        with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
+                            new = stack.enter_context(self._copies().mapped(descriptors, [one.size for one in batch]))
+                        self._copies().back(new, [list(parts(one.extents)) for one in batch])
+                        blocks += new
+                    if hashing:
+                        blind = self._learn(owner, note, away, blocks)
             except BaseException:
                 control.ask(Verb.DISCARD, seconds=ANSWER_SECONDS)
                 raise
             control.ask(Verb.COMMIT, seconds=ANSWER_SECONDS)
         self.memory.retire(owner)
         size = sum(one.size for one in away)
-        return Answer(bytes=size, zero_bytes=size - sum(total(one.extents) for one in away))
+        return Answer(bytes=size, zero_bytes=size - sum(total(one.extents) for one in away), remark=blind)
 
-    def _settle(self, pid: int) -> Answer:
+    def _learn(self, owner: Owner, note: Note, given: Sequence[Kept], blocks: Sequence[Mapped]) -> str:
+        """Hash what was `given` and is in `blocks` now, unless that is known; return why it cannot be.
+
+        It only spares the next take some copies, so it is done where nothing has to be compiled for it.
+        """
+        unknown = [(one, block) for one, block in zip(given, blocks, strict=True) if not is_known(one)]
+        if not unknown or not self._copies().looks_at_once(blocks):
+            return ""
+        key = note.key or os.urandom(KEY_BYTES)
+        seen, blind = _looked(self._copies(), [block for _, block in unknown], key)
+        marks = {one.index: look.marks for (one, _), look in zip(unknown, seen or [], strict=seen is not None)}
+        if marks:
+            self.memory.learn(
+                owner, Note([replace(one, marks=marks.get(one.index, one.marks)) for one in note.kept], key)
+            )
+        return blind
+
+    def _settle(self, pid: int, hashing: bool) -> Answer:
         with _opened(pid) as (control, _):
             for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
                 control.ask(verb, seconds=ANSWER_SECONDS)
-        return self._give(pid)
+        return self._give(pid, hashing)
 
     def _copies(self) -> Transfer:
+        """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""
         with self._making:
             if self._transfer is None:
-                self.memory.prepare()
+                try:
+                    self.memory.prepare()
+                except ArenaUnavailable:
+                    if not self.memory.size:  # or what is there can be used, and has to be given back
+                        raise
                 self._transfer = Transfer(self.memory)
             return self._transfer
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import iter_unpack
 
-from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept, Part, joined, parts, take
+from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept, Part, joined, parts, take, total
 
 PIECE = 2 << 20  # every block is a multiple of it: the driver's smallest grain, so that pieces take what is free
 MARK = 16  # bytes of a piece's hash
@@ -67,8 +67,8 @@ class Plan:
             if run.fate is Fate.CLEAN:
                 self.stays += place
 
-    def settle(self, room: deque[Extent]) -> tuple[Kept, Kept]:
-        """Take what is wanted from `room`, and note in `changed` what has to be copied there.
+    def settle(self, room: Callable[[int], Iterable[Extent]]) -> tuple[Kept, Kept]:
+        """Have `room` give so many bytes of the arena, and note in `changed` what has to be copied there.
 
         Returns where the block is then, and the same without the hashes of what is not copied yet.
         """
@@ -78,7 +78,7 @@ class Plan:
             if run.fate is Fate.ZERO:
                 place = [Extent(HOLE, run.size)]
             elif run.fate is Fate.CHANGED:
-                place = list(take(room, run.size))
+                place = list(room(run.size))
                 self.changed += parts(place, run.offset)
                 if trusted:
                     first, count = run.offset // PIECE * MARK, run.size // PIECE * MARK
@@ -86,6 +86,12 @@ class Plan:
             extents += place
         kept = Kept(*self._block, joined(extents), self._marks)
         return kept, replace(kept, marks=bytes(trusted))
+
+
+def is_known(kept: Kept) -> bool:
+    """Tell whether there is a hash of everything that the arena has of a block."""
+    known = sum(1 for (mark,) in iter_unpack(f"{MARK}s", kept.marks) if mark != UNKNOWN)
+    return known * PIECE == total(kept.extents)
 
 
 def sort_out(size: int, seen: Seen | None, known: bytes) -> Iterator[Run]:

@@ -1,6 +1,7 @@
 """The arena's part of a checkpoint image: a file for each process, with the bytes of all its blocks in order.
 
-For the process that moves VRAM bytes, beside CRIU: `hold` before and `save` while that dumps, `load` while it restores.
+For the process that moves VRAM bytes, beside CRIU: `hold` before and `save` while that dumps, `claim` before and `load`
+while it restores.
 CRIU may end the process that the bytes are of, and the one that they are for does not exist yet; so meanwhile they
 belong to whoever moves them, and are free again should that end.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept, parts
 from kybernate_shim.cuda.arena.memory import ArenaFull, ArenaUnavailable, Memory, Owner
 from kybernate_shim.cuda.arena.pieces import MARK, PIECE, Seen
@@ -22,7 +24,7 @@ from kybernate_shim.cuda.vram import crew, digest, files
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.errors import FileDamaged, NoArena
-from kybernate_shim.cuda.vram.save import store
+from kybernate_shim.cuda.vram.save import create, store
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> Sav
     written: list[int] = []
     with ExitStack() as stack:
         arena = stack.enter_context(files.reading(memory.file, direct=False))
-        file = stack.enter_context(files.writing(path, layout.size, how.direct, how.threads))
+        file = stack.enter_context(create(path, layout.size, how))
         tree = digest.Tree(layout.size, how.piece_bytes)
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
@@ -90,10 +92,10 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> Sav
     return SavedBlocks(path.name, layout.size, sum(written), tree.text(), blocks, layout.holes)
 
 
-def load(memory: Memory, saved: Sequence[SavedBlocks], directory: Path, how: Transfer) -> list[list[Kept]]:
-    """Copy files of an image into the arena, compare the digests, and return where the blocks of each are.
+def claim(memory: Memory, saved: Sequence[SavedBlocks], near: int = NO_NODE) -> list[list[Kept]]:
+    """Find room in the arena for files of an image, and return where the blocks of each are to be.
 
-    They belong to this process. Raises a VramError, NoArena and DigestMismatch among them; then nothing does.
+    It belongs to this process, and is on NUMA node `near` as far as there is any. Raises FileDamaged and NoArena.
     """
     for one in saved:
         if sum(size for _, _, size in one.blocks) != one.size or any(size % PIECE for _, _, size in one.blocks):
@@ -101,19 +103,28 @@ def load(memory: Memory, saved: Sequence[SavedBlocks], directory: Path, how: Tra
     ours = Owner.of(os.getpid())
     blocks = [block for one in saved for block in one.blocks]
     try:
-        memory.prepare()
-        kept = iter(memory.update(ours, blocks, [seen for one in saved for seen in _seen(one)]).kept)
+        memory.prepare(grow=False)
+        seen = [look for one in saved for look in _seen(one)]
+        kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks)).kept)
     except (ArenaFull, ArenaUnavailable) as error:
         raise NoArena(str(error)) from error
-    shares = [[next(kept) for _ in one.blocks] for one in saved]
+    return [[next(kept) for _ in one.blocks] for one in saved]
+
+
+def load(
+    memory: Memory, saved: Sequence[SavedBlocks], shares: Sequence[Sequence[Kept]], directory: Path, how: Transfer
+) -> None:
+    """Copy files of an image to where `claim` has found room for them, and compare the digests.
+
+    Raises a VramError, DigestMismatch among them; then the room is free.
+    """
     try:
         with _writing(memory) as arena:
             for one, share in zip(saved, shares, strict=True):
                 _load(arena, one, share, directory, how)
     except BaseException:
-        memory.give_up(ours)
+        memory.give_up(Owner.of(os.getpid()))
         raise
-    return shares
 
 
 def _load(arena: files.MappedFile, one: SavedBlocks, kept: Sequence[Kept], directory: Path, how: Transfer) -> None:

@@ -27,7 +27,7 @@ class SharedWorker:
     def busy(self) -> bool:
         return bool(self._waiting)
 
-    async def call(self, verb: str, pid: int, *, seconds: float) -> dict[str, Any]:
+    async def call(self, verb: str, pid: int, *arguments: Any, seconds: float) -> dict[str, Any]:
         """Do `verb` to `pid`, of which there is one job at a time, and return the answer.
 
         Raises WorkerDied, which a job that takes longer than `seconds` comes to as well, and DriverUnavailable.
@@ -36,7 +36,7 @@ class SharedWorker:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[pid] = answer
         try:
-            worker.send({"verb": verb, "pids": [pid], "arguments": []})
+            worker.send({"verb": verb, "pids": [pid], "arguments": arguments})
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError:

@@ -12,25 +12,28 @@ import mmap
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cuda.bindings import driver as cuda
 
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda import driver
 from kybernate_shim.cuda.arena.calls import DriverRefused, checked
 from kybernate_shim.cuda.arena.extents import Extent, Part
 from kybernate_shim.cuda.arena.hashing import Hasher
-from kybernate_shim.cuda.arena.kernel import KernelUnavailable, machine_code
+from kybernate_shim.cuda.arena.kernel import KernelUnavailable, cached, machine_code
 from kybernate_shim.cuda.arena.memory import Memory
 from kybernate_shim.cuda.arena.pieces import Seen
+from kybernate_shim.linux import numa
+from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
 STREAMS = 4  # of each move: one process may leave while another comes
 PINNED = 1 << 30  # registered at once: a failure in the middle of a large arena leaves the rest usable
-MADV_POPULATE_WRITE = 23
+THREADS = min(8, os.cpu_count() or 1)  # that make pages
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for anybody's default stream
 PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: for every context
 CAPABILITY = (
@@ -65,12 +68,14 @@ class Transfer:
         finally:
             os.close(fd)
         self._folder = memory.file.parent
+        self._banks = memory.banks
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._lock = threading.RLock()
         self._hashing = threading.Lock()
         self._pinned: set[int] = set()
         self._contexts: dict[int, Any] = {}
         self._hashers: dict[int, Hasher] = {}
+        self._nodes: dict[int, int] = {}
         self._uncompiled = ""  # why there is nothing that hashes
 
     @contextmanager
@@ -95,6 +100,11 @@ class Transfer:
             found |= zip(its, seen, strict=True)
         return [found[block] for block in blocks]
 
+    def looks_at_once(self, blocks: Sequence[Mapped]) -> bool:
+        """Tell whether `look` has nothing to compile first. Raises DriverRefused."""
+        cards = {block.card for block in blocks} - self._hashers.keys()
+        return all(cached(self._folder, *_capability(card)).exists() for card in cards)
+
     def out(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]]) -> None:
         """Copy `parts` of each block to the arena. Raises DriverRefused."""
         self._copy(blocks, parts, _from_card)
@@ -103,13 +113,27 @@ class Transfer:
         """Fill `parts` of each block from the arena, holes by zeros. Raises DriverRefused."""
         self._copy(blocks, parts, _to_card)
 
-    def enter_device_of(self, descriptor: int) -> None:
-        """Be ready to hash and to copy on the card that memory is on; closes `descriptor`. Raises DriverRefused."""
+    def node_near(self, card: int) -> int:
+        """Return the NUMA node that a card is near, NO_NODE where none is known."""
+        if card not in self._nodes:
+            self._nodes[card] = driver.node_near(card)
+        return self._nodes[card]
+
+    def enter_device_of(self, descriptor: int) -> int:
+        """Be ready to hash and to copy on the card that memory is on, and return which; closes `descriptor`.
+
+        Raises DriverRefused.
+        """
         try:
             with _imported([descriptor]) as (handle,):
                 card = _card_of(handle)
         finally:
             os.close(descriptor)
+        self.enter(card)
+        return card
+
+    def enter(self, card: int) -> None:
+        """Be ready to hash and to copy on a card. Raises DriverRefused."""
         self._enter(card)
         try:
             with self._hashing:
@@ -117,12 +141,21 @@ class Transfer:
         except (DriverRefused, KernelUnavailable):
             pass  # `look` will say so
 
+    def enter_named(self, uuids: Collection[str]) -> None:
+        """Be ready to hash and to copy on the cards of these names, as far as they are here. Raises DriverRefused."""
+        for card in range(checked(cuda.cuDeviceGetCount())):
+            if driver.uuid_of(card) in uuids:
+                self.enter(card)
+
     def pin(self, extents: Iterable[Extent]) -> None:
-        """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused."""
-        with self._lock:
-            self._enter(next(iter(self._contexts), 0))
-            for extent in extents:
-                for part in range(extent.start // PINNED, (extent.end - 1) // PINNED + 1):
+        """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused.
+
+        Others may enter a card between two parts: each takes a good part of a second.
+        """
+        self._enter(next(iter(self._contexts), 0))
+        for extent in extents:
+            for part in range(extent.start // PINNED, (extent.end - 1) // PINNED + 1):
+                with self._lock:
                     self._pin(part)
 
     def _pin(self, part: int) -> None:
@@ -130,7 +163,10 @@ class Transfer:
             return
         start = part * PINNED
         size = min(PINNED, len(self._map) - start)
-        _fault_in(self._start + start, size)
+        node = next((bank.node for bank in self._banks if start < bank.extent.end), NO_NODE)
+        near = numa.processors_of(node) if node != NO_NODE else ()
+        with suppress(OSError):  # what cannot be had now shows below
+            populate(self._start + start, size, THREADS, near)
         checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
         self._pinned.add(part)
 
@@ -154,9 +190,7 @@ class Transfer:
     def _hasher(self, card: int) -> Hasher:
         """Return what hashes on a card, whose context we are in. Raises KernelUnavailable and DriverRefused."""
         if card not in self._hashers:
-            device = checked(cuda.cuDeviceGet(card))
-            major, minor = (int(checked(cuda.cuDeviceGetAttribute(one, device))) for one in CAPABILITY)
-            self._hashers[card] = Hasher(self._machine_code(major, minor))
+            self._hashers[card] = Hasher(self._machine_code(*_capability(card)))
         return self._hashers[card]
 
     def _machine_code(self, major: int, minor: int) -> bytes:
@@ -223,6 +257,12 @@ def _stream() -> Iterator[Any]:
         cuda.cuStreamDestroy(stream)
 
 
+def _capability(card: int) -> tuple[int, int]:
+    device = checked(cuda.cuDeviceGet(card))
+    major, minor = (int(checked(cuda.cuDeviceGetAttribute(one, device))) for one in CAPABILITY)
+    return major, minor
+
+
 def _card_of(handle: Any) -> int:
     return int(checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
 
@@ -249,15 +289,6 @@ def _from_card(host: int, card: int, size: int, stream: Any) -> Any:
 
 def _to_card(host: int, card: int, size: int, stream: Any) -> Any:
     return cuda.cuMemcpyHtoDAsync(card, host, size, stream)
-
-
-def _fault_in(start: int, size: int) -> None:
-    """Have pages under an address range, with several threads; what cannot be had is left to whoever needs it."""
-    libc = ctypes.CDLL(None)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for at in range(0, size, COPY):
-            threads.submit(libc.madvise, start + at, min(COPY, size - at), MADV_POPULATE_WRITE)
 
 
 def _read_write(device: int) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
+from kybernate_shim.address import answers
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda.arena import banks
+from kybernate_shim.cuda.arena.banks import Bank
 from kybernate_shim.cuda.arena.control import Verb, control_of
+from kybernate_shim.cuda.arena.extents import Extent, joined
 from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, State, log_path
-from kybernate_shim.cuda.errors import CudaError
+from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
+from kybernate_shim.cuda.errors import CudaError, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
 from kybernate_shim.linux.mounts import unmount_tree
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
@@ -28,6 +35,7 @@ pytestmark = pytest.mark.root
 LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 MIB = 1 << 20
 SIZE = 64 * MIB
+CONTEXT = 8 * MIB
 WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
 
 
@@ -88,6 +96,23 @@ def test_memory_goes_through_the_arena_and_comes_back(use: Run, program: Program
             assert [step.name for step in steps] == ["cuda-restore", "arena-give", "cuda-unlock"]
             assert in_arena(memory, program) == 0
             program.wait_for_steps(1)
+
+    use(body)
+    program.computes_on()
+
+
+def test_memory_in_the_arena_comes_back_on_another_card(use: Run, program: Program, cards: Cards) -> None:
+    first, second = cards.uuids
+    exchange = [GpuPair(first, second), GpuPair(second, first)]
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, program)
+        await resume(helper, [program.pid], exchange, LIMITS)
+        assert cards.used() == [WORKER, 2 * CONTEXT + 8 * MIB]  # the worker's, which has hashed nothing there
+        program.wait_for_steps(1)
+        await out(helper, program)
+        await back(helper, program)  # where it is now
+        assert cards.used() == [WORKER, WORKER + CONTEXT + 8 * MIB]
 
     use(body)
     program.computes_on()
@@ -210,11 +235,7 @@ def test_bytes_outlive_the_helper(use: Run, program: Program, socket: Path, memo
         await out(helper, program)
 
     use(away)
-    (helper_process,) = helpers(socket)
-    children = helper_process.children(recursive=True)
-    helper_process.send_signal(signal.SIGKILL)
-    psutil.wait_procs([helper_process, *children], timeout=10)
-    socket.unlink()
+    kill_helper(socket)
     assert in_arena(memory, program) == 8 * MIB
 
     async def return_(helper: CudaHelper) -> None:
@@ -240,11 +261,149 @@ def test_arena_grows_with_its_setting_and_never_shrinks(tmp_path: Path) -> None:
         Memory(64 * MIB, folder).prepare()
         assert Memory(4 * MIB, folder).size == 64 * MIB
         Memory(4 * MIB, folder).prepare()
+        Memory(128 * MIB, folder).prepare(grow=False)
         memory = Memory(64 * MIB, folder)
         assert memory.free() == 64 * MIB
         memory.file.write_bytes(bytes(64 * MIB))  # the filesystem has the room, too
     finally:
         unmount_tree(folder)
+
+
+def test_parts_of_the_arena_lie_on_their_nodes(tmp_path: Path) -> None:
+    """Of which this machine has one, at least; whoever maps the file finds the policy there."""
+    folder = tmp_path / "arena"
+    try:
+        Memory(((NO_NODE, 4 * MIB),), folder).prepare()
+        Memory(((NO_NODE, 4 * MIB), (0, 8 * MIB)), folder).prepare()
+        memory = Memory(0, folder)
+        assert memory.banks == [Bank(NO_NODE, Extent(0, 4 * MIB)), Bank(0, Extent(4 * MIB, 8 * MIB))]
+        assert [policy_of(memory.file, 4 * MIB * part) for part in range(3)] == ["default", "prefer:0", "prefer:0"]
+    finally:
+        unmount_tree(folder)
+
+
+def policy_of(file: Path, offset: int) -> str:
+    """Return where the kernel says that the page of a file at `offset` comes from."""
+    with file.open("r+b") as stream, mmap.mmap(stream.fileno(), mmap.PAGESIZE, offset=offset):
+        maps = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines()]
+        (found,) = [words[1] for words in maps if f"file={file}" in words]
+    return found
+
+
+def test_arena_that_the_machine_cannot_have_leaves_the_driver_its_way(
+    cards: Cards, program: Program, socket: Path, tmp_path: Path
+) -> None:
+    start_helper(socket, options=["--arena", f"0:{SIZE},999:{SIZE}", "--arena-folder", str(tmp_path / "none")])
+
+    async def body() -> None:
+        await until(lambda: answers(socket))
+        async with cuda_helper(socket, start=False) as helper:
+            suspended = await out(helper, program)
+            assert "gpu.arena names NUMA node 999, and this machine has 0" in suspended.taken.reasons[program.pid]
+            assert await state_of(helper, program) is State.CHECKPOINTED
+            await back(helper, program)
+
+    asyncio.run(body())
+    program.computes_on()
+
+
+def test_bytes_come_back_whatever_the_configuration_says_by_then(
+    use: Run, program: Program, start: Start, preload: Path, socket: Path, memory: Memory
+) -> None:
+    """Of another size, which is used from then on, or of one that cannot be."""
+    large = start(mib=SIZE // MIB + 2, preload=preload)
+
+    async def away(helper: CudaHelper) -> None:
+        await out(helper, program)
+
+    async def return_() -> list[int]:
+        async with cuda_helper(socket, start=False) as helper:
+            await back(helper, program)
+            return [(await out(helper, one)).taken.bytes // MIB for one in (program, large)]
+
+    def configured(sizes: str) -> list[int]:
+        kill_helper(socket)
+        start_helper(socket, options=["--arena", sizes, "--arena-folder", str(memory.file.parent)])
+        asyncio.run(until(lambda: answers(socket)))
+        return asyncio.run(return_())
+
+    use(away)
+    assert configured(f"999:{2 * SIZE}") == [8, 0]
+    assert memory.size == SIZE
+
+    async def both_back() -> None:
+        async with cuda_helper(socket, start=False) as helper:
+            await back(helper, large)
+
+    asyncio.run(both_back())
+    assert configured(f"0:{2 * SIZE}") == [8, SIZE // MIB + 2]
+    assert memory.banks == [Bank(NO_NODE, Extent(0, SIZE)), Bank(0, Extent(SIZE, SIZE))]
+    asyncio.run(both_back())
+    large.computes_on()
+
+
+def kill_helper(socket: Path) -> None:
+    (helper,) = helpers(socket)
+    processes = [helper, *helper.children(recursive=True)]
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=10)
+    socket.unlink()
+
+
+def test_room_near_the_programs_card_is_used(
+    use: Run,
+    start: Start,
+    preload: Path,
+    memory: Memory,
+    machine_code: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine that pretends to have two nodes, with a card near each."""
+    banks.write(memory.file.with_name("banks"), [Bank(0, Extent(0, 32 * MIB)), Bank(1, Extent(32 * MIB, 32 * MIB))])
+    for card in range(2):
+        (tmp_path / "pci" / f"00fa:0{card + 1}:00.0").mkdir(parents=True)
+        (tmp_path / "pci" / f"00fa:0{card + 1}:00.0" / "numa_node").write_text(f"{1 - card}\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import pathlib\nfrom kybernate_shim.linux import numa\n"
+        f"numa.DEVICES = pathlib.Path({str(tmp_path / 'pci')!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{Path.cwd()}")
+    first, second, large = (start(mib=mib, device=device, preload=preload) for mib, device in ((8, 0), (8, 1), (40, 1)))
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, first, second)
+        places = [extents_of(memory, program) for program in (first, second)]
+        assert places == [[Extent(32 * MIB, 8 * MIB)], [Extent(0, 8 * MIB)]]
+        await out(helper, large)
+        assert extents_of(memory, large) == [Extent(8 * MIB, 24 * MIB), Extent(40 * MIB, 16 * MIB)]
+        await back(helper, first, second, large)
+
+    use(body)
+    for program in (first, second, large):
+        program.computes_on()
+
+
+def extents_of(memory: Memory, program: Program) -> list[Extent]:
+    return list(joined(extent for one in memory.kept(Owner.of(program.pid)) for extent in one.extents))
+
+
+def test_worker_gets_ready_for_what_somebody_has_claimed(use: Run, cards: Cards, memory: Memory, socket: Path) -> None:
+    """On the card where it will be wanted, with the memory for it."""
+
+    async def body(helper: CudaHelper) -> None:
+        memory.claim(Owner.of(os.getpid()), [(0, 0x1000, 8 * MIB)])
+        await helper.expect(os.getpid(), cards.uuids[1:], 10)
+        assert cards.used() == [0, WORKER]
+        assert memory.file.stat().st_blocks * 512 == SIZE  # what is pinned at once is more than that
+        memory.give_up(Owner.of(os.getpid()))
+        await helper.expect(os.getpid(), cards.uuids[1:], 10)
+        await helper.expect(2**22 + 1, cards.uuids, 10)  # nobody
+
+    use(body)
+    assert '"event": "arena.expect"' in log_path(socket).read_text()
 
 
 def test_log_tells_moves(use: Run, program: Program, socket: Path) -> None:

@@ -281,11 +281,83 @@ def test_launch_that_is_refused_costs_a_copy(
 
     async def body(helper: CudaHelper) -> None:
         assert await copied(helper, holder) == PIECES
-        assert await copied(helper, holder) == PIECES  # there are no hashes of the first one
-        assert await copied(helper, holder) == 0
+        assert await copied(helper, holder) == 0  # the hashes were made on the way back
 
     use_arena(body)
     assert len(events(socket, "arena.all_copied")) == 1
+
+
+def forget_hashes(memory: Memory, holder: Holder) -> None:
+    """Let the arena know of a process what it knows of one that was restored."""
+    owner = Owner.of(holder.pid)
+    memory.share(owner, memory.kept(owner))
+
+
+def test_hashes_that_are_missing_are_made_on_the_way_back(use_arena: Run, hold: Hold, memory: Memory) -> None:
+    holder = hold()
+    holder.fill(5, 0)
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, holder)
+        forget_hashes(memory, holder)
+        await back(helper, holder)
+        assert await copied(helper, holder) == 0
+        holder.fill(3, 99)
+        assert await copied(helper, holder) == 1
+
+    use_arena(body)
+    assert memory.free() == SIZE
+
+
+def test_hashes_that_are_known_are_not_made_again(use_arena: Run, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look is two launches: the third of all is the second suspend's."""
+    monkeypatch.setenv("FAKE_CUDA_FAIL", "launch:3:1")
+    holder = hold()
+
+    async def body(helper: CudaHelper) -> None:
+        assert await copied(helper, holder) == PIECES
+        assert await copied(helper, holder) == PIECES
+
+    use_arena(body)
+
+
+@pytest.mark.parametrize("how", ["1", "crash"])
+@pytest.mark.parametrize("nth", [3, 4])
+def test_hashes_that_cannot_be_made_keep_nothing_from_coming_back(
+    use_arena: Run, hold: Hold, memory: Memory, monkeypatch: pytest.MonkeyPatch, nth: int, how: str
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"launch:{nth}:{how}")
+    holder = hold()
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, holder)
+        forget_hashes(memory, holder)
+        await back(helper, holder)
+        assert memory.copies(Owner.of(holder.pid)).kept == []
+        assert await copied(helper, holder) == PIECES
+
+    use_arena(body)
+
+
+def test_nothing_is_compiled_while_a_process_waits_for_its_memory(
+    use_arena: Run, hold: Hold, memory: Memory, machine_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = hold()
+
+    async def leave(helper: CudaHelper) -> None:
+        await out(helper, holder)
+        forget_hashes(memory, holder)
+
+    async def return_(helper: CudaHelper) -> None:
+        await back(helper, holder)
+        assert memory.copies(Owner.of(holder.pid)).kept == []
+
+    use_arena(leave)
+    (socket,) = tmp_path.glob("run/cuda.sock")
+    kill_helper(socket)
+    blind(machine_code, tmp_path / "site", monkeypatch)
+    use_arena(return_)
+    assert events(socket, "arena.all_copied") == []
 
 
 def test_cycles_leak_nothing(use_arena: Run, hold: Hold, memory: Memory, cards: Cards, socket: Path) -> None:

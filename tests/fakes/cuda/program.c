@@ -202,6 +202,20 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
     return result;
 }
 
+/* The card's place on the bus is its place among the cards, from 1 on. */
+EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
+{
+    struct card card;
+    CUresult result = enter();
+    if (result)
+        return result;
+    result = card_of(device, &card);
+    if (result == CUDA_SUCCESS)
+        snprintf(id, (size_t)size, "00FA:%02X:00.0", process.devices[device].place + 1);
+    leave();
+    return result;
+}
+
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     struct card card;

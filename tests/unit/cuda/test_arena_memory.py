@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda.arena import banks
+from kybernate_shim.cuda.arena.banks import Bank
 from kybernate_shim.cuda.arena.extents import HOLE, Extent, gaps, joined, take
 from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, Memory, Owner, Update
 from kybernate_shim.cuda.arena.pieces import MARK, PIECE, Seen
@@ -218,9 +221,39 @@ def test_preview_names_the_copies_and_what_is_free(memory: Memory, me: Owner) ->
     other = Owner.of(os.getppid())
     leave(memory, me, 1, 0, 2)
     memory.retire(me)
-    assert joined(memory.preview(me, 3 * PIECE)) == (Extent(0, 2 * PIECE),)
-    assert joined(memory.preview(me, 5 * PIECE)) == (Extent(0, 4 * PIECE),)
-    assert joined(memory.preview(other, 99 * PIECE)) == (Extent(0, SIZE),)
+    assert joined(memory.preview(me, ((NO_NODE, 3 * PIECE),))) == (Extent(0, 2 * PIECE),)
+    assert joined(memory.preview(me, ((NO_NODE, 5 * PIECE),))) == (Extent(0, 4 * PIECE),)
+    assert joined(memory.preview(other, ((NO_NODE, 99 * PIECE),))) == (Extent(0, SIZE),)
+
+
+def in_banks(memory: Memory, *nodes: int) -> list[Extent]:
+    """Divide the arena evenly among NUMA nodes, and return where each one's part is."""
+    size = SIZE // len(nodes)
+    found = [Extent(at * size, size) for at in range(len(nodes))]
+    banks.write(memory.file.with_name("banks"), map(Bank, nodes, found))
+    return found
+
+
+def test_room_near_the_card_goes_first_and_then_any(memory: Memory, me: Owner) -> None:
+    first, second = in_banks(memory, 0, 1)
+    blocks = [(0, 0x1000, 3 * PIECE), (1, 0x9000, 2 * PIECE), (2, 0x20000, PIECE)]
+    far, near, nowhere = memory.update(me, blocks, near=[1, 0, 7]).kept
+    assert far.extents == (Extent(second.start, 3 * PIECE),)
+    assert near.extents == (Extent(first.start, 2 * PIECE),)
+    assert nowhere.extents == (Extent(first.start + 2 * PIECE, PIECE),)
+    memory.give_up(me)
+    (all_of_it,) = memory.update(me, [(0, 0x1000, SIZE)], near=[1]).kept
+    assert all_of_it.extents == (second, first)
+
+
+def test_preview_is_near_the_cards_too(memory: Memory, me: Owner) -> None:
+    first, second = in_banks(memory, 0, 1)
+    assert joined(memory.preview(me, ((1, PIECE), (0, 2 * PIECE), (1, PIECE)))) == (
+        Extent(second.start, PIECE),
+        Extent(first.start, 2 * PIECE),
+        Extent(second.start + PIECE, PIECE),
+    )
+    assert sum(extent.size for extent in memory.preview(me, ((1, 99 * PIECE), (0, PIECE)))) == SIZE
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=8), st.integers(1, 40))

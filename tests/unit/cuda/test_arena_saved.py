@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import pytest
 
-from kybernate_shim.cuda.arena import saved
-from kybernate_shim.cuda.arena.extents import HOLE, Extent
+from kybernate_shim.cuda.arena import banks, saved
+from kybernate_shim.cuda.arena.banks import Bank
+from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept
 from kybernate_shim.cuda.arena.memory import GRAIN, Memory, Owner
 from kybernate_shim.cuda.arena.pieces import MARK, Seen
 from kybernate_shim.cuda.arena.saved import SavedBlocks
@@ -44,6 +45,27 @@ def process() -> Iterator[int]:
     with subprocess.Popen(["sleep", "100"]) as child:
         yield child.pid
         child.kill()
+
+
+def loaded(memory: Memory, files: list[SavedBlocks], directory: Path, how: Transfer) -> list[list[Kept]]:
+    shares = saved.claim(memory, files)
+    saved.load(memory, files, shares, directory, how)
+    return shares
+
+
+def test_room_near_the_card_is_claimed_first(memory: Memory) -> None:
+    half = SIZE // 2
+    banks.write(memory.file.with_name("banks"), [Bank(0, Extent(0, half)), Bank(1, Extent(half, half))])
+    files = [SavedBlocks("file", TOTAL, TOTAL, "", tuple(SIZES))] * 2
+    first, second = saved.claim(memory, files, 1)
+    assert [extent for kept in (*first, *second) for extent in kept.extents] == [
+        Extent(half, 2 * GRAIN),
+        Extent(half + 2 * GRAIN, GRAIN),
+        Extent(half + 3 * GRAIN, 3 * GRAIN),
+        Extent(half + 6 * GRAIN, 2 * GRAIN),
+        Extent(0, GRAIN),
+        Extent(GRAIN, 3 * GRAIN),
+    ]
 
 
 def put(memory: Memory, pid: int) -> bytes:
@@ -103,7 +125,7 @@ def test_bytes_go_out_and_back(memory: Memory, process: int, tmp_path: Path, how
     assert (tmp_path / "file").stat().st_blocks * 512 <= one.data_bytes < 3 * GRAIN
     assert read(memory, process) == content
 
-    shares = saved.load(memory, [one], tmp_path, how)
+    shares = loaded(memory, [one], tmp_path, how)
     memory.give_up(Owner.of(process))
     saved.hand_over(memory, {process: shares[0]})
     assert read(memory, process) == content
@@ -122,7 +144,7 @@ def test_holes_need_no_room_on_the_way(memory: Memory, process: int, tmp_path: P
     assert memory.free() == SIZE - 3 * GRAIN
     memory.give_up(Owner.of(process))
     memory.claim(Owner.of(os.getppid()), [(0, 0, SIZE - 3 * GRAIN)])
-    (share,) = saved.load(memory, [one], tmp_path, how)
+    (share,) = loaded(memory, [one], tmp_path, how)
     saved.hand_over(memory, {process: share})
     assert read(memory, process) == content
     assert memory.kept(Owner.of(process))[0].extents[1] == Extent(HOLE, GRAIN)
@@ -133,14 +155,14 @@ def test_hole_that_has_data_is_found(memory: Memory, process: int, tmp_path: Pat
     put(memory, process)
     one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer())
     with pytest.raises(FileDamaged, match="where it should have zeros"):
-        saved.load(memory, [replace(one, holes=((0, GRAIN),))], tmp_path, Transfer())
+        loaded(memory, [replace(one, holes=((0, GRAIN),))], tmp_path, Transfer())
     assert memory.kept(Owner.of(os.getpid())) == []
 
 
 @pytest.mark.parametrize("hole", [(1, GRAIN), (0, GRAIN - 1), (-GRAIN, GRAIN), (TOTAL - GRAIN, 2 * GRAIN)])
 def test_holes_that_are_none_are_refused(memory: Memory, tmp_path: Path, hole: tuple[int, int]) -> None:
     with pytest.raises(FileDamaged, match="which are no pieces of it"):
-        saved.load(memory, [SavedBlocks("file", TOTAL, 0, "", tuple(SIZES), (hole,))], tmp_path, Transfer())
+        loaded(memory, [SavedBlocks("file", TOTAL, 0, "", tuple(SIZES), (hole,))], tmp_path, Transfer())
 
 
 def test_several_processes_get_each_their_own(memory: Memory, process: int, tmp_path: Path) -> None:
@@ -148,7 +170,7 @@ def test_several_processes_get_each_their_own(memory: Memory, process: int, tmp_
     one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer(threads=2))
     memory.give_up(Owner.of(process))
     with subprocess.Popen(["sleep", "100"]) as other:
-        first, second = saved.load(memory, [one, one], tmp_path, Transfer(threads=2))
+        first, second = loaded(memory, [one, one], tmp_path, Transfer(threads=2))
         saved.hand_over(memory, {process: first, other.pid: second})
         assert read(memory, process) == read(memory, other.pid) == content
         assert memory.free() == SIZE - 2 * TOTAL
@@ -177,21 +199,21 @@ def test_harm_is_found_and_nothing_is_kept(
     assert callable(harm)
     harm(tmp_path / "file")
     with pytest.raises(error):
-        saved.load(memory, [one], tmp_path, Transfer())
+        loaded(memory, [one], tmp_path, Transfer())
     assert memory.kept(Owner.of(os.getpid())) == []
 
 
 @pytest.mark.parametrize("blocks", [((0, 0, TOTAL - GRAIN),), ((0, 0, TOTAL - 1), (1, TOTAL, 1)), ()])
 def test_blocks_that_are_none_are_refused(tmp_path: Path, blocks: tuple[tuple[int, int, int], ...]) -> None:
     with pytest.raises(FileDamaged, match="does not consist of blocks"):
-        saved.load(Memory(SIZE, tmp_path), [SavedBlocks("file", TOTAL, TOTAL, "", blocks)], tmp_path, Transfer())
+        loaded(Memory(SIZE, tmp_path), [SavedBlocks("file", TOTAL, TOTAL, "", blocks)], tmp_path, Transfer())
 
 
 def test_arena_without_the_room_says_so(memory: Memory, process: int, tmp_path: Path) -> None:
     put(memory, process)
     one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer())
     with pytest.raises(NoArena, match="24 MiB of VRAM do not fit"):
-        saved.load(memory, [one, one], tmp_path, Transfer())
+        loaded(memory, [one, one], tmp_path, Transfer())
     assert memory.free() == SIZE - TOTAL
 
 

@@ -1,13 +1,24 @@
-"""Processors by the memory that is near them."""
+"""Processors and devices by the memory that is near them, and where pages come from."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.numa import parse_list, processors_near
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.linux.numa import (
+    memory_of_nodes,
+    node_of_device,
+    parse_list,
+    prefer,
+    processors_near,
+    processors_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +55,57 @@ def test_without_a_node_that_is_ours_all_processors_are_as_near(tmp_path: Path) 
 def test_this_machine_has_processors_near_us() -> None:
     assert processors_near(os.getpid()) <= os.sched_getaffinity(0)
     assert processors_near(os.getpid())
+
+
+def test_memory_of_nodes_is_told_in_bytes(tmp_path: Path) -> None:
+    for node, text in ((0, "Node 0 MemTotal:       1024 kB\nNode 0 MemFree: 7 kB\n"), (12, "Node 12 MemTotal: 0 kB\n")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "meminfo").write_text(text)
+    assert memory_of_nodes(tmp_path) == {0: 1 << 20, 12: 0}
+    assert memory_of_nodes(tmp_path / "none") == {}
+
+
+def test_device_is_near_the_node_that_the_bus_names(tmp_path: Path) -> None:
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0" / "numa_node").write_text("1\n")
+    assert node_of_device("0000:1B:00.0", tmp_path) == 1
+    (tmp_path / "0000:1b:00.0" / "numa_node").write_text("-1\n")
+    assert node_of_device("0000:1B:00.0", tmp_path) == NO_NODE
+    assert node_of_device("0000:1C:00.0", tmp_path) == NO_NODE
+
+
+def test_processors_of_a_node_are_those_that_we_may_use(tmp_path: Path) -> None:
+    ours = os.sched_getaffinity(0)
+    here = min(ours)
+    nodes(tmp_path, f"{here}", "4000-4095")
+    assert processors_of(0, tmp_path) == {here}
+    assert processors_of(1, tmp_path) == processors_of(2, tmp_path) == ours
+
+
+def policy_at(address: int) -> str:
+    (line,) = re.findall(rf"^{address:x} (.+)$", Path("/proc/self/numa_maps").read_text(), re.MULTILINE)
+    return str(line.split()[0])
+
+
+def test_preference_stays_with_a_file_for_whoever_maps_it() -> None:
+    fd = os.memfd_create("bank")
+    try:
+        os.ftruncate(fd, 4 * mmap.PAGESIZE)
+        for prefers in (True, False):
+            with mmap.mmap(fd, 4 * mmap.PAGESIZE) as pages:
+                anchor = ctypes.c_char.from_buffer(pages)
+                address = ctypes.addressof(anchor)
+                if prefers:
+                    prefer(address, 4 * mmap.PAGESIZE, 0)
+                assert policy_at(address) == "prefer:0"
+                del anchor
+    finally:
+        os.close(fd)
+
+
+def test_preference_for_a_node_that_is_not_there_is_an_error() -> None:
+    with mmap.mmap(-1, mmap.PAGESIZE) as pages:
+        anchor = ctypes.c_char.from_buffer(pages)
+        with pytest.raises(OSError, match="Invalid argument"):
+            prefer(ctypes.addressof(anchor), mmap.PAGESIZE, 1000)
+        del anchor

@@ -1,0 +1,113 @@
+"""Programs with the preload library on a real card, and a CUDA helper whose arena their memory moves through."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate_shim.cuda.arena.memory import FOLDER
+from kybernate_shim.cuda.client import CudaHelper, log_path, start_helper
+from kybernate_shim.cuda.errors import GpuPair
+from kybernate_shim.cuda.sequence import Step, resume
+
+GIB = 1 << 30
+START_SECONDS = 120
+STEP_SECONDS = 30
+STEPS = 5
+
+
+@dataclass
+class Program:
+    """A running payload, which prints "step N" after each of its steps and reads its standard input."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    @classmethod
+    def start(cls, argv: Sequence[str | Path], library: Path, folder: Path, name: str = "one") -> Program:
+        """Start a payload in Python, with what it is told on its command line."""
+        output = folder / f"{name}.out"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, *argv],
+                env={**os.environ, "LD_PRELOAD": str(library)},
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+        return cls(process, output)
+
+    def wait_for_steps(self, count: int, seconds: float = STEP_SECONDS) -> None:
+        """Wait until `count` more steps are done. Raises AssertionError, with what it has said."""
+        wanted, until = self.step + count, time.monotonic() + seconds
+        while self.step < wanted:
+            self._wait_on(until)
+
+    def wait_for_word(self, word: str, times: int, seconds: float = STEP_SECONDS) -> None:
+        """Wait until it has said `word` so often, on a line of its own. Raises as `wait_for_steps`."""
+        until = time.monotonic() + seconds
+        while self.said(word) < times:
+            self._wait_on(until)
+
+    def said(self, word: str) -> int:
+        return self._lines().count(word)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+
+    def change(self) -> None:
+        """Have it change its share of the memory, and compute with that. Raises as `wait_for_steps`."""
+        before = self.said("changed")
+        self.process.send_signal(signal.SIGUSR1)
+        self.wait_for_word("changed", before + 1)
+        self.wait_for_steps(1)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def step(self) -> int:
+        steps = [line for line in self._lines() if line.startswith("step ")]
+        return int(steps[-1].split()[1]) if steps else 0
+
+    def _lines(self) -> list[str]:
+        return self.output.read_text(errors="replace").split("\n")[:-1]
+
+    def _wait_on(self, until: float) -> None:
+        assert self.process.poll() is None, f"it ended: {self.output.read_text()[-2000:]}"
+        assert time.monotonic() < until, f"it stands still: {self.output.read_text()[-500:]}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def node(gib: float, folder: Path, programs: int = 1) -> Iterator[Path]:
+    """Run a CUDA helper with an arena for so many programs of `gib`; yields its socket."""
+    socket = folder / "cuda.sock"
+    size = int(gib * 1.1 + 2) * GIB * programs
+    pid = start_helper(socket, options=["--arena", str(size), "--arena-folder", str(FOLDER)])
+    try:
+        while not socket.exists():
+            time.sleep(0.02)
+        yield socket
+    finally:
+        os.kill(pid, 15)
+        os.waitpid(pid, 0)
+        print("".join(f"  {line}\n" for line in log_path(socket).read_text().splitlines() if '"error"' in line), end="")
+        subprocess.run(["umount", FOLDER], check=False)
+
+
+async def resumed(helper: CudaHelper, pid: int, pairs: Sequence[GpuPair] = ()) -> list[Step]:
+    """Resume; the last step returned is the whole."""
+    began = time.monotonic()
+    steps = await resume(helper, [pid], pairs)
+    return [*steps, Step("whole", time.monotonic() - began)]
