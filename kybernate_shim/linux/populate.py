@@ -6,8 +6,11 @@ import ctypes
 import errno
 import functools
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 POPULATE_WRITE = 23  # of madvise(2), since Linux 5.14
 HUGE_BYTES = 2 << 20
@@ -20,21 +23,29 @@ def populate(start: int, size: int, threads: int, processors: Collection[int] = 
     Raises OSError, with what could be made in place: ENOSPC where the filesystem of a mapped file is full, EINVAL
     where the kernel cannot do this.
     """
-    share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
 
-    def make(at: int) -> int:
-        failed = _libc().madvise(start + at, min(share, size - at), POPULATE_WRITE)
+    def make(offset: int, length: int) -> int:
+        failed = _libc().madvise(start + offset, length, POPULATE_WRITE)
         return ctypes.get_errno() if failed else 0
+
+    if numbers := [number for number in in_shares(size, threads, processors, make) if number]:
+        number = errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0]
+        raise OSError(number, os.strerror(number))
+
+
+def in_shares(size: int, threads: int, processors: Collection[int], work: Callable[[int, int], Result]) -> list[Result]:
+    """Call `work` with offset and length of each thread's share of `size` bytes, which begins with a huge page.
+
+    Returns the results in the order of offsets. The threads run on `processors` where any are named.
+    """
+    share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
 
     def move() -> None:
         if processors:
             os.sched_setaffinity(0, processors)  # of the thread
 
     with ThreadPoolExecutor(threads, initializer=move) as pool:
-        numbers = [number for number in pool.map(make, range(0, size, share)) if number]
-    if numbers:
-        number = errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0]
-        raise OSError(number, os.strerror(number))
+        return list(pool.map(lambda offset: work(offset, min(share, size - offset)), range(0, size, share)))
 
 
 @functools.cache

@@ -8,19 +8,16 @@ are near the driver's thread, so that its memory is where it would have been. No
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from kybernate_shim.cuda.regions import SMALLEST_BYTES
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.mapping_catch import FLAGS, MAP_POPULATE, Asked, Call, MappingCatch
 from kybernate_shim.linux.numa import processors_near
+from kybernate_shim.linux.populate import HUGE_BYTES, in_shares
 from kybernate_shim.linux.ptrace import MADV_HUGEPAGE, own_abi
 from kybernate_shim.linux.tracee import InjectionFailed
-
-HUGE_PAGE = 2 << 20
 
 
 class Prefault:
@@ -42,15 +39,12 @@ class Prefault:
         """Make the pages; those that are not made here, as where none are huge, the driver makes when it needs them."""
         with suppress(InjectionFailed):
             call(own_abi().madvise, start, self._size, MADV_HUGEPAGE)
-        share = -(-self._size // self._threads // HUGE_PAGE) * HUGE_PAGE
-        end = start + self._size
 
-        def touch(first: int) -> None:
+        def touch(offset: int, length: int) -> None:
             with suppress(OSError, memory.ShortCopy):
-                memory.touch(self._pid, first, min(first + share, end), HUGE_PAGE)
+                memory.touch(self._pid, start + offset, start + offset + length, HUGE_BYTES)
 
-        with ThreadPoolExecutor(self._threads, initializer=os.sched_setaffinity, initargs=(0, self._near)) as pool:
-            list(pool.map(touch, range(start, end, share)))
+        in_shares(self._size, self._threads, self._near, touch)
 
 
 def prefaulting(pid: int, tids: Sequence[int], threads: int, *, seconds: float) -> MappingCatch | None:

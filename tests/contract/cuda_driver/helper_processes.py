@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import psutil
@@ -17,3 +18,13 @@ def helpers(socket: Path) -> list[psutil.Process]:
         if str(socket) in arguments and "kybernate_shim.cuda.helper" in arguments:
             found.append(process)
     return sorted(found, key=lambda process: process.info["create_time"])
+
+
+def kill_helper(socket: Path) -> None:
+    """Kill the only helper of `socket` and its workers, and remove the socket, so that another can be started."""
+    (helper,) = helpers(socket)
+    processes = [helper, *helper.children(recursive=True)]
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=10)
+    socket.unlink()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from kybernate_shim.address import answers
@@ -24,7 +23,7 @@ from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path,
 from kybernate_shim.cuda.errors import CudaError, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
 from kybernate_shim.linux.mounts import unmount_tree
-from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, kill_helper
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 
@@ -340,15 +339,6 @@ def test_bytes_come_back_whatever_the_configuration_says_by_then(
     assert memory.banks == [Bank(NO_NODE, Extent(0, SIZE)), Bank(0, Extent(SIZE, SIZE))]
     asyncio.run(both_back())
     large.computes_on()
-
-
-def kill_helper(socket: Path) -> None:
-    (helper,) = helpers(socket)
-    processes = [helper, *helper.children(recursive=True)]
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=10)
-    socket.unlink()
 
 
 def test_room_near_the_programs_card_is_used(

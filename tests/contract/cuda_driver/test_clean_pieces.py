@@ -17,7 +17,7 @@ from kybernate_shim.cuda.arena.pieces import PIECE
 from kybernate_shim.cuda.client import CudaHelper, log_path
 from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.sequence import Limits, Suspended, bring_back, resume, suspend
-from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers, kill_helper
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Holder
 
@@ -200,15 +200,6 @@ def test_worker_that_dies_in_a_suspend_leaves_no_copy_that_is_wrong(
         assert await copied(helper, holder) == 0
 
     use_arena(third)
-
-
-def kill_helper(socket: Path) -> None:
-    (helper,) = helpers(socket)
-    processes = [helper, *helper.children(recursive=True)]
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=10)
-    socket.unlink()
 
 
 async def cycle(helper: CudaHelper, holder: Holder) -> None:

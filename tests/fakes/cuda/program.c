@@ -189,16 +189,23 @@ static CUresult card_of(CUdevice device, struct card *card)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
+/* What a call that only asks for a card's properties needs of it. */
+static CUresult enter_and_read(CUdevice device, struct card *card)
 {
-    struct card card;
     CUresult result = enter();
     if (result)
         return result;
-    result = card_of(device, &card);
+    result = card_of(device, card);
+    leave();
+    return result;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
+{
+    struct card card;
+    CUresult result = enter_and_read(device, &card);
     if (result == CUDA_SUCCESS)
         snprintf(name, (size_t)size, "%s", card.model);
-    leave();
     return result;
 }
 
@@ -206,26 +213,18 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 {
     struct card card;
-    CUresult result = enter();
-    if (result)
-        return result;
-    result = card_of(device, &card);
+    CUresult result = enter_and_read(device, &card);
     if (result == CUDA_SUCCESS)
         snprintf(id, (size_t)size, "00FA:%02X:00.0", process.devices[device].place + 1);
-    leave();
     return result;
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     struct card card;
-    CUresult result = enter();
-    if (result)
-        return result;
-    result = card_of(device, &card);
+    CUresult result = enter_and_read(device, &card);
     if (result == CUDA_SUCCESS)
         *bytes = card.bytes;
-    leave();
     return result;
 }
 
