@@ -175,8 +175,9 @@ def test_exec_of_a_missing_program_is_named_by_its_own_error(bench: Run) -> None
 def test_pause_stops_the_processes_and_resume_lets_them_go_on(bench: Run) -> None:
     async def work(b: Bench) -> None:
         with pipe() as out:
-            os.set_blocking(out[0], False)
             await b.run("sh", "-c", "while :; do echo tick; sleep 0.01; done", fds={1: out[1]})
+            assert await asyncio.to_thread(os.read, out[0], 1)
+            os.set_blocking(out[0], False)
             await b.runtime.pause(b.id)
             await b.until_state("paused")  # crun does not wait for the last process to stop
             os.read(out[0], 1 << 20)

@@ -265,18 +265,19 @@ def test_upgrade_under_load(ours: Ctr, warm: psutil.Process) -> None:
         end_servers()
 
 
-def test_starts_that_are_killed_in_the_middle_leave_nothing(warm: psutil.Process) -> None:
+def test_starts_that_are_killed_in_the_middle_leave_nothing(warm: psutil.Process, tmp_path: Path) -> None:
     """containerd kills `start` when its own caller has given up."""
     before = Snapshot.take()
     for number in range(30):
-        with tempfile.TemporaryDirectory() as bundle:
-            Path(bundle, "config.json").write_text(json.dumps({}))
-            started = subprocess.Popen(
-                start_argv(f"k{number}-{os.getpid()}"), cwd=bundle, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
-            time.sleep(number * 0.002)
-            started.kill()
-            started.wait()
+        bundle = tmp_path / str(number)  # it stays: the daemon of such a start may still write into it
+        bundle.mkdir()
+        Path(bundle, "config.json").write_text(json.dumps({}))
+        started = subprocess.Popen(
+            start_argv(f"k{number}-{os.getpid()}"), cwd=bundle, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        time.sleep(number * 0.002)
+        started.kill()
+        started.wait()
     eventually(lambda: not before.added(Snapshot.take()), seconds=UNWANTED_SECONDS)
     assert len(servers()) == 1
 
