@@ -16,6 +16,7 @@ is one of the bytes that were copied.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +98,7 @@ class Mover:
                     control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=index, count=1)
                     for block in control.blocks():
                         if block.index == index and block.state is BlockState.SHARED:
-                            card = copies.enter_device_of(take_descriptor(pidfd, block.descriptor))
+                            card = copies.enter_device_of(_descriptor_of(pidfd, block))
                             nodes[device] = copies.node_near(card)
             finally:
                 control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
@@ -269,6 +270,16 @@ def _handed_out(
         for descriptor in descriptors:
             os.close(descriptor)
         control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
+
+
+def _descriptor_of(pidfd: int, block: Block) -> int:
+    """Return a descriptor of ours for a block that its program, which runs, may have freed. Raises ControlFailed."""
+    try:
+        return take_descriptor(pidfd, block.descriptor)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise ControlFailed(Verb.SHARE, -errno.EBUSY) from error
+        raise
 
 
 def _batches(blocks: Sequence[T]) -> Iterator[Sequence[T]]:
