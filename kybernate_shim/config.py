@@ -383,8 +383,10 @@ def _shown(value: object) -> str:
 
 
 def _nearest(name: str, known: Mapping[str, object], prefix: str) -> str:
-    from difflib import get_close_matches  # only a misspelt file pays for it
-
+    try:
+        from difflib import get_close_matches  # only a misspelt file pays for it
+    except ImportError:
+        return ""  # a daemon may outlive the files of its interpreter
     near = get_close_matches(name, known, 1)
     return f" (did you mean {prefix}{near[0]}?)" if near else ""
 

@@ -11,13 +11,16 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 ON_USE = (
-    "difflib", "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.loopback",
+    "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.loopback",
     "kybernate_shim.checkpoint.remains", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew",
     "kybernate_shim.info", "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2",
-    "kybernate_shim.task.operations", "tempfile", "tomllib", "urllib.parse", "xxhash",
+    "kybernate_shim.task.operations", "tomllib", "xxhash",
 )  # fmt: skip
+COMPRESSIONS = ("bz2", "compression.zstd", "lzma")  # of archives, which shutil could read; we have plain ones
 
 
 @contextmanager
@@ -33,12 +36,32 @@ def without(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+def postpone(name: str) -> None:
+    """Import a module when something of it is first used, which may be never, though others import it at once.
+
+    Importlib's own LazyLoader does not help: a second import statement is use enough for it.
+    """
+    if name in sys.modules:
+        return
+
+    def load(attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)  # who goes through all modules asks each of them for such
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return getattr(importlib.import_module(name), attribute)
+
+    stand_in = sys.modules[name] = ModuleType(name)
+    vars(stand_in)["__getattr__"] = load
+
+
 def is_complete() -> bool:
     """Tell whether all of it is there already, as in everything that a prepared fork server has forked."""
     return all(name in sys.modules for name in ON_USE)
 
 
 def import_rest() -> None:
-    for name in ON_USE:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    with without(*COMPRESSIONS):
+        for name in ON_USE:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)

@@ -25,6 +25,7 @@ from kybernate_shim.actions import required
 from kybernate_shim.address import exclusive, group_of, listen
 from kybernate_shim.linux.libc import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
 from kybernate_shim.linux.mounts import unmount_tree
+from kybernate_shim.linux.scratch import scratch_directory
 from kybernate_shim.logs import open_log
 from kybernate_shim.messages import event_service_pb2 as events
 from kybernate_shim.messages import runc_options_pb2 as runc
@@ -87,28 +88,12 @@ Reply = TypeVar("Reply", bound=Message)
 def rehearse(times: int) -> int:
     """Go through it so often, and return how often it went well. Nothing of it is left in any case."""
     well = 0
-    with contextlib.suppress(Exception), _directory() as directory, _of_its_own(directory):
+    with contextlib.suppress(Exception), scratch_directory("kybernate-") as directory, _of_its_own(directory):
         for number in range(times):
             bundle = directory / str(number)
             bundle.mkdir()
             well += _live(bundle)
     return well
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """Yield a new directory and remove it with what is in it; tempfile would stay in the memory of every daemon."""
-    directory = Path(os.environ.get("TMPDIR", "/tmp"), f"kybernate-{os.urandom(4).hex()}")
-    directory.mkdir(mode=0o700)
-    try:
-        yield directory
-    finally:
-        for place, folders, files in os.walk(directory, topdown=False):
-            for name in files:
-                os.unlink(f"{place}/{name}")  # noqa: PTH108
-            for name in folders:
-                os.rmdir(f"{place}/{name}")  # noqa: PTH106
-        directory.rmdir()
 
 
 @contextmanager

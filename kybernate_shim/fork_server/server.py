@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kybernate_shim.address import answers, exclusive, listen
 from kybernate_shim.fork_server.place import socket_path
-from kybernate_shim.imports import without
+from kybernate_shim.imports import postpone, without
 from kybernate_shim.linux.libc import inotify_watch
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 def import_first() -> None:
     """Import what every container needs, but for OpenSSL: megabytes, of which we would use one hash function."""
+    postpone("asyncio.sslproto")
     with without("ssl", "_hashlib"):
         import hashlib
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kybernate_shim.linux import libc
+from kybernate_shim.linux.scratch import new_directory
 
 
 @contextmanager
@@ -56,10 +57,8 @@ def mapped_copies(directories: Sequence[str], namespace: int) -> Iterator[list[s
 
     Read-only, so that nobody who cleans up temporary files could reach the originals through one that was left over.
     """
-    import tempfile  # here, because few containers have user namespaces, and it loads every compression there is
-
     with ExitStack() as undo:
-        root = tempfile.mkdtemp(prefix="kybernate-idmap-")
+        root = str(new_directory("kybernate-idmap-"))
         undo.callback(os.rmdir, root)
         copies = []
         for number, directory in enumerate(directories):

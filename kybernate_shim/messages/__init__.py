@@ -1,1 +1,6 @@
 """Messages on the wire between containerd and the shim, generated from proto/shim."""
+
+from kybernate_shim.imports import postpone
+
+# protobuf imports its messages in Python in any case, with a dozen modules, and has no use for them beside those in C.
+postpone("google.protobuf.internal.python_message")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.linux.scratch import scratch_directory
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.runtime import Runtime
 from kybernate_shim.oci.select import GPU_RUNTIME
@@ -43,11 +44,9 @@ async def prepare_restore(runtime: Runtime, bundle: Bundle, container: str) -> S
 
 
 async def _let_runtime_edit(runtime: Runtime, bundle: Bundle, container: str) -> None:
-    import tempfile  # here, because the first container of a node waits for every import
-
-    with tempfile.TemporaryDirectory(prefix="edits-", dir=bundle.path) as directory:
+    with scratch_directory("edits-", bundle.path) as directory:
         for name in LOWER_RUNTIMES:
-            program = Path(directory, name)
+            program = directory / name
             program.write_text("#!/bin/sh\nexit 0\n")
             program.chmod(0o700)
         path = f"{directory}:{runtime.env.get('PATH', os.defpath)}"

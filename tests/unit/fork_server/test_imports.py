@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim import launcher, native
+from kybernate_shim.imports import postpone
 
 ROOT = Path(__file__).parents[3]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -25,11 +27,12 @@ def test_program_finds_its_packages_without_site(tmp_path: Path, client: bool) -
     assert said.startswith("containerd-shim-kybernate-v1:\n  Version: ")
 
 
-def after(code: str) -> set[str]:
+def after(code: str, **environ: str) -> set[str]:
     """Return the modules that an interpreter has after `code`."""
     show = 'import sys; print(*sys.modules, sep="\\n", file=sys.stderr)'
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}; {show}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, **environ})
     return set(done.stderr.split())
 
 
@@ -61,3 +64,38 @@ def daemons_imports() -> set[str]:
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kybernate_shim"):
                     names.add(str(node.module))
     return names
+
+
+def test_no_daemon_has_what_it_never_uses() -> None:
+    prepared = "from kybernate_shim.fork_server.server import import_first; import_first()"
+    loaded = after(f"{prepared}; from kybernate_shim.imports import import_rest; import_rest()")
+    unused = {"bz2", "difflib", "lzma", "random", "ssl", "tempfile", "urllib.parse", "google.protobuf.text_format"}
+    assert unused & loaded <= after("pass")
+    assert {"shutil", "tarfile", "kybernate_shim.checkpoint.restore"} <= loaded
+
+
+def test_module_that_is_postponed_is_imported_by_its_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_package").mkdir()
+    (tmp_path / "some_package/__init__.py").touch()
+    (tmp_path / "some_package/late.py").write_text("import some_package.later\nVALUE = 7\n")
+    (tmp_path / "some_package/later.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    postpone("some_package.late")
+    from some_package import late  # type: ignore[import-not-found]
+
+    assert not hasattr(late, "__file__")
+    assert "some_package.later" not in sys.modules
+    assert late.VALUE == 7
+    assert {"some_package.late", "some_package.later"} <= sys.modules.keys()
+    assert sys.modules["some_package.late"] is not late
+    with pytest.raises(AttributeError, match="NO_SUCH_VALUE"):
+        late.NO_SUCH_VALUE  # noqa: B018
+
+
+def test_messages_in_python_do_as_well_as_those_in_c() -> None:
+    once = (
+        "from kybernate_shim.messages.task_pb2 import StateRequest as S; "
+        "assert S.FromString(S(id='c').SerializeToString()).id == 'c'"
+    )
+    loaded = after(once, PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION="python")
+    assert "google.protobuf.text_format" in loaded
