@@ -11,15 +11,18 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 ON_USE = (
     "google.protobuf.empty_pb2", "hashlib", "kybernate_shim.checkpoint.loopback",
-    "kybernate_shim.checkpoint.remains", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew",
-    "kybernate_shim.info", "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2",
-    "kybernate_shim.task.operations", "tomllib", "xxhash",
+    "kybernate_shim.checkpoint.remains", "kybernate_shim.info", "kybernate_shim.linux.cgroup1",
+    "kybernate_shim.linux.cgroup2", "kybernate_shim.linux.file_pages", "kybernate_shim.task.operations", "tomllib",
+    "xxhash",
 )  # fmt: skip
+ON_USE_OF_GPUS = ("kybernate_shim.checkpoint.gpu", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew")
+DRIVER = Path("/proc/driver/nvidia")  # without it, no container that is there has a GPU
 COMPRESSIONS = ("bz2", "compression.zstd", "lzma")  # of archives, which shutil could read; we have plain ones
 
 
@@ -57,11 +60,15 @@ def postpone(name: str) -> None:
 
 def is_complete() -> bool:
     """Tell whether all of it is there already, as in everything that a prepared fork server has forked."""
-    return all(name in sys.modules for name in ON_USE)
+    return all(name in sys.modules for name in _on_use())
 
 
 def import_rest() -> None:
     with without(*COMPRESSIONS):
-        for name in ON_USE:
+        for name in _on_use():
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+
+
+def _on_use() -> tuple[str, ...]:
+    return ON_USE + ON_USE_OF_GPUS if DRIVER.exists() else ON_USE

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kybernate_shim.imports import without
+from kybernate_shim.imports import postpone, without
 
 if TYPE_CHECKING:
     import structlog
@@ -81,6 +81,8 @@ def load_structlog() -> ModuleType:
 
     With it, the import takes four times as long, and every daemon shares a few MiB more.
     """
+    postpone("structlog.stdlib")
+    postpone("structlog.threadlocal")
     with without("rich"):
         import structlog
 

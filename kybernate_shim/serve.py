@@ -116,10 +116,13 @@ class Daemon:
         await self._shut_down()
 
     async def _import_rest(self) -> None:
-        """Import what the first containers of a node did not wait for, once they have been started."""
+        """Import what the first containers of a node did not wait for, once they have been started, and tidy up."""
         await asyncio.sleep(IMPORT_SECONDS)
         if not is_complete():
             await asyncio.to_thread(import_rest)
+        from kybernate_shim.linux.file_pages import let_go
+
+        let_go()
 
     async def _shut_down(self) -> None:
         """Free the address before the caller is answered: the pod's next container must not find a dying daemon.

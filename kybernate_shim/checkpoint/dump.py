@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -257,7 +256,7 @@ async def _look(target: Target, request: DumpRequest, log: Log) -> _Look:
     )
     configuration = write_config(target.bundle.path, options, [users_file(target.spec.annotations, runtime.name)])
     manifest = Manifest(
-        id=str(uuid.uuid4()),
+        id=Path("/proc/sys/kernel/random/uuid").read_text().strip(),
         time=now(),
         source=_source(target, request),
         runtime=runtime,

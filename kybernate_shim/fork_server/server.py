@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,6 +34,7 @@ BACKLOG = 1024
 SCARCITY_SECONDS = 0.1
 QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
 INOTIFY_BYTES = 4096
+UNUSED = ("asyncio.sslproto", "asyncio.staggered", "calendar", "locale")  # by us, but imported by what we use
 REHEARSALS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
 IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
 TAKEN_OVER = b"taken over"
@@ -105,6 +107,7 @@ class Server:
         self._path = path
         self._idle = idle
         self._file = _inode(path)
+        self._let_go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         """Serve until nobody comes any more, or nobody can.
@@ -128,6 +131,9 @@ class Server:
         os.setsid()
         time.sleep(QUIET_SECONDS)
         prepare(nature)
+        from kybernate_shim.linux.file_pages import let_go  # it wants ctypes, for which no client waits
+
+        self._let_go = let_go
         self._listener.listen(BACKLOG)  # clients are told whose socket it is
         os.write(tell, TAKEN_OVER)
         os.close(tell)
@@ -171,6 +177,7 @@ class Server:
         ours, theirs = socket.socketpair()
         while (child := _forked()) is None:
             time.sleep(SCARCITY_SECONDS)
+        self._let_go()
         if child:
             ours.close()
             wait_and_answer(self._listener, theirs, nature)
@@ -219,7 +226,8 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 def import_first() -> None:
     """Import what every container needs, but for OpenSSL: megabytes, of which we would use one hash function."""
-    postpone("asyncio.sslproto")
+    for name in UNUSED:
+        postpone(name)
     with without("ssl", "_hashlib"):
         import hashlib
 
@@ -238,15 +246,17 @@ def prepare(nature: Nature) -> None:
     from kybernate_shim.fork_server.likeness import become_like
     from kybernate_shim.fork_server.shared_pages import keep_shared
     from kybernate_shim.imports import import_rest
+    from kybernate_shim.linux.file_pages import let_go
     from kybernate_shim.linux.libc import set_command_line, use_one_heap
     from kybernate_shim.rehearsal import rehearse
 
-    import_rest()
     use_one_heap()
+    import_rest()
     for _ in range(REHEARSALS):
         become_like(os.getpid(), nature)
         with contextlib.suppress(OSError):
             set_command_line(COMMAND_LINE)
+    let_go()  # here, where nobody is forked yet who would have to look for them again
     rehearse(REHEARSALS)
     keep_shared()
 

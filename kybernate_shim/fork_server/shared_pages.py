@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import CodeType
 
 # What makes an object immortal, by version of CPython: a count in the lower half of the eight bytes at its beginning,
@@ -29,14 +26,11 @@ GAP_SIZES = range(8192, 511, -64)
 MOST_BYTES = 1 << 18  # of one size, in case that memory is not laid out as we believe
 MOST_GAPS = 10_000
 
-MADV_DONTNEED = 4
-
-_filling: list[object] = []
+_filling: list[object] = [None] * 64  # so long that it takes none of those blocks, also when it grows
 
 
 def keep_shared() -> None:
     """Let processes that are forked from now on copy as little as possible. Takes a quarter of a second."""
-    regions = list(unchanged(Path("/proc/self/smaps").read_text()))
     gc.unfreeze()  # or what the first server has frozen would be overlooked
     gc.collect()
     if counts_can_be_fixed():
@@ -45,7 +39,6 @@ def keep_shared() -> None:
         _fill_pools(size)
     _fill_heap()
     gc.freeze()
-    _let_go(regions)
 
 
 def counts_can_be_fixed() -> bool:
@@ -81,15 +74,14 @@ def _make_immortal(objects: list[object]) -> None:
 
 def _fill_pools(size: int) -> None:
     """Take the free blocks of `size` bytes that lie between shared objects, so that new objects come to new pages."""
-    blocks: list[object] = [None] * (MOST_BYTES // size)  # all at once, because a list that grows takes blocks, too
     before = 0
-    for index in range(len(blocks)):
-        blocks[index] = _block(size)
-        place = id(blocks[index])
+    for _ in range(MOST_BYTES // size):
+        block = _block(size)
+        _filling.append(block)
+        place = id(block)
         if place - before == size and before % POOL_BYTES == POOL_HEADER:
             break  # the first two of a pool in which nothing was
         before = place
-    _filling.append(blocks)
 
 
 def _block(size: int) -> object:
@@ -113,30 +105,13 @@ def _fill_heap() -> None:
     libc.mallinfo2.restype = _Mallinfo
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_size_t
     libc.free.argtypes = [ctypes.c_size_t]
+    libc.malloc_trim(0)
     end = libc.sbrk(0) - libc.mallinfo2().keepcost
     for size in GAP_SIZES:
         for _ in range(MOST_GAPS):
             if (place := libc.malloc(size)) >= end:
                 libc.free(place)
                 break
-
-
-def unchanged(smaps: str) -> Iterator[tuple[int, int]]:
-    """Yield the starts and sizes of mappings that are still as the file is; what was relocated is not."""
-    for entry in filter(None, re.split(r"^(?=[0-9a-f]+-)", smaps, flags=re.MULTILINE)):
-        first, _, values = entry.partition("\n")
-        span, perms, _, _, inode, *_ = first.split()
-        start, end = (int(address, 16) for address in span.split("-"))
-        if inode != "0" and perms in ("r--p", "r-xp") and re.search(r"^Anonymous: +0 kB$", values, re.MULTILINE):
-            yield start, end - start
-
-
-def _let_go(regions: Iterable[tuple[int, int]]) -> None:
-    """Unmap the pages of files: most have code that only importing needed. Who uses one finds it in the page cache."""
-    libc = ctypes.CDLL(None)
-    libc.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-    for start, size in regions:
-        libc.madvise(start, size, MADV_DONTNEED)
 
 
 def _count(thing: object) -> ctypes.c_uint64:

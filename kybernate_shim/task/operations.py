@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint import loopback, restore
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
-from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left, NothingToResume
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.cuda.evidence import holds_driver
@@ -25,6 +24,7 @@ from kybernate_shim.oci import gpu_spec
 from kybernate_shim.task.checkpointing import share_with_cri, work_directory
 
 if TYPE_CHECKING:
+    from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left
     from kybernate_shim.task.container import Container
 
 EXIT_SECONDS = 5.0
@@ -141,13 +141,19 @@ class Operations:
 
     async def unsuspend_if_on_gpu(self) -> None:
         if self.driver_pids():
+            from kybernate_shim.checkpoint.gpu import NothingToResume
+
             try:
                 await self.unsuspend()
             except NothingToResume:
                 pass  # it was paused before it had any GPU state
 
     def _accelerator(self) -> CudaAccelerator:
-        self._gpus = self._gpus or CudaAccelerator(self._container, self._container.note_locked, self._log)
+        """Return what knows of GPUs, whose modules are not loaded on a node that has none."""
+        if self._gpus is None:
+            from kybernate_shim.checkpoint.gpu import CudaAccelerator
+
+            self._gpus = CudaAccelerator(self._container, self._container.note_locked, self._log)
         return self._gpus
 
     @contextmanager

@@ -14,6 +14,7 @@ from kybernate_shim import launcher, native
 from kybernate_shim.imports import postpone
 
 ROOT = Path(__file__).parents[3]
+WITH_GPUS = "from kybernate_shim import imports; from pathlib import Path; imports.DRIVER = Path('/')"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -46,7 +47,7 @@ def test_first_container_of_a_node_waits_for_nothing_that_a_checkpoint_needs() -
 
 def test_daemon_is_complete_before_its_files_may_be_replaced() -> None:
     """What a function imports when it is called must be there by then, or an old daemon would load new code."""
-    serving = "import kybernate_shim.serve; from kybernate_shim.imports import import_rest; import_rest()"
+    serving = f"import kybernate_shim.serve; {WITH_GPUS}; imports.import_rest()"
     complete = after(serving)
     operating = "; ".join(f"import {name}" for name in sorted(daemons_imports()))
     assert {name for name in after(f"{serving}; {operating}") if name.startswith("kybernate_shim")} <= complete
@@ -70,8 +71,10 @@ def test_no_daemon_has_what_it_never_uses() -> None:
     prepared = "from kybernate_shim.fork_server.server import import_first; import_first()"
     loaded = after(f"{prepared}; from kybernate_shim.imports import import_rest; import_rest()")
     unused = {"bz2", "difflib", "lzma", "random", "ssl", "tempfile", "urllib.parse", "google.protobuf.text_format"}
-    assert unused & loaded <= after("pass")
+    gpus = {"kybernate_shim.checkpoint.gpu", "kybernate_shim.cuda.client", "kybernate_shim.messages.cuda_pb2"}
+    assert (unused | gpus) & loaded <= after("pass")
     assert {"shutil", "tarfile", "kybernate_shim.checkpoint.restore"} <= loaded
+    assert gpus <= after(f"{prepared}; {WITH_GPUS}; imports.import_rest()")
 
 
 def test_module_that_is_postponed_is_imported_by_its_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Pages that all processes of the fork server share, and those that it lets go of."""
+"""Pages of files that are let go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kybernate_shim.fork_server.shared_pages import unchanged
+from kybernate_shim.linux.file_pages import unchanged
 
 SMAPS = """\
 1000-3000 r-xp 00000000 08:01 77                         /usr/bin/python3
@@ -28,14 +28,14 @@ Anonymous:             0 kB
 SERVER = """
 import sys
 sys.path.insert(0, {root!r})
-from kybernate_shim.fork_server.shared_pages import keep_shared
+from kybernate_shim.linux.file_pages import let_go
 def mapped():
     lines = [line.split() for line in open("/proc/self/smaps_rollup")]
     found = {{line[0]: int(line[1]) for line in lines[1:]}}
     return found["Rss:"] - found["Anonymous:"]
 import json, argparse, decimal
 before = mapped()
-keep_shared()
+let_go()
 print(before, mapped(), decimal.Decimal(json.loads("1")) + 1)
 """
 
