@@ -287,6 +287,12 @@ class Config:
         TEXTS,
         "annotations that pods may use; `*` stands for any text",
     )
+    runtime_in_memory: bool = setting(
+        True,
+        YES_OR_NO,
+        "the fork server keeps runc or crun, some 10 MiB, in sealed memory: they need not copy themselves for each "
+        "container and exec",
+    )
     fork_server_idle: float = setting(
         900.0, SECONDS, "the node's fork server ends after so long without a start or a removal; 0: there is none"
     )

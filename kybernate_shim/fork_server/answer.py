@@ -14,6 +14,7 @@ from pathlib import Path
 from kybernate_shim.actions import explained, required, run
 from kybernate_shim.fork_server.likeness import Nature, Unlike, become_like
 from kybernate_shim.invocation import BadInvocation, Invocation
+from kybernate_shim.linux import sealed
 from kybernate_shim.linux.libc import set_command_line
 from kybernate_shim.linux.process import parent_of
 from kybernate_shim.start import claim, existing, failure, keep_only, serve_from_here
@@ -113,7 +114,7 @@ def _receive(connection: socket.socket) -> tuple[list[str], int]:
         raise Abandoned
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number)
-    keep_only(connection.fileno())
+    keep_only(connection.fileno(), *sealed.descriptors())
     return [os.fsdecode(word) for word in words.split(b"\0")], pid
 
 

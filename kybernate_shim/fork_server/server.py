@@ -32,6 +32,7 @@ PROCESS_NAME = "kybernate-fork"  # the kernel keeps 15 bytes
 COMMAND_LINE = ["containerd-shim-kybernate-v1", "fork-server"]
 BACKLOG = 1024
 SCARCITY_SECONDS = 0.1
+CLONING = ("runc", "crun")  # that would make a copy of themselves for each container
 QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
 INOTIFY_BYTES = 4096
 UNUSED = ("asyncio.sslproto", "asyncio.staggered", "calendar", "locale")  # by us, but imported by what we use
@@ -256,9 +257,25 @@ def prepare(nature: Nature) -> None:
         become_like(os.getpid(), nature)
         with contextlib.suppress(OSError):
             set_command_line(COMMAND_LINE)
+    _seal_runtime()
     let_go()  # here, where nobody is forked yet who would have to look for them again
     rehearse(REHEARSALS)
     keep_shared()
+
+
+def _seal_runtime() -> None:
+    """Keep the node's runtime in memory, unless it is another program for each container, or must not be."""
+    from kybernate_shim.config import Config, ConfigInvalid
+    from kybernate_shim.linux.sealed import NotSealed, seal
+    from kybernate_shim.oci.options import RuntimeOptions
+    from kybernate_shim.oci.select import RuntimeMissing, choose_runtime
+    from kybernate_shim.oci.spec import Spec
+
+    with contextlib.suppress(ConfigInvalid, RuntimeMissing, NotSealed, OSError):
+        config = Config.load()
+        runtime = choose_runtime(os.environ, RuntimeOptions(), config, Spec({}))
+        if config.runtime_in_memory and runtime.name in CLONING:
+            seal(runtime)
 
 
 def _nature() -> Nature:

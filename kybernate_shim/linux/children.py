@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
 
+from kybernate_shim.linux import sealed
+
 END_POLL_SECONDS = 0.005
 OUTPUT_LIMIT = 64 * 1024  # the tail of a program's output that is kept for its error message
 
@@ -121,9 +123,10 @@ class Children:
             (os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2) if number not in wanted
         ]
         actions += [(os.POSIX_SPAWN_DUP2, copy, number) for number, copy in wanted.items()]
-        try:
-            pid = os.posix_spawn(
-                _find(argv[0], environment),
+
+        def spawn_from(path: str) -> int:
+            return os.posix_spawn(
+                path,
                 list(argv),
                 environment,
                 file_actions=actions,
@@ -131,6 +134,9 @@ class Children:
                 setsigmask=(),
                 setsigdef=(signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT),
             )
+
+        try:
+            pid = _spawn(spawn_from, _find(argv[0], environment))
         finally:
             for copy in wanted.values():
                 os.close(copy)
@@ -226,6 +232,16 @@ class Children:
 
 def _status(code: int) -> int:
     return 128 + os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)
+
+
+def _spawn(spawn_from: Callable[[str], int], path: str) -> int:
+    """Execute the program from sealed memory, or from its file where that is not to be or the system forbids it."""
+    if (in_memory := sealed.executable(path)) != path:
+        try:
+            return spawn_from(in_memory)
+        except OSError:
+            sealed.forget()
+    return spawn_from(path)
 
 
 def _find(program: str, env: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 def new_directory(prefix: str, parent: Path | None = None) -> Path:
     """Make a directory that is ours alone, in `parent` or where temporary files are, and return its path."""
     place = parent or Path(os.environ.get("TMPDIR", "/tmp"))
-    directory = place / f"{prefix}{os.urandom(8).hex()}"
+    directory = place / f"{prefix}{os.urandom(4).hex()}"
     directory.mkdir(mode=0o700)
     return directory
 

@@ -11,7 +11,7 @@ from tests.system.ctr import eventually
 STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
 SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
-OF_THE_NODE = (Path("/run/kybernate/versions"), Path("/run/kybernate/fork-server"))
+OF_THE_NODE = tuple(Path("/run/kybernate", name) for name in ("versions", "fork-server", "programs"))
 LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kybernate_shim.linux.sealed import NUMBER
 from tests.lab.containerd_config import SHIM
 from tests.lab.node import Containerd
 from tests.system.checkpoints import ended, shim_of
@@ -165,6 +166,19 @@ def test_daemon_is_where_its_client_is(warm: psutil.Process) -> None:
     finally:
         for place in places:
             eventually(lambda place=place: place.rmdir() or True)
+
+
+def test_runtime_is_executed_from_the_servers_memory(ours: Ctr, warm: psutil.Process) -> None:
+    executed = set()
+    with ThreadPoolExecutor(1) as pool:
+        starts = pool.submit(lambda: [ours.run("true") for _ in range(10)])
+        while not starts.done():
+            for process in psutil.process_iter(["name"]):
+                if process.info["name"] == "runc":
+                    with suppress(OSError):
+                        executed.add(Path(f"/proc/{process.pid}/exe").stat().st_ino)
+    starts.result()
+    assert Path(f"/proc/{warm.pid}/fd/{NUMBER}").stat().st_ino in executed
 
 
 def test_client_in_a_namespace_of_its_own_does_its_work_itself(warm: psutil.Process) -> None:
