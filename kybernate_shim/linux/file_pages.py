@@ -12,24 +12,25 @@ from pathlib import Path
 
 MADV_DONTNEED = 4
 
-_regions: list[tuple[int, int]] = []
+_unchanged: set[str] = set()
 
 
 def let_go() -> None:
-    """Unmap them. The first call looks where they are, and forked processes have them there, too."""
-    if not _regions:
-        _regions.extend(unchanged(Path("/proc/self/smaps").read_text()))
+    """Unmap them. The first call looks which they are, and spares processes that are forked later the long look."""
+    if not _unchanged:
+        _unchanged.update(unchanged(Path("/proc/self/smaps").read_text()))
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-    for start, size in _regions:
-        madvise(start, size, MADV_DONTNEED)
+    for mapping in Path("/proc/self/maps").read_text().splitlines():
+        if mapping in _unchanged:  # or something else might be there by now
+            start, end = (int(address, 16) for address in mapping.partition(" ")[0].split("-"))
+            madvise(start, end - start, MADV_DONTNEED)
 
 
-def unchanged(smaps: str) -> Iterator[tuple[int, int]]:
-    """Yield start and size of the mappings that are as their file is; what was relocated, for example, is not."""
+def unchanged(smaps: str) -> Iterator[str]:
+    """Yield the lines of /proc/PID/maps for what is as its file is; what was relocated, for example, is not."""
     for entry in filter(None, re.split(r"^(?=[0-9a-f]+-)", smaps, flags=re.MULTILINE)):
-        first, _, values = entry.partition("\n")
-        span, perms, _, _, inode, *_ = first.split()
-        start, end = (int(address, 16) for address in span.split("-"))
+        mapping, _, values = entry.partition("\n")
+        _, perms, _, _, inode, *_ = mapping.split()
         if inode != "0" and perms in ("r--p", "r-xp") and re.search(r"^Anonymous: +0 kB$", values, re.MULTILINE):
-            yield start, end - start
+            yield mapping

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from kybernate_shim.linux.file_pages import unchanged
+import pytest
+
+from kybernate_shim.linux import file_pages
+from kybernate_shim.linux.file_pages import let_go, unchanged
 
 SMAPS = """\
 1000-3000 r-xp 00000000 08:01 77                         /usr/bin/python3
@@ -41,7 +47,21 @@ print(before, mapped(), decimal.Decimal(json.loads("1")) + 1)
 
 
 def test_only_what_is_as_in_its_file_is_let_go() -> None:
-    assert list(unchanged(SMAPS)) == [(0x1000, 0x2000), (0x8000, 0x2000)]
+    assert [mapping.split("-")[0] for mapping in unchanged(SMAPS)] == ["1000", "8000"]
+
+
+def test_what_is_somewhere_else_by_now_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping of this process at which another file was before."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"old" * 4096)
+        file.flush()
+        with mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_COPY) as copy:
+            copy[:3] = b"new"
+            inode = str(os.fstat(file.fileno()).st_ino)
+            (mine,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.split()[4] == inode)
+            monkeypatch.setattr(file_pages, "_unchanged", {mine.replace("rw-p", "r--p")})
+            let_go()
+            assert copy[:3] == b"new"
 
 
 def test_process_goes_on_without_the_pages_of_files() -> None:
