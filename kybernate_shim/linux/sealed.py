@@ -47,12 +47,11 @@ def seal(path: Path) -> None:
             copy = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(writable)  # what is open for writing cannot be executed
-    os.dup2(copy, NUMBER, inheritable=False)
-    os.close(copy)
-    DIRECTORY.mkdir(mode=0o711, parents=True, exist_ok=True)
-    link = DIRECTORY / f".{path.name}-{os.getpid()}"
-    link.symlink_to(f"/proc/self/fd/{NUMBER}")
-    link.replace(DIRECTORY / path.name)
+    try:
+        _link(path.name)
+        os.dup2(copy, NUMBER, inheritable=False)
+    finally:
+        os.close(copy)
     _sealed = _Sealed(str(path), identity)
 
 
@@ -74,6 +73,13 @@ def forget() -> None:
     if _sealed is not None:
         _sealed = None
         os.close(NUMBER)
+
+
+def _link(name: str) -> None:
+    DIRECTORY.mkdir(mode=0o711, parents=True, exist_ok=True)
+    link = DIRECTORY / f".{name}-{os.getpid()}"
+    link.symlink_to(f"/proc/self/fd/{NUMBER}")
+    link.replace(DIRECTORY / name)
 
 
 def _memory(name: str) -> int:
