@@ -45,7 +45,8 @@ def test_exec_runs_in_the_containers_namespaces(ctr: Ctr, sleeper: str) -> None:
 def test_exec_of_a_missing_binary_is_named_and_leaves_the_container_alone(ctr: Ctr, sleeper: str) -> None:
     with pytest.raises(CommandFailed, match=r"no-such-binary"):
         ctr.exec(sleeper, "/bin/no-such-binary")
-    assert ctr.exec(sleeper, "echo", "still here") == "still here\n"
+    # Again where it is not, for containerd's own shim loses what one exec of some thousands says.
+    eventually(lambda: ctr.exec(sleeper, "echo", "still here") == "still here\n")
 
 
 def test_two_hundred_execs_at_once(ours: Ctr) -> None:
