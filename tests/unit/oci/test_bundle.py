@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 import subprocess
 import sys
@@ -73,6 +74,17 @@ def test_process_file_takes_the_terminal_flag_of_the_request(bundle: Bundle) -> 
 def test_process_that_is_no_json_object_is_refused(bundle: Bundle, process: bytes) -> None:
     with pytest.raises(ValueError, match=r"JSON|Expecting|decode"):
         bundle.write_process("e", process, terminal=False)
+    assert list(bundle.path.iterdir()) == []
+
+
+def test_process_file_that_does_not_fit_is_an_error_and_not_left(bundle: Bundle) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            bundle.write_process("e", b'{"args": ["true"]}', terminal=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(bundle.path.iterdir()) == []
 
 
