@@ -5,6 +5,7 @@
  */
 #include <stdio.h>
 
+#include "addresses.h"
 #include "driver.h"
 #include "owners.h"
 #include "physical.h"
@@ -63,12 +64,15 @@ static CUresult make(struct block *block, CUcontext context, CUdevice device, si
     block->devices = devices_that_see(device);
     block->rdma = with_rdma(device);
     block->size = size;
-    result = driver()->reserve(&block->address, size, 0, 0, 0);
+    result = take_addresses(&block->address, size);
     if (result)
         return result;
     result = put_memory(block);
-    if (result)
-        driver()->unreserve(block->address, size);
+    if (result) {
+        CUdeviceptr free = block->address;
+        block->address = 0; /* no two blocks are at one address */
+        keep_addresses(free, size);
+    }
     return result;
 }
 
@@ -145,8 +149,10 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
         give_block(block, before);
         return result;
     }
-    driver()->unreserve(block->address, block->size);
+    CUdeviceptr free = block->address;
+    size_t size = block->size;
     give_block(block, UNUSED);
+    keep_addresses(free, size);
     return CUDA_SUCCESS;
 }
 

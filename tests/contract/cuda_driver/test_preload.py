@@ -84,6 +84,19 @@ BODIES = {
         with control_of(os.getpid()) as control:
             assert control._word(40) == 2
     """,
+    "addresses_of_freed_memory_are_used_again": """
+        first, second = allocate(4 * MIB), allocate(6 * MIB)
+        call("cuMemFree_v2", first)
+        assert code("cuMemFree_v2", first) == 1
+        again, other = allocate(4 * MIB), allocate(4 * MIB)
+        assert again.value == first.value
+        assert other.value not in (first.value, second.value)
+        assert keeps(again, 4 * MIB) and keeps(other, 4 * MIB) and keeps(second, 6 * MIB)
+        for held in [allocate(2 * MIB * number) for number in range(1, 25)]:  # more sizes than are kept
+            call("cuMemFree_v2", held)
+        call("cuMemFree_v2", again)
+        assert allocate(4 * MIB).value == again.value
+    """,
     "what_does_not_fit_on_the_card_is_the_drivers_answer": """
         assert code("cuMemAlloc_v2", ref(u64()), size(8 << 30)) == 2
         assert blocks() == []
