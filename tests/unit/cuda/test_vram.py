@@ -274,12 +274,13 @@ def test_buffers_are_aligned_for_direct_io() -> None:
     buffer.close()
 
 
+TURNS = 10
 OPERATIONS = ["read_into", "write_from", "pread", "pwrite", "digest", "compare"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_interpreter_goes_on_while_bytes_are_moved(target: MemoryProcess, tmp_path: Path, operation: str) -> None:
-    """Each step on 256 MiB in one call."""
+    """Each step on 256 MiB in one call, which a busy machine may be done with before another thread had its turn."""
     size = 256 * MIB
     region = target.region("a", size)
     buffer = Buffer(size)
@@ -292,7 +293,7 @@ def test_interpreter_goes_on_while_bytes_are_moved(target: MemoryProcess, tmp_pa
             "digest": lambda: digest.Tree(size, size).add(0, buffer.view),
             "compare": lambda: _compare(buffer, size),
         }
-        assert _counts_during(calls[operation]) > 0
+        assert any(_counts_during(calls[operation]) for _ in range(TURNS))
     buffer.close()
 
 
