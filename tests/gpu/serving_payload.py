@@ -10,6 +10,7 @@ CUDA, ends it with "wrong: …". It needs torch and transformers. DEVICE is "cud
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from typing import Any
 
@@ -37,9 +38,11 @@ class Halfway:
 
 def serve(gib: float, device: str) -> None:
     """Answer requests until there are no more."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # of a fixed size, or the same sums come in another order
     import torch  # of the machine
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+    torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
     torch.set_default_dtype(torch.bfloat16)
     config = LlamaConfig(
