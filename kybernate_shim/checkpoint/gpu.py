@@ -7,7 +7,6 @@ the GPUs that its new place has.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from kybernate_shim.checkpoint.arena_path import ArenaBack, ArenaOut
 from kybernate_shim.checkpoint.compat import FORCE, Finding
 from kybernate_shim.checkpoint.gpu_accounts import Accounts, draw_up, inner_pid, own_memory
+from kybernate_shim.checkpoint.gpu_room import ahead, await_room, bytes_on, needs
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
 from kybernate_shim.checkpoint.operation import Operation, Step
@@ -38,7 +38,6 @@ from kybernate_shim.logs import Log
 
 NVIDIA_MAJOR = 195
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-ROOM_PAUSE = 0.005  # between two looks at whether somebody has left
 
 
 class GpuStepFailed(Refused):
@@ -331,11 +330,14 @@ class CudaAccelerator:
                 locked = [process.pid for process in waiting if process.state is State.LOCKED]
                 await helper.unlock(locked, limits.unlock)
                 pids = [process.pid for process in waiting if process.state is State.CHECKPOINTED]
-                at_first, later = _needs(left, waiting, split=room_seconds > 0)
-                await _await_room(helper, at_first, room_seconds)
+                at_first, later = needs(left.gpus, waiting, split=room_seconds > 0)
+                node = await await_room(helper, at_first, room_seconds)
+                plan = gpu_map.Plan((), {gpu.uuid: bytes_on(gpu) for gpu in left.gpus})
+                names = {name: pid for pid in pids if (name := inner_pid(pid)) is not None}
                 with _telling(operation, "cuda-resume"):
-                    room = partial(_await_room, helper, later, room_seconds) if later else None
-                    steps = await sequence.resume(helper, pids, limits=limits, room=room)
+                    room = partial(await_room, helper, later, room_seconds) if later else None
+                    early = ahead(left.gpus, names, plan, node)
+                    steps = await sequence.resume(helper, pids, limits=limits, room=room, ahead=early)
         except GpuMismatch as error:
             self.suspended = left
             raise NotBack(
@@ -412,10 +414,12 @@ class CudaAccelerator:
                 await self._back.fill(image, inner, operation)
                 await self._arena_back.hand_over(image, inner, operation)
                 async with claimed(plan.bytes):
-                    gpu_map.require_room(plan, (await helper.info()).gpus)
+                    node = (await helper.info()).gpus
+                    gpu_map.require_room(plan, node)
                     with _telling(operation, "cuda-resume"):
                         proof = partial(self._back.prove, image) if manifest.vram else None
-                        steps = await sequence.resume(helper, pids, plan.pairs, self._limits, proof=proof)
+                        early = ahead(manifest.gpus, inner, plan, node)
+                        steps = await sequence.resume(helper, pids, plan.pairs, self._limits, proof=proof, ahead=early)
         except (CudaError, GpuMismatch, VramError) as error:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
         self._note(())
@@ -425,7 +429,7 @@ class CudaAccelerator:
         spec, config = self._target.spec, self._target.config
         usable = self._usable(info)
         return gpu_map.make_plan(
-            [gpu_map.Used(gpu.uuid, gpu.model, _bytes(gpu)) for gpu in manifest.gpus],
+            [gpu_map.Used(gpu.uuid, gpu.model, bytes_on(gpu)) for gpu in manifest.gpus],
             manifest.visible_gpus,
             [gpu for gpu in info.gpus if gpu.uuid in usable],
             gpu_map.parse_map(config.pods_choice(spec.annotations, gpu_map.ANNOTATION)),
@@ -449,39 +453,6 @@ class CudaAccelerator:
     async def _helper(self) -> AsyncIterator[CudaHelper]:
         async with cuda_helper(client.SOCKET, idle_seconds=self._settings.helper_idle) as helper:
             yield helper
-
-
-def _needs(left: Left, waiting: Iterable[CudaProcess], *, split: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what a resume needs of each GPU for the driver's restore, and for what the arena has, if that is `split`.
-
-    On which GPU the arena's bytes were is known to their process alone: each GPU may have to take all of them.
-    """
-    away = sum(process.arena_bytes for process in waiting) if split else 0
-    whole = {gpu.uuid: _bytes(gpu) for gpu in left.gpus}
-    later = {uuid: min(size, away) for uuid, size in whole.items()} if away else {}
-    return {uuid: size - later.get(uuid, 0) for uuid, size in whole.items()}, later
-
-
-async def _await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> None:
-    """Wait until the GPUs have `needed` bytes free, by UUID. Raises GpuMismatch when that takes longer than `seconds`.
-
-    The driver's own accounts tell: nobody else would know of a process that is not ours.
-    """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while True:
-        try:
-            gpu_map.require_room(gpu_map.Plan((), needed), (await helper.info()).gpus)
-        except GpuMismatch:
-            if loop.time() >= until:
-                raise
-            await asyncio.sleep(ROOM_PAUSE)
-        else:
-            return
-
-
-def _bytes(gpu: Gpu) -> int:
-    return sum(process.bytes for process in gpu.processes)
 
 
 def _joined(first: Left | None, second: Left) -> Left:

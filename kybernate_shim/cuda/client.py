@@ -209,6 +209,17 @@ class CudaHelper:
         """Move the VRAM of locked processes into the node's arena, where that is possible; they stay locked."""
         return await self._move("Take", pids, timeout)
 
+    async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float) -> None:
+        """Begin to copy what `give` will move to the GPU that a process is being restored on.
+
+        `free_bytes` stay free there. Nothing depends on it; the GPU's memory is given back with a `give`, a
+        `checkpoint`, or a restore that fails.
+        """
+        milliseconds = _milliseconds(timeout)
+        request = wire.PrefetchRequest(pid=pid, gpu_uuid=gpu, free_bytes=free_bytes, timeout_ms=milliseconds)
+        client = await self._connected()
+        await self._call(client, "Prefetch", request, wire.VerbResponse, timeout + SLACK_SECONDS)
+
     async def give(self, pids: Sequence[int], timeout: float) -> Taken:
         """Move what the arena has of locked processes back to VRAM; they stay locked."""
         return await self._move("Give", pids, timeout)

@@ -75,6 +75,7 @@ class Helper:
                 "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
                 "Expect": Method(wire.ExpectRequest, self._counted(self.expect)),
                 "Take": Method(wire.VerbRequest, self._counted(self.take)),
+                "Prefetch": Method(wire.PrefetchRequest, self._counted(self.prefetch)),
                 "Give": Method(wire.VerbRequest, self._counted(self.give)),
             }
         }
@@ -109,11 +110,17 @@ class Helper:
         return await self._verb("lock", request.pids, [request.timeout_ms], seconds)
 
     async def checkpoint(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        for pid in request.pids:
+            await self.keeper.drop(pid)
         return await self._verb("checkpoint", request.pids, [], request.timeout_ms / 1000)
 
     async def restore(self, request: wire.RestoreRequest) -> wire.VerbResponse:
         pairs = [[pair.old_uuid, pair.new_uuid] for pair in request.gpu_pairs]
-        return await self._verb("restore", request.pids, [pairs], request.timeout_ms / 1000)
+        reply = await self._verb("restore", request.pids, [pairs], request.timeout_ms / 1000)
+        for outcome in reply.outcomes:
+            if outcome.kind:
+                await self.keeper.drop(outcome.pid)
+        return reply
 
     async def unlock(self, request: wire.VerbRequest) -> wire.VerbResponse:
         """Whoever asks, and whatever went before: a process whose memory is in the arena must not compute."""
@@ -138,6 +145,11 @@ class Helper:
         return wire.VerbResponse(
             outcomes=await self._move("take", self.keeper.take, request.pids, request.timeout_ms / 1000)
         )
+
+    async def prefetch(self, request: wire.PrefetchRequest) -> wire.VerbResponse:
+        prefetch = partial(self.keeper.prefetch, gpu=request.gpu_uuid, free=request.free_bytes)
+        seconds = request.timeout_ms / 1000
+        return wire.VerbResponse(outcomes=await self._move("prefetch", prefetch, [request.pid], seconds))
 
     async def give(self, request: wire.VerbRequest) -> wire.VerbResponse:
         return wire.VerbResponse(

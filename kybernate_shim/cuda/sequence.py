@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -62,6 +62,15 @@ class Suspended:
     pids: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     taken: Taken = field(default_factory=Taken)  # what the arena has of it
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A process of which the arena may copy to its GPU before it is there, as long as so many bytes stay free."""
+
+    pid: int
+    gpu: str
+    free_bytes: int
 
 
 DEFAULT_LIMITS = Limits()
@@ -119,24 +128,28 @@ async def resume(
     limits: Limits = DEFAULT_LIMITS,
     *,
     proof: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    room: Callable[[], Awaitable[None]] | None = None,
+    room: Callable[[], Awaitable[object]] | None = None,
+    ahead: Sequence[Ahead] = (),
 ) -> list[Step]:
     """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
 
     `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
     for their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which somebody
-    else may be about to leave; what it raises is a failure.
+    else may be about to leave; what it raises is a failure. What is `ahead` is copied while the driver works.
     Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
     that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
     """
     steps: list[Step] = []
     proving = asyncio.ensure_future(proof()) if proof is not None else None
+    prefetching = asyncio.ensure_future(_prefetch(helper, ahead, limits))
     try:
         await _timed(steps, "cuda-restore", helper.restore(pids, limits.restore, pairs))
+        await prefetching
         if room is not None:
             await room()
         await _moved(steps, "arena-give", helper.give(pids, limits.restore))
     except BaseException as error:
+        prefetching.cancel()
         if proving is not None:
             proving.cancel()
         await undisturbed(_add_notes(error, _suspend_again(helper, pids, limits)))
@@ -176,6 +189,13 @@ async def _warm(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> None
         await helper.warm(pids, limits.checkpoint)
     except CudaHelperLost:
         pass
+
+
+async def _prefetch(helper: CudaHelper, ahead: Sequence[Ahead], limits: Limits) -> None:
+    """Have the copies begun; what is wrong with the arena shows when it is needed."""
+    for one in ahead:
+        with suppress(CudaError):
+            await helper.prefetch(one.pid, one.gpu, one.free_bytes, limits.restore)
 
 
 async def _suspend_again(helper: CudaHelper, pids: Sequence[int], limits: Limits) -> list[str]:

@@ -7,7 +7,7 @@ behind it, it moves processes' memory to and from the arena there, too, and keep
 
 Job:    {"verb": "lock", "pids": [17, 18], "arguments": [1000]}, answered by one line per pid, in any order
 Job:    {"verb": "info"}, answered by one line
-Answer: {"pid": 17, "code": 0, "name": "", "text": "", "seconds": 0.001, "state": null, "thread": null}
+Answer: {"pid": 17, "verb": "lock", "code": 0, "name": "", "text": "", "seconds": 0.001, "state": null, "thread": null}
 First of all comes {"ready": true} or {"unusable": "why"}.
 """
 
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,18 +79,19 @@ def _arena_verbs(arguments: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
 def _start(driver: ModuleType, verbs: Mapping[str, Callable[..., Any]], job: dict[str, Any], send: Send) -> None:
     if job["verb"] == "info":
         threading.Thread(target=lambda: send(driver.info()), daemon=True).start()
+    verb = job["verb"]
     for pid in job.get("pids", ()):
-        arguments = (driver, verbs[job["verb"]], pid, job["arguments"], send)
-        threading.Thread(target=_call, args=arguments, daemon=True).start()
+        work = partial(verbs[verb], pid, *job["arguments"])
+        threading.Thread(target=_call, args=(driver, work, {"pid": pid, "verb": verb}, send), daemon=True).start()
 
 
-def _call(driver: ModuleType, verb: Callable[..., Any], pid: int, arguments: list[Any], send: Send) -> None:
+def _call(driver: ModuleType, work: Callable[[], Any], about: dict[str, Any], send: Send) -> None:
     began = time.monotonic()
     try:
-        answer = verb(pid, *arguments)
+        answer = work()
     except Exception as error:  # noqa: BLE001  # what the bindings raise for a missing call is the answer
         answer = driver.Answer(driver.NOT_FOUND, "CUDA_ERROR_NOT_FOUND", str(error))
-    send({"pid": pid, "seconds": time.monotonic() - began} | asdict(answer))
+    send(about | {"seconds": time.monotonic() - began} | asdict(answer))
 
 
 if __name__ == "__main__":

@@ -113,6 +113,18 @@ class ExpectRequest(_message.Message):
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, pid: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class PrefetchRequest(_message.Message):
+    __slots__ = ("pid", "timeout_ms", "gpu_uuid", "free_bytes")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    timeout_ms: int
+    gpu_uuid: str
+    free_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
 class RestoreRequest(_message.Message):
     __slots__ = ("pids", "timeout_ms", "gpu_pairs")
     PIDS_FIELD_NUMBER: _ClassVar[int]

@@ -122,7 +122,7 @@ async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds
                 began = time.monotonic()
                 out = await suspend(helper, lambda: [pid], arena=way == "arena")
                 spent = time.monotonic() - began
-            told = [*out.steps, *(await resumed(helper, pid))]
+            told = [*out.steps, *(await resumed(helper, pid, out.taken.bytes))]
             program.wait_for_steps(STEPS)
             if number:  # the first round fills the arena
                 measured.note("suspend", way, spent, out.steps)
@@ -207,8 +207,8 @@ def endurance(gib: float, changed: float, arguments: argparse.Namespace, library
                         before = await _held(helper, program, socket)
                     program.change()
                     began = time.monotonic()
-                    await suspend(helper, lambda: [program.process.pid], arena=True)
-                    await resumed(helper, program.process.pid)
+                    out = await suspend(helper, lambda: [program.process.pid], arena=True)
+                    await resumed(helper, program.process.pid, out.taken.bytes)
                     spent.append(time.monotonic() - began)
                     program.wait_for_steps(1)
                 return before, await _held(helper, program, socket)

@@ -62,7 +62,7 @@ async def _cycle(helper: CudaHelper, program: Program, pairs: Sequence[GpuPair],
     began = time.monotonic()
     out = await suspend(helper, lambda: [pid], arena=True)
     suspended = time.monotonic() - began
-    back = (await resumed(helper, pid, pairs))[-1].seconds
+    back = (await resumed(helper, pid, out.taken.bytes, pairs, card))[-1].seconds
     program.wait_for_steps(STEPS)
     assert out.taken.bytes, f"the arena has taken nothing: {out.taken.reasons}"
     used = [gpu.used_bytes for gpu in (await helper.info()).gpus]

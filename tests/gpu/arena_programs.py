@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate_shim.checkpoint.gpu_room import KEPT_FREE
 from kybernate_shim.cuda.arena.memory import FOLDER
 from kybernate_shim.cuda.client import CudaHelper, log_path, start_helper
 from kybernate_shim.cuda.errors import GpuPair
-from kybernate_shim.cuda.sequence import Step, resume
+from kybernate_shim.cuda.sequence import Ahead, Step, resume
 
 GIB = 1 << 30
+DRIVERS_BYTES = 2 * GIB  # what a program has of a card that the arena does not take
 START_SECONDS = 120
 STEP_SECONDS = 30
 STEPS = 5
@@ -106,8 +108,10 @@ def node(gib: float, folder: Path, programs: int = 1) -> Iterator[Path]:
         subprocess.run(["umount", FOLDER], check=False)
 
 
-async def resumed(helper: CudaHelper, pid: int, pairs: Sequence[GpuPair] = ()) -> list[Step]:
-    """Resume; the last step returned is the whole."""
+async def resumed(helper: CudaHelper, pid: int, taken: int, pairs: Sequence[GpuPair] = (), card: int = 0) -> list[Step]:
+    """Resume on `card` what the arena has `taken` so many bytes of; the last step returned is the whole."""
     began = time.monotonic()
-    steps = await resume(helper, [pid], pairs)
+    gpu = (await helper.info()).gpus[card]
+    ahead = [Ahead(pid, gpu.uuid, taken + DRIVERS_BYTES + gpu.total_bytes // KEPT_FREE)] if taken else []
+    steps = await resume(helper, [pid], pairs, ahead=ahead)
     return [*steps, Step("whole", time.monotonic() - began)]

@@ -44,7 +44,7 @@ def serving(gib: float, rounds: int, library: Path, lane: str) -> Iterator[Figur
 
 
 async def _rounds(helper: CudaHelper, program: Program, rounds: int, seconds: Seconds) -> None:
-    for question in range(QUESTIONS):
+    for question in [*range(QUESTIONS)] * 2:  # the payload compares: without a suspend, too, they must be the same
         _ask(program, question)
         program.wait_for_steps(1)
     ways = ("arena", "plain")
@@ -79,7 +79,7 @@ async def _cycle(helper: CudaHelper, program: Program, way: str, when: str) -> d
     assert way == "plain" or out.taken.bytes, "the arena has taken nothing"
     await asyncio.sleep(0.2)
     assert program.step == step, "it answers without its memory"
-    back = (await resumed(helper, pid))[-1].seconds
+    back = (await resumed(helper, pid, out.taken.bytes))[-1].seconds
     copied = (out.taken.bytes - out.taken.spared) / GIB
     print(f"  {when:8} {way:6} suspend {spent:6.3f} s, {copied:6.2f} GiB copied, resume {back:6.3f} s", flush=True)
     return {"suspend": spent, "resume": back}

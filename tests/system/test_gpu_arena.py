@@ -27,6 +27,7 @@ SIZE = 128 << 20
 WANTED = ["--annotation", "kybernate.io/arena=true"]
 MIB = 16
 PIECES = 8
+SLOW = 60  # seconds for a GiB: the driver takes half a second for a context
 READY_AND_BACK = ("arena.expect", "arena.settle")
 
 
@@ -179,6 +180,28 @@ def test_restore_onto_the_other_card_takes_the_arenas_bytes_along(ctr: Ctr, card
         assert "arena-take" in kybernate("suspend", again.id, "--json")
         kybernate("resume", again.id)
         again.computes_on()
+
+
+def test_bytes_are_on_their_card_before_the_program_is(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    log, image = tmp_path / "log", tmp_path / "image"
+
+    def prefetched() -> int:
+        return [event["prefetched_bytes"] for event in told_by_the_helper() if event["event"] == "arena.settle"][-1]
+
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
+        kybernate("suspend", container.id)
+        kybernate("resume", container.id)
+        held = cards.used()
+        kybernate("suspend", container.id)
+        cards.slow(SLOW)
+        kybernate("resume", container.id)
+        assert prefetched() == MIB << 20
+        assert cards.used() == held
+        container.computes_on()
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    with gpu.computing_again(ctr, image, log, device="/dev/nvidia1", flags=WANTED) as again:
+        again.computes_on()
+        assert prefetched() == MIB << 20
 
 
 def test_container_is_copied_once_and_then_what_has_changed(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ class DriverRefused(Exception):
 
 
 def checked(answer: Any) -> Any:
-    """Return what a call of the driver gave beside its result. Raises DriverRefused."""
+    """Return what a call of the driver gave beside its result, several values in a list. Raises DriverRefused."""
     result, *values = answer
     if result:
         raise DriverRefused(f"the driver refuses a step of the arena: {result.name}")
+    if len(values) > 1:
+        return values
     return values[0] if values else None

@@ -32,6 +32,7 @@ RELOCK_SECONDS = 10.0
 ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
 PAUSES = (0.002, 0.005, 0.011, 0.023)
 IDLE_SECONDS = 60.0
+PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
 BUSY, FULL, NO_ROOM = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM"
 
@@ -70,6 +71,7 @@ class Keeper:
         self._log = log
         self._worker = SharedWorker(["arena", str(folder), as_text(sizes)])
         self._last_use = 0.0
+        self._prefetched: dict[int, float] = {}  # by pid, since when
         self._remarks: set[str] = set()
 
     async def warm(self, pid: int, seconds: float) -> Moved:
@@ -94,6 +96,28 @@ class Keeper:
             return _moved(await self._ask("expect", pid, seconds, list(gpus)))
         except (WorkerDied, DriverUnavailable) as error:
             return Moved(0, str(error))
+
+    async def prefetch(self, pid: int, seconds: float, gpu: str, free: int) -> Moved:
+        """Begin to copy the bytes of a process to `gpu`, which the driver restores it to just now, but leave `free`.
+
+        Their memory there is the worker's until they are given, or the process is checkpointed again.
+        """
+        if not self.kept_bytes(pid):
+            return Moved()
+        try:
+            answer = await self._ask("prefetch", pid, seconds, gpu, free)
+        except (WorkerDied, DriverUnavailable) as error:
+            return Moved(0, str(error))
+        self._prefetched[pid] = self._last_use
+        return _moved(answer)
+
+    async def drop(self, pid: int) -> None:
+        """Give up what was prefetched, if there is any."""
+        if self._prefetched.pop(pid, None) is not None and self._worker.running:
+            try:
+                await self._ask("drop", pid, RELOCK_SECONDS)
+            except (WorkerDied, DriverUnavailable):
+                pass  # it has gone with the worker
 
     async def take(self, pid: int, seconds: float) -> Moved:
         """Move the VRAM of a locked process into the arena, as far as it was allocated through the preload library.
@@ -153,7 +177,12 @@ class Keeper:
             return 0
 
     async def tidy(self, now: float) -> None:
-        """End the worker, whose contexts take VRAM, when nobody has needed it for a while."""
+        """End the worker, whose contexts take VRAM, when nobody has needed it for a while.
+
+        And what was prefetched for processes that whoever asked for it has left, being killed, maybe.
+        """
+        for pid in [pid for pid, since in self._prefetched.items() if now - since > PREFETCH_SECONDS]:
+            await self.drop(pid)
         if self._worker.running and not self._worker.busy and now - self._last_use > IDLE_SECONDS:
             await self._worker.close()
             self._log.info("arena.worker_ended")
@@ -171,6 +200,7 @@ class Keeper:
         for hashing in (True, False):  # which it needs not have
             try:
                 answer = await self._ask("settle", pid, seconds, hashing)
+                self._prefetched.pop(pid, None)
             except (WorkerDied, DriverUnavailable) as error:
                 reasons.append(str(error))
                 continue
@@ -192,7 +222,7 @@ class Keeper:
         finally:
             self._last_use = loop.time()
         told = {"error": answer["text"]} if answer["code"] else {}
-        moved = {key: answer[key] for key in ("bytes", "clean_bytes", "zero_bytes")}
+        moved = {key: answer[key] for key in ("bytes", "clean_bytes", "zero_bytes", "prefetched_bytes")}
         self._log.info(f"arena.{verb}", pid=pid, **moved, seconds=round(answer["seconds"], 3), **told)
         self._tell_once(answer["remark"])
         return answer

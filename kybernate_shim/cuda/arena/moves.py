@@ -3,8 +3,10 @@
     warm     make contexts and pin memory, while the program still computes
     expect   the same for programs that do not live yet, in room that somebody has claimed for them
     take     copy every block out, then have the program release them: until the release, the truth is in VRAM
+    prefetch copy to the card what a give will bring there, while the driver still restores the program
     give     have the program make new memory, copy every block in, then commit: until then, it is in the arena;
              where the arena has no hashes of what it keeps, as after a restore, they are made of the new memory
+    drop     forget what was prefetched: no give will come
     settle   whatever was begun and not finished, by whoever is gone: finish it towards VRAM
 
 Where a block's bytes are is what its state says in the program's table: AWAY and REBUILT mean the arena, all else VRAM.
@@ -42,7 +44,8 @@ from kybernate_shim.cuda.arena.kernel import KernelUnavailable
 from kybernate_shim.cuda.arena.memory import KEY_BYTES, ArenaFull, ArenaUnavailable, Memory, Owner
 from kybernate_shim.cuda.arena.notes import Note
 from kybernate_shim.cuda.arena.pieces import Seen, is_known
-from kybernate_shim.cuda.arena.transfer import Mapped, Transfer
+from kybernate_shim.cuda.arena.prefetch import Prefetch
+from kybernate_shim.cuda.arena.transfer import NOTHING, Mapped, Prefetched, Transfer
 from kybernate_shim.cuda.driver import Answer
 
 BATCH = 64  # blocks handed out at a time: the program may have few descriptors left
@@ -61,6 +64,7 @@ class Mover:
     memory: Memory
     _transfer: Transfer | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
+    _prefetches: dict[Owner, Prefetch] = field(default_factory=dict)
 
     @property
     def verbs(self) -> Mapping[str, Callable[..., Answer]]:
@@ -68,7 +72,9 @@ class Mover:
             "warm": self.warm,
             "expect": self.expect,
             "take": self.take,
+            "prefetch": self.prefetch,
             "give": self.give,
+            "drop": self.drop,
             "settle": self.settle,
         }
 
@@ -80,6 +86,12 @@ class Mover:
 
     def take(self, pid: int) -> Answer:
         return _answered(lambda: self._take(pid))
+
+    def prefetch(self, pid: int, gpu: str, free: int) -> Answer:
+        return _answered(lambda: self._prefetch(pid, gpu, free))
+
+    def drop(self, pid: int) -> Answer:
+        return _answered(lambda: self._drop(pid))
 
     def give(self, pid: int) -> Answer:
         return _answered(lambda: self._give(pid))
@@ -115,8 +127,22 @@ class Mover:
         copies.pin(extent for one in kept for extent in one.extents if not extent.is_hole)
         return Answer(bytes=sum(one.size for one in kept))
 
+    def _prefetch(self, pid: int, gpu: str, free: int) -> Answer:
+        """Begin it; it ends with whatever comes next for the process."""
+        owner = Owner.of(pid)
+        self._drop(pid)
+        self._prefetches[owner] = Prefetch(self._copies(), gpu, self.memory.note(owner), free)
+        return Answer()
+
+    def _drop(self, pid: int) -> Answer:
+        for owner in list(self._prefetches):
+            if owner.pid == pid and (prefetch := self._prefetches.pop(owner, None)):
+                prefetch.close()
+        return Answer()
+
     def _take(self, pid: int) -> Answer:
         self._copies()  # or there is no arena, and nothing has to be undone
+        self._drop(pid)  # of bytes that are about to change
         owner = Owner.of(pid)
         with _opened(pid) as (control, pidfd):
             for verb in (Verb.CLOSE, Verb.FORGET):  # what a worker has left that died while it got ready
@@ -155,9 +181,18 @@ class Mover:
     def _give(self, pid: int, hashing: bool = True) -> Answer:
         owner = Owner.of(pid)
         note = self.memory.note(owner)
+        with self._prefetched(owner, note) as prefetched:
+            try:
+                return self._bring_back(owner, note, prefetched, hashing)
+            except ControlFailed as error:
+                if error.code != OUT_OF_MEMORY or not prefetched.size:
+                    raise
+        return self._bring_back(owner, note, NOTHING, hashing)  # somebody has come: there was no room for both
+
+    def _bring_back(self, owner: Owner, note: Note, prefetched: Prefetched, hashing: bool) -> Answer:
         kept = {one.index: one for one in note.kept}
         blind = ""
-        with _opened(pid) as (control, pidfd):
+        with _opened(owner.pid) as (control, pidfd):
             away = [_place_of(block, kept) for block in control.blocks() if block.state is BlockState.AWAY]
             try:
                 with ExitStack() as stack:
@@ -165,7 +200,7 @@ class Mover:
                     for batch in _batches(away):
                         with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
                             new = stack.enter_context(self._copies().mapped(descriptors, [one.size for one in batch]))
-                        self._copies().back(new, [list(parts(one.extents)) for one in batch])
+                        self._copies().back(new, [list(parts(one.extents)) for one in batch], prefetched)
                         blocks += new
                     if hashing:
                         blind = self._learn(owner, note, away, blocks)
@@ -175,7 +210,17 @@ class Mover:
             control.ask(Verb.COMMIT, seconds=ANSWER_SECONDS)
         self.memory.retire(owner)
         size = sum(one.size for one in away)
-        return Answer(bytes=size, zero_bytes=size - sum(total(one.extents) for one in away), remark=blind)
+        zero = size - sum(total(one.extents) for one in away)
+        return Answer(bytes=size, zero_bytes=zero, prefetched_bytes=prefetched.size, remark=blind)
+
+    @contextmanager
+    def _prefetched(self, owner: Owner, note: Note) -> Iterator[Prefetched]:
+        """Yield what has been prefetched of `note`, which is dropped then."""
+        prefetch = self._prefetches.get(owner)
+        try:
+            yield prefetch.stop() if prefetch is not None and prefetch.note == note else NOTHING
+        finally:
+            self._drop(owner.pid)
 
     def _learn(self, owner: Owner, note: Note, given: Sequence[Kept], blocks: Sequence[Mapped]) -> str:
         """Hash what was `given` and is in `blocks` now, unless that is known; return why it cannot be.

@@ -16,7 +16,7 @@ class SharedWorker:
         self._arguments = arguments
         self._worker: Worker | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._waiting: dict[tuple[str, int], asyncio.Future[dict[str, Any]]] = {}
         self._starting = asyncio.Lock()
 
     @property
@@ -28,13 +28,13 @@ class SharedWorker:
         return bool(self._waiting)
 
     async def call(self, verb: str, pid: int, *arguments: Any, seconds: float) -> dict[str, Any]:
-        """Do `verb` to `pid`, of which there is one job at a time, and return the answer.
+        """Do `verb` to `pid`, of which there is one such job at a time, and return the answer.
 
         Raises WorkerDied, which a job that takes longer than `seconds` comes to as well, and DriverUnavailable.
         """
         worker = await self._ready()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[pid] = answer
+        self._waiting[verb, pid] = answer
         try:
             worker.send({"verb": verb, "pids": [pid], "arguments": arguments})
             async with asyncio.timeout(seconds):
@@ -43,7 +43,7 @@ class SharedWorker:
             await worker.kill()
             raise WorkerDied(f"the arena's worker had no answer to {verb} after {seconds:g} s and was ended") from None
         finally:
-            self._waiting.pop(pid, None)
+            self._waiting.pop((verb, pid), None)
 
     async def close(self) -> None:
         """End the worker: its contexts are gone from the cards, what is in the arena stays."""
@@ -67,7 +67,7 @@ class SharedWorker:
         try:
             while True:
                 answer = await worker.read()
-                waiting = self._waiting.get(answer["pid"])
+                waiting = self._waiting.get((answer["verb"], answer["pid"]))
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
         except WorkerDied as error:

@@ -12,9 +12,9 @@ import mmap
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cuda.bindings import driver as cuda
@@ -31,6 +31,7 @@ from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
+AHEAD = 8 << 20  # of one call before the program is there, when the driver needs the link, too; divides COPY
 STREAMS = 4  # of each move: one process may leave while another comes
 PINNED = 1 << 30  # registered at once: a failure in the middle of a large arena leaves the rest usable
 THREADS = min(8, os.cpu_count() or 1)  # that make pages
@@ -53,6 +54,22 @@ class Mapped:
     card: int
     address: int
     size: int
+
+
+@dataclass
+class Prefetched:
+    """What the arena has and a card as well: addresses there of what `cut` has made, by their offsets in the arena."""
+
+    card: int = -1
+    size: int = 0
+    places: dict[int, int] = field(default_factory=dict)
+
+    def add(self, offset: int, address: int, size: int) -> None:
+        self.places[offset] = address
+        self.size += size
+
+
+NOTHING = Prefetched()
 
 
 class Transfer:
@@ -109,9 +126,45 @@ class Transfer:
         """Copy `parts` of each block to the arena. Raises DriverRefused."""
         self._copy(blocks, parts, _from_card)
 
-    def back(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]]) -> None:
-        """Fill `parts` of each block from the arena, holes by zeros. Raises DriverRefused."""
-        self._copy(blocks, parts, _to_card)
+    def back(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], prefetched: Prefetched = NOTHING) -> None:
+        """Fill `parts` of each block from the arena, or from what is `prefetched`, holes by zeros.
+
+        Raises DriverRefused.
+        """
+        self._copy(blocks, parts, _to_card, prefetched)
+
+    @contextmanager
+    def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
+        """Yield what copies from an offset in the arena to an address on a card, so many bytes, and waits for it.
+
+        It raises DriverRefused.
+        """
+        self._enter(card)
+        with _stream() as stream:
+
+            def copy(offset: int, address: int, size: int) -> None:
+                self.pin([Extent(offset, size)])
+                self._enter(card)
+                checked(cuda.cuMemcpyHtoDAsync(address, self._start + offset, size, stream))
+                checked(cuda.cuStreamSynchronize(stream))
+
+            yield copy
+
+    def free(self, card: int) -> int:
+        """Return how many bytes of a card nobody has. Raises DriverRefused."""
+        self._enter(card)
+        return int(checked(cuda.cuMemGetInfo())[0])
+
+    def allocate(self, card: int, size: int) -> int:
+        """Return the address of memory of ours on a card. Raises DriverRefused."""
+        self._enter(card)
+        return int(checked(cuda.cuMemAlloc(size)))
+
+    def release(self, card: int, addresses: Iterable[int]) -> None:
+        """Give back what `allocate` has returned. Raises DriverRefused."""
+        for address in addresses:
+            self._enter(card)
+            checked(cuda.cuMemFree(address))
 
     def node_near(self, card: int) -> int:
         """Return the NUMA node that a card is near, NO_NODE where none is known."""
@@ -143,9 +196,8 @@ class Transfer:
 
     def enter_named(self, uuids: Collection[str]) -> None:
         """Be ready to hash and to copy on the cards of these names, as far as they are here. Raises DriverRefused."""
-        for card in range(checked(cuda.cuDeviceGetCount())):
-            if driver.uuid_of(card) in uuids:
-                self.enter(card)
+        for card in cards_named(uuids):
+            self.enter(card)
 
     def pin(self, extents: Iterable[Extent]) -> None:
         """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused.
@@ -170,18 +222,23 @@ class Transfer:
         checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
         self._pinned.add(part)
 
-    def _copy(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], call: Call) -> None:
+    def _copy(
+        self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], call: Call, prefetched: Prefetched = NOTHING
+    ) -> None:
         """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts."""
         self.pin(part.extent for its in parts for part in its if not part.extent.is_hole)
         for card, pairs in _by_card(blocks, list(zip(blocks, parts, strict=True))):
             self._enter(card)
+            there = prefetched.places if prefetched.card == card else {}
             with ExitStack() as stack:
                 streams = [stack.enter_context(_stream()) for _ in range(STREAMS)]
-                copies = (copy for block, its in pairs for part in its for copy in _copies(block.address, part))
+                copies = (copy for block, its in pairs for part in its for copy in _copies(block.address, part, there))
                 for number, (host, at, size) in enumerate(copies):
                     stream = streams[number % STREAMS]
                     if host is None:
                         checked(cuda.cuMemsetD32Async(at, 0, size // 4, stream))
+                    elif host in there:
+                        checked(cuda.cuMemcpyDtoDAsync(at, there[host], size, stream))
                     else:
                         checked(call(self._start + host, at, size, stream))
                 for stream in streams:
@@ -208,6 +265,23 @@ class Transfer:
             if card not in self._contexts:
                 self._contexts[card] = checked(cuda.cuDevicePrimaryCtxRetain(card))
         checked(cuda.cuCtxSetCurrent(self._contexts[card]))
+
+
+def cards_named(uuids: Collection[str]) -> list[int]:
+    """Return our numbers of the cards of these names, as far as they are here. Raises DriverRefused."""
+    return [card for card in range(checked(cuda.cuDeviceGetCount())) if driver.uuid_of(card) in uuids]
+
+
+def cut(extent: Extent, step: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Yield (offset in the arena, bytes) of copies: none crosses a multiple of what `step` says for its offset.
+
+    A copy must not leave the range of host memory that was pinned at once.
+    """
+    at = extent.start
+    while at < extent.end:
+        size = min(step(at) - at % step(at), extent.end - at)
+        yield at, size
+        at += size
 
 
 def _by_card(blocks: Sequence[Mapped], values: Sequence[T]) -> Iterator[tuple[int, list[T]]]:
@@ -267,20 +341,17 @@ def _card_of(handle: Any) -> int:
     return int(checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
 
 
-def _copies(address: int, part: Part) -> Iterator[tuple[int | None, int, int]]:
+def _copies(address: int, part: Part, there: Mapping[int, int]) -> Iterator[tuple[int | None, int, int]]:
     """Yield (offset in the arena, address on the card, bytes) of what fills a part of the block at `address`.
 
-    A copy must not leave the range of host memory that was pinned at once, so none crosses a multiple of COPY. A hole
-    has no offset.
+    A hole has no offset. What is `there` already is cut as it was.
     """
-    at, end, address = part.extent.start, part.extent.end, address + part.offset
+    address += part.offset
     if part.extent.is_hole:
         yield None, address, part.extent.size
         return
-    while at < end:
-        size = min(COPY - at % COPY, end - at)
-        yield at, address, size
-        at, address = at + size, address + size
+    for at, size in cut(part.extent, lambda at: AHEAD if at in there else COPY):
+        yield at, address + at - part.extent.start, size
 
 
 def _from_card(host: int, card: int, size: int, stream: Any) -> Any:

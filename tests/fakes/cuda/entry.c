@@ -57,6 +57,7 @@
     F("cuMemHostUnregister", 4000, cuMemHostUnregister)                                                                \
     F("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2)                                                                 \
     F("cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2)                                                                 \
+    F("cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2)                                                                 \
     F("cuModuleLoadData", 2000, cuModuleLoadData)                                                                      \
     F("cuModuleGetFunction", 2000, cuModuleGetFunction)                                                                \
     F("cuLaunchKernel", 4000, cuLaunchKernel)                                                                          \

@@ -94,6 +94,20 @@ static bool crosses(const char *start, size_t size)
 extern CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
 extern CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
 
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+{
+    (void)stream;
+    CUresult result = enter();
+    if (result)
+        return result;
+    void *target = translate(to, size);
+    const void *source = translate(from, size);
+    if (target && source)
+        memcpy(target, source, size);
+    leave();
+    return target && source ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
     (void)stream;

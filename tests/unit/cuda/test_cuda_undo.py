@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.cuda.client import CudaProcess, State, States, Taken
 from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
-from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend, undisturbed
+from kybernate_shim.cuda.sequence import Ahead, Limits, bring_back, resume, suspend, undisturbed
 
 MOVES = {
     "take": (State.LOCKED, State.LOCKED),
@@ -55,6 +55,10 @@ class MemoryHelper:
     async def warm(self, pids: Sequence[int], timeout: float) -> None:
         if self.faults.get(-1):
             raise CudaHelperLost("CUDA Warm: the helper ended")
+
+    async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float) -> None:
+        if self.faults.get(-1):
+            raise CudaHelperLost("CUDA Prefetch: the helper ended")
 
     async def take(self, pids: Sequence[int], timeout: float) -> Taken:
         await self._call("take", pids)
@@ -147,8 +151,9 @@ def test_suspend_with_one_fault_is_undone_completely(faults: dict[int, str], are
 @given(one_fault, st.booleans())
 def test_failed_resume_leaves_nobody_locked(faults: dict[int, str], away: bool) -> None:
     helper = fresh(State.CHECKPOINTED, faults, away=away)
+    ahead = [Ahead(pid, "GPU-1", 1) for pid in PIDS]
     try:
-        asyncio.run(resume(helper, PIDS, limits=LIMITS))  # type: ignore[arg-type]
+        asyncio.run(resume(helper, PIDS, limits=LIMITS, ahead=ahead))  # type: ignore[arg-type]
     except CudaError:
         assert set(helper.state.values()) in ({State.CHECKPOINTED}, {State.RUNNING})
     else:

@@ -1,0 +1,212 @@
+"""Bytes of the arena are on the card before their program is; whatever becomes of that, the program has its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kybernate_shim.cuda.client import CudaHelper, log_path
+from kybernate_shim.cuda.errors import CudaError, GpuPair
+from kybernate_shim.cuda.sequence import Ahead, Limits, resume, suspend
+from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
+from tests.fakes.cuda import Cards
+from tests.fakes.cuda.programs import Program
+
+Start = Callable[..., Program]
+Run = Callable[[Callable[[CudaHelper], Any]], Any]
+
+pytestmark = pytest.mark.root
+LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
+MIB = 1 << 20
+CONTEXT = 8 * MIB
+SIZE = 24 * MIB
+ROOM = 128 * MIB  # for all that a test has on a card
+CARD = 1024 * MIB
+WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
+SLOW = 60  # seconds for a GiB: the driver takes half a second for a context
+
+
+@pytest.fixture
+def use(use_arena: Run) -> Run:
+    """Every helper here has an arena."""
+    return use_arena
+
+
+@pytest.fixture
+def program(start: Start, preload: Path) -> Program:
+    return start(mib=SIZE // MIB, preload=preload)
+
+
+async def away(helper: CudaHelper, cards: Cards, *programs: Program) -> None:
+    """Suspend, and have everything slow from then on."""
+    await suspend(helper, lambda: [program.pid for program in programs], LIMITS, arena=True)
+    cards.slow(SLOW)
+
+
+async def back(helper: CudaHelper, ahead: Ahead, *pairs: GpuPair) -> None:
+    await resume(helper, [ahead.pid], pairs, LIMITS, ahead=[ahead])
+
+
+def prefetched(socket: Path) -> list[int]:
+    """Return how many bytes of each settling had been prefetched."""
+    lines = [json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")]
+    return [line["prefetched_bytes"] for line in lines if line["event"] == "arena.settle"]
+
+
+def test_what_is_there_before_the_program_is_not_copied_again(
+    use: Run, program: Program, cards: Cards, socket: Path
+) -> None:
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(3):
+            await away(helper, cards, program)
+            await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+            assert cards.used()[0] == WORKER + CONTEXT + SIZE
+            await asyncio.to_thread(program.computes_on)
+
+    use(body)
+    assert prefetched(socket) == [SIZE] * 3
+
+
+def test_what_has_to_stay_free_does(use: Run, program: Program, cards: Cards, socket: Path) -> None:
+    async def body(helper: CudaHelper) -> None:
+        for spare in (8 * MIB, -MIB):
+            await away(helper, cards, program)
+            free = CARD - cards.used()[0] - spare
+            coming = asyncio.create_task(back(helper, Ahead(program.pid, cards.uuids[0], free)))
+            while not coming.done():
+                assert cards.used()[0] <= WORKER + CONTEXT + SIZE
+                await asyncio.sleep(0.01)
+            await coming
+
+    use(body)
+    program.computes_on()
+    assert prefetched(socket) == [0, 0]  # all that is wanted is more than it may be
+
+
+def test_program_moves_to_the_card_that_its_bytes_went_to(
+    use: Run, program: Program, cards: Cards, socket: Path
+) -> None:
+    first, second = cards.uuids
+
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        await back(helper, Ahead(program.pid, second, ROOM), GpuPair(first, second), GpuPair(second, first))
+
+    use(body)
+    program.computes_on()
+    assert prefetched(socket) == [SIZE]
+    assert cards.used() == [WORKER, 2 * CONTEXT + SIZE]
+
+
+@pytest.mark.parametrize("gpu", [1, "nobody's"])
+def test_bytes_on_a_wrong_card_are_of_no_use_and_no_harm(
+    use: Run, program: Program, cards: Cards, gpu: int | str
+) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        await back(helper, Ahead(program.pid, cards.uuids[gpu] if isinstance(gpu, int) else gpu, ROOM))
+
+    use(body)
+    program.computes_on()
+    assert cards.used() == [WORKER + CONTEXT + SIZE, CONTEXT if gpu == 1 else 0]
+
+
+def test_copies_that_take_the_programs_own_room_are_given_up(
+    use: Run, start: Start, program: Program, cards: Cards
+) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        free = CARD - cards.used()[0]
+        other = start(mib=(free - 2 * CONTEXT - SIZE) // MIB - 2)
+        await back(helper, Ahead(program.pid, cards.uuids[0], 0))
+        await asyncio.to_thread(other.computes_on)
+
+    use(body)
+    program.computes_on()
+
+
+def test_restore_that_fails_gives_the_memory_back(use: Run, program: Program, cards: Cards) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        cards.switch(f"restore:1:hang@{program.pid}")
+        hasty = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=2, unlock=PATIENCE, settle=5)
+        with pytest.raises(CudaError):
+            await resume(helper, [program.pid], limits=hasty, ahead=[Ahead(program.pid, cards.uuids[0], ROOM)])
+        assert cards.used() == [WORKER, 0]
+        await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+
+    use(body)
+    program.computes_on()
+
+
+def test_checkpoint_instead_of_a_give_returns_the_memory(use: Run, program: Program, cards: Cards) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        await helper.prefetch(program.pid, cards.uuids[0], ROOM, PATIENCE)
+        await helper.restore([program.pid], PATIENCE)
+        assert cards.used() == [WORKER + SIZE + CONTEXT, 0]  # of the program the context alone
+        await helper.checkpoint([program.pid], PATIENCE)
+        assert cards.used() == [WORKER, 0]
+        await resume(helper, [program.pid], limits=LIMITS)
+
+    use(body)
+    program.computes_on()
+
+
+def test_worker_that_is_killed_meanwhile_is_replaced(use: Run, program: Program, cards: Cards, socket: Path) -> None:
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        coming = asyncio.create_task(back(helper, Ahead(program.pid, cards.uuids[0], ROOM)))
+        while cards.used()[0] < WORKER + SIZE:  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(0.01)
+        arenas_worker(socket).send_signal(signal.SIGKILL)
+        await coming
+
+    use(body)
+    program.computes_on()
+
+
+def arenas_worker(socket: Path) -> psutil.Process:
+    (helper,) = helpers(socket)
+    (worker,) = (child for child in helper.children() if "arena" in child.cmdline())
+    return worker
+
+
+@pytest.mark.parametrize("nth", range(4, 9))
+def test_call_that_fails_for_the_copies_costs_nothing(
+    use: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The n-th virtual memory call of the worker fails once: those of what follows the copies."""
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:1")
+
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, program)
+        try:
+            await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+        except CudaError:
+            await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+
+    use(body)
+    program.computes_on()
+
+
+def test_several_programs_on_one_card(use: Run, start: Start, preload: Path, cards: Cards, socket: Path) -> None:
+    programs = [start(mib=8, preload=preload) for _ in range(3)]
+
+    async def body(helper: CudaHelper) -> None:
+        await away(helper, cards, *programs)
+        ahead = [Ahead(program.pid, cards.uuids[0], ROOM) for program in programs]
+        await resume(helper, [one.pid for one in ahead], limits=LIMITS, ahead=ahead)
+
+    use(body)
+    for program in programs:
+        program.computes_on()
+    assert prefetched(socket) == [8 * MIB] * 3
+    assert cards.used()[0] == WORKER + 3 * (CONTEXT + 8 * MIB)

@@ -1,0 +1,53 @@
+"""Which processes' bytes may go to a GPU before they do."""
+
+from __future__ import annotations
+
+import pytest
+
+from kybernate_shim.checkpoint.gpu_room import KEPT_FREE, ahead
+from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory
+from kybernate_shim.cuda.client import Gpu as NodeGpu
+from kybernate_shim.cuda.errors import GpuPair
+from kybernate_shim.cuda.gpu_map import Plan
+from kybernate_shim.cuda.sequence import Ahead
+
+TOTAL = 800
+LEFT = TOTAL // KEPT_FREE
+PIDS = {1: 101, 2: 102}
+
+
+def was(uuid: str, **held: int) -> Gpu:
+    """Return a GPU of a checkpoint, and what its processes p1, p2 had there."""
+    return Gpu(uuid, "H200", "580.1", tuple(GpuMemory(int(name[1:]), size) for name, size in held.items()))
+
+
+def now(uuid: str, free: int | None) -> NodeGpu:
+    return NodeGpu(uuid, "H200", TOTAL, free, False)
+
+
+def test_what_is_needed_stays_free_and_some_for_others() -> None:
+    plan = Plan((), {"a": 100})
+    assert ahead([was("a", p1=100)], PIDS, plan, [now("a", 800)]) == [Ahead(101, "a", 100 + LEFT)]
+
+
+@pytest.mark.parametrize("free", [0, 100, 100 + LEFT, None])
+def test_gpu_with_nothing_to_spare_gets_nothing_early(free: int | None) -> None:
+    assert ahead([was("a", p1=100)], PIDS, Plan((), {"a": 100}), [now("a", free)]) == []
+
+
+def test_processes_go_where_the_plan_moves_them() -> None:
+    plan = Plan((GpuPair("a", "b"), GpuPair("b", "a")), {"b": 100, "a": 60})
+    found = ahead([was("a", p1=100), was("b", p2=60)], PIDS, plan, [now("a", 800), now("b", 800)])
+    assert found == [Ahead(101, "b", 100 + LEFT), Ahead(102, "a", 60 + LEFT)]
+
+
+def test_processes_of_several_gpus_and_of_nobody_knows_which_are_left_out() -> None:
+    plan = Plan((), {"a": 100, "b": 100})
+    nodes = [now("a", 800), now("b", 800)]
+    assert ahead([was("a", p1=50), was("b", p1=50, p2=50)], PIDS, plan, nodes) == [Ahead(102, "b", 100 + LEFT)]
+    assert ahead([was("a"), was("b")], PIDS, plan, nodes) == []
+    assert ahead([was("a", p3=50)], PIDS, plan, nodes) == []  # has ended since
+
+
+def test_gpu_that_is_not_in_the_plan_gets_nothing() -> None:
+    assert ahead([was("a", p1=50)], PIDS, Plan((), {}), [now("a", 800)]) == []
