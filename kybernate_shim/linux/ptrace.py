@@ -146,9 +146,15 @@ class Held:
                         ended.add(tid)
                         self._spared.append(tid)
                     else:
-                        self._tracees[tid] = Tracee(tid, self._abi, deadline)
+                        self._tracees[tid] = Tracee(tid, self._abi, None)
                 except TargetEnded:
                     ended.add(tid)
+            for tid in [tid for tid in new if tid in self._tracees]:
+                try:
+                    self._tracees[tid].arrive(deadline)
+                except TargetEnded:
+                    ended.add(tid)
+                    del self._tracees[tid]
         if not self._tracees:
             raise TargetEnded(f"process {self._pid} has no thread to stop")
 

@@ -14,7 +14,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kybernate_shim.linux.syscall_abi import Abi
@@ -72,26 +73,29 @@ AT_ENTRY, AT_EXIT = 1, 2
 class Tracee:
     """A stopped thread. Raises as the classes above say when it cannot be had by `deadline` (time.monotonic).
 
-    It is made to make calls, or, `followed`, stops at its own ones.
+    It is made to make calls, or, `followed`, stops at its own ones. Without a deadline it need not have stopped yet: of
+    many threads, all are told to before `arrive` waits for each.
     """
 
-    def __init__(self, tid: int, abi: Abi, deadline: float, *, followed: bool = False) -> None:
+    def __init__(self, tid: int, abi: Abi, deadline: float | None, *, followed: bool = False) -> None:
         self.tid = tid
         self._abi = abi
+        self._followed = followed
         self._own: tuple[list[int], int] | None = None  # its registers and signal mask, while it has ours
         self._running = False
         self._passed = 0  # of the two stops of a call, at its entry and at its exit
         self._seize()
-        try:
+        with self._let_go_on_failure():
             _ptrace()(INTERRUPT, tid, 0, 0)
+        if deadline is not None:
+            self.arrive(deadline)
+
+    def arrive(self, deadline: float) -> None:
+        """Wait until the thread has stopped."""
+        with self._let_go_on_failure():
             self._await_event_stop(deadline)
-            if not followed:
+            if not self._followed:
                 self._suspend_seccomp()
-        except BaseException as error:
-            self.detach()
-            if isinstance(error, OSError):
-                raise self._translated(error) from error
-            raise
 
     def call(self, address: int, number: int, arguments: Sequence[int], deadline: float) -> int:
         """Execute one system call by the instruction at `address`; return its signed result.
@@ -126,6 +130,16 @@ class Tracee:
             if error.errno != errno.ESRCH:
                 raise
         self._detach(0)
+
+    @contextmanager
+    def _let_go_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.detach()
+            if isinstance(error, OSError):
+                raise self._translated(error) from error
+            raise
 
     def _detach(self, number: int) -> None:
         """Let the thread go on without us, with the signal `number`; 0 for none."""

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,21 @@ def test_frozen_target_is_read_and_written_but_not_dropped(
     cgroup.thaw()
     assert target.digest("a") == before
     assert "TracerPid:\t0\n" in Path(f"/proc/{target.pid}/status").read_text()
+
+
+def test_frozen_threads_that_were_all_told_to_stop_go_on_after_the_thaw(target: MemoryProcess, cgroup: Cgroup) -> None:
+    """Only a freezer of version 2 lets them do that."""
+    for _ in range(3):
+        target.ask("threading.Thread(target=lambda: time.sleep(60), daemon=True).start()")
+    cgroup.freeze()
+    refused = pytest.raises(TargetUnresponsive) if cgroup.version == 1 else nullcontext()
+    with refused, Held(target.pid, spare=lambda name: False, seconds=0.2):
+        pass
+    cgroup.thaw()
+    assert target.ask("1 + 1") == 2
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{target.pid}/task").iterdir()]
+    assert all("TracerPid:\t0\n" in status for status in statuses)
+    assert not any("State:\tt" in status for status in statuses)
 
 
 def test_target_frozen_while_held_goes_on_unharmed_after_the_thaw(target: MemoryProcess, cgroup: Cgroup) -> None:

@@ -157,6 +157,20 @@ def test_all_threads_are_held_except_the_spared_ones() -> None:
         assert target.ask("1 + 1") == 2
 
 
+def test_all_threads_go_on_where_one_of_them_cannot_be_held() -> None:
+    with MemoryProcess() as target:
+        for _ in range(3):
+            target.ask("threading.Thread(target=lambda: time.sleep(60), daemon=True).start()")
+        with Held(target.pid) as other:
+            with pytest.raises(TracingRefused, match="traces it already"):
+                Held(target.pid, spare=lambda name: False).__enter__()
+            (held,) = other.tids
+            assert {tid for tid in _names(target.pid) if not _is_untraced(tid)} == {held}
+        assert target.ask("1 + 1") == 2
+        with Held(target.pid, spare=lambda name: False) as all_of_them:
+            assert all_of_them.tids == sorted(_names(target.pid))
+
+
 def test_main_thread_that_has_ended_is_passed_over() -> None:
     code = (
         "import ctypes, sys, threading, time\n"
@@ -349,6 +363,10 @@ def _names(pid: int) -> dict[int, str]:
 
 def _state(tid: int) -> str:
     return Path(f"/proc/{tid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _is_untraced(tid: int) -> bool:
+    return "TracerPid:\t0\n" in Path(f"/proc/{tid}/status").read_text()
 
 
 def _parent(pid: int) -> int | None:
