@@ -39,9 +39,9 @@ SYSCALLS = {"x86_64": (202, 438), "aarch64": (98, 438)}
 
 
 class Verb(IntEnum):
-    """What the library can be asked."""
+    """What the library can be asked. One that was made before LET_GO answers it with EINVAL."""
 
-    PROBE, SHARE, CLOSE, RELEASE, FORGET, REBUILD, COMMIT, DISCARD = range(8)
+    PROBE, SHARE, CLOSE, RELEASE, FORGET, REBUILD, COMMIT, DISCARD, LET_GO = range(9)
 
 
 class BlockState(IntEnum):
@@ -137,7 +137,6 @@ class Control:
         for place, value in ((VERB, verb), (FIRST, first), (COUNT, count)):
             struct.pack_into("<I", self._map, place, value)
         struct.pack_into("<I", self._map, ASKED, (self._word(ASKED) + 1) & 0xFFFFFFFF)
-        _futex()(self._address(ASKED), FUTEX_WAKE, 1, None)
         self._await_answer(verb, until)
         (result,) = struct.unpack_from("<i", self._map, RESULT)
         if result:
@@ -145,10 +144,14 @@ class Control:
 
     def _await_answer(self, verb: Verb, until: float) -> None:
         while (answered := self._word(ANSWERED)) != self._word(ASKED):
+            self._wake()  # whoever asked may have died before it did
             left = until - time.monotonic()
             if left <= 0 or not Path(f"/proc/{self.pid}/maps").exists():
                 raise ControlSilent(f"the preload library of process {self.pid} does not answer {verb.name.lower()}")
             _futex()(self._address(ANSWERED), FUTEX_WAIT, answered, min(left, LOOK))
+
+    def _wake(self) -> None:
+        _futex()(self._address(ASKED), FUTEX_WAKE, 1, None)
 
     def _word(self, place: int) -> int:
         (value,) = struct.unpack_from("<I", self._map, place)

@@ -34,7 +34,7 @@ PAUSES = (0.002, 0.005, 0.011, 0.023)
 IDLE_SECONDS = 60.0
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
-BUSY, FULL, NO_ROOM = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM"
+BUSY, FULL, NO_ROOM, FAILED = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM", "ARENA_FAILED"
 
 
 class NotMoved(Exception):
@@ -144,7 +144,7 @@ class Keeper:
         try:
             answer = await self._ask("take", pid, seconds)
         except (WorkerDied, DriverUnavailable) as error:
-            answer = {"name": "ARENA_FAILED", "text": str(error), "bytes": 0}
+            answer = {"code": 1, "name": FAILED, "text": str(error)}
         if answer["name"] == BUSY:
             return answer
         if answer["name"] not in ("", FULL):

@@ -2,7 +2,7 @@
 
     warm     make contexts and pin memory, while the program still computes
     expect   the same for programs that do not live yet, in room that somebody has claimed for them
-    take     copy every block out, then have the program release them: until the release, the truth is in VRAM
+    take     copy every block out, and have the program release it: until its release, the truth is in VRAM
     prefetch copy to the card what a give will bring there, while the driver still restores the program
     give     have the program make new memory, copy every block in, then commit: until then, it is in the arena;
              where the arena has no hashes of what it keeps, as after a restore, they are made of the new memory
@@ -22,6 +22,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -49,6 +50,7 @@ from kybernate_shim.cuda.arena.transfer import NOTHING, Mapped, Prefetched, Tran
 from kybernate_shim.cuda.driver import Answer
 
 BATCH = 64  # blocks handed out at a time: the program may have few descriptors left
+GROUPS = 6  # of blocks that are copied one after the other: what one group had is released under the copies of the next
 ANSWER_SECONDS = 20.0
 CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003, "ARENA_NO_ROOM": 1004}
 OUT_OF_MEMORY = 2  # the driver's
@@ -153,27 +155,40 @@ class Mover:
                 return Answer()
             try:
                 answer = self._copy_out(owner, control, pidfd, wanted)
-            except BaseException:
+            except BaseException as error:
                 control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
+                if any(block.state is BlockState.AWAY for block in control.blocks()):  # whatever it was: to be settled
+                    raise ControlInvalid(f"a part of its memory is in the arena: {error}") from error
                 self.memory.retire(owner)
                 raise
             control.ask(Verb.RELEASE, seconds=ANSWER_SECONDS)
         return answer
 
     def _copy_out(self, owner: Owner, control: Control, pidfd: int, wanted: Sequence[Block]) -> Answer:
-        """Have the arena hold what is in the blocks `wanted`, which stay shared."""
+        """Have the arena hold what is in the blocks `wanted`, of which some may stay shared."""
         copies = self._copies()
         with ExitStack() as stack:
             blocks: list[Mapped] = []
+            mappings: list[ExitStack] = []
             for batch in _batches(wanted):
                 with _handed_out(control, pidfd, Verb.SHARE, BlockState.SHARED, batch) as descriptors:
-                    blocks += stack.enter_context(copies.mapped(descriptors, [block.size for block in batch]))
+                    for descriptor, block in zip(descriptors, batch, strict=True):
+                        mappings.append(stack.enter_context(ExitStack()))
+                        blocks += mappings[-1].enter_context(copies.mapped([descriptor], [block.size]))
             key = self.memory.copies(owner).key or os.urandom(KEY_BYTES)
             seen, blind = _looked(copies, blocks, key)
             places = [(block.index, block.address, block.size) for block in wanted]
             near = [copies.node_near(block.card) for block in blocks]
             update = self.memory.update(owner, places, seen, key if seen is not None else b"", near)
-            copies.out(blocks, update.changed)
+            with ThreadPoolExecutor(1) as releasing:
+                released = []
+                for group in _groups([block.size for block in wanted], GROUPS):
+                    copies.out(blocks[group], update.changed[group])
+                    for mapping in mappings[group]:
+                        mapping.close()
+                    released.append(releasing.submit(_let_go, control, wanted[group]))
+                for one in released:
+                    one.result()
             self.memory.confirm(owner, update)
         size = sum(block.size for block in wanted)
         return Answer(bytes=size, clean_bytes=update.clean, zero_bytes=update.zero, remark=blind)
@@ -325,6 +340,26 @@ def _descriptor_of(pidfd: int, block: Block) -> int:
         if error.errno == errno.EBADF:
             raise ControlFailed(Verb.SHARE, -errno.EBUSY) from error
         raise
+
+
+def _let_go(control: Control, group: Sequence[Block]) -> None:
+    """Have the program release blocks of which the arena has the bytes; RELEASE does it for older libraries."""
+    first, last = group[0].index, group[-1].index
+    try:
+        control.ask(Verb.LET_GO, seconds=ANSWER_SECONDS, first=first, count=last - first + 1)
+    except ControlFailed as error:
+        if error.code != -errno.EINVAL:
+            raise
+
+
+def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Cut what has these `sizes` into groups of about the same size, at most so many."""
+    begin = size = 0
+    for end, one in enumerate(sizes, 1):
+        size += one
+        if size * most >= sum(sizes) or end == len(sizes):
+            yield slice(begin, end)
+            begin, size = end, 0
 
 
 def _batches(blocks: Sequence[T]) -> Iterator[Sequence[T]]:

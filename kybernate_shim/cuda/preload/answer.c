@@ -72,10 +72,10 @@ static int close_all(struct control *control)
     return CUDA_SUCCESS;
 }
 
-static int change(struct control *control, uint32_t from, uint32_t to, bool drop)
+static int change_range(struct control *control, uint32_t from, uint32_t to, bool drop, uint32_t begin, uint32_t end)
 {
     int first = CUDA_SUCCESS;
-    for (uint32_t i = 0; i < control->used; i++) {
+    for (uint32_t i = begin; i < end; i++) {
         struct block *block = &control->blocks[i];
         if (block->state != from)
             continue;
@@ -86,6 +86,11 @@ static int change(struct control *control, uint32_t from, uint32_t to, bool drop
             first = result;
     }
     return first;
+}
+
+static int change(struct control *control, uint32_t from, uint32_t to, bool drop)
+{
+    return change_range(control, from, to, drop, 0, control->used);
 }
 
 static int rebuild(struct control *control)
@@ -124,6 +129,8 @@ static int perform(struct control *control)
         return change(control, REBUILT, HERE, false);
     case DISCARD:
         return change(control, REBUILT, AWAY, true);
+    case LET_GO:
+        return change_range(control, SHARED, AWAY, true, control->first, end_of_range(control));
     default:
         return -EINVAL;
     }

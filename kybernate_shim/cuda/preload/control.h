@@ -26,6 +26,7 @@ enum verb {
     REBUILD,  /* make new memory for the released blocks of the range, at their addresses, and share it */
     COMMIT,   /* the bytes are back in everything that was rebuilt */
     DISCARD,  /* give up again what was rebuilt */
+    LET_GO,   /* do as RELEASE with the shared blocks of the range */
 };
 
 enum block_state {
@@ -65,7 +66,7 @@ struct control {
     _Atomic uint32_t asked, answered;
     uint32_t verb;
     int32_t result;
-    uint32_t first, count; /* the range of blocks of SHARE and REBUILD */
+    uint32_t first, count; /* the range of blocks of SHARE, REBUILD and LET_GO */
     _Atomic uint32_t used; /* entries of the table that were ever used */
     uint32_t padding;
     uint8_t rest[4096 - 48];

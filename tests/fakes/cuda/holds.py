@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Hold memory of a card and do with it what is asked: `holds.py PIECES`, of 2 MiB each, all zeros at first.
+"""Hold memory of a card and do with it what is asked: `holds.py PIECES [ALLOCATIONS]`.
+
+The pieces, of 2 MiB each, are all zeros at first, and belong to so many allocations of one size, 1 by default.
 
 Asked on the standard input, a line each, and answered by a line:
     fill PIECE VALUE    every byte of the piece becomes VALUE
@@ -19,10 +21,11 @@ PIECE = 2 << 20
 class Held:
     """The memory, in the card's primary context; a failing call ends the program."""
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, pieces: int, allocations: int = 1) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
-        self._memory = ctypes.c_uint64()
-        self._bytes = pieces * PIECE
+        self._memory: list[int] = []  # addresses
+        self._allocations = allocations
+        self._bytes = pieces // allocations * PIECE  # of each
         context = ctypes.c_void_p()
         self._call("cuInit", 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
@@ -30,22 +33,31 @@ class Held:
         self.allocate()
 
     def allocate(self) -> None:
-        self._call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(self._bytes))
+        for _ in range(self._allocations):
+            address = ctypes.c_uint64()
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(self._bytes))
+            self._memory.append(address.value)
 
     def renew(self) -> str:
-        self._call("cuMemFree_v2", self._memory)
+        while self._memory:
+            self._call("cuMemFree_v2", ctypes.c_uint64(self._memory.pop()))
         self.allocate()
         return "renewed"
 
     def fill(self, piece: str, value: str) -> str:
-        address = ctypes.c_uint64(self._memory.value + int(piece) * PIECE)
+        allocation, offset = divmod(int(piece) * PIECE, self._bytes)
+        address = ctypes.c_uint64(self._memory[allocation] + offset)
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(int(value)), ctypes.c_size_t(PIECE))
         return "filled"
 
     def content(self) -> str:
         copy = bytearray(self._bytes)
-        self._call("cuMemcpyDtoH_v2", (ctypes.c_char * 1).from_buffer(copy), self._memory, ctypes.c_size_t(self._bytes))
-        return " ".join(self._value(copy[at : at + PIECE]) for at in range(0, self._bytes, PIECE))
+        target = (ctypes.c_char * 1).from_buffer(copy)
+        values = []
+        for address in self._memory:
+            self._call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(self._bytes))
+            values += [self._value(copy[at : at + PIECE]) for at in range(0, self._bytes, PIECE)]
+        return " ".join(values)
 
     @staticmethod
     def _value(piece: bytearray) -> str:
@@ -58,7 +70,7 @@ class Held:
 
 
 def main() -> None:
-    held = Held(int(sys.argv[1]))
+    held = Held(*map(int, sys.argv[1:]))
     print("ready", flush=True)
     for line in sys.stdin:
         verb, *arguments = line.split()

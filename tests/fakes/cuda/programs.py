@@ -105,10 +105,19 @@ class Program:
 class Holder:
     """A running `holds.py`: memory of a card, whose pieces of 2 MiB can be filled and read."""
 
-    def __init__(self, cards: Cards, libraries: Path, pieces: int, preload: Path | None = None) -> None:
-        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": ""}
+    def __init__(
+        self,
+        cards: Cards,
+        libraries: Path,
+        pieces: int,
+        preload: Path | None = None,
+        *,
+        allocations: int = 1,
+        switches: str = "",
+    ) -> None:
+        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
         environment |= {"LD_PRELOAD": str(preload)} if preload else {}
-        argv = [sys.executable, SOURCES / "holds.py", str(pieces)]
+        argv = [sys.executable, SOURCES / "holds.py", str(pieces), str(allocations)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, text=True)
         self._content = [0] * pieces

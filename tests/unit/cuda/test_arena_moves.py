@@ -49,3 +49,21 @@ def test_memory_that_is_freed_under_a_look_is_looked_for_again(monkeypatch: pyte
     answer = Mover(cast("Memory", None), create_autospec(Transfer)).warm(os.getpid())
     assert (answer.code, answer.name) == (CODES["ARENA_BUSY"], "ARENA_BUSY")
     assert page.asked == [Verb.SHARE, Verb.CLOSE, Verb.FORGET]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends"),
+    [
+        ([], []),
+        ([5], [1]),
+        ([1] * 12, [2, 4, 6, 8, 10, 12]),
+        ([1] * 7, [2, 4, 6, 7]),
+        ([100, 1, 1, 1], [1, 4]),
+        ([1, 1, 1, 100], [4]),
+    ],
+)
+def test_blocks_are_grouped_by_their_size(sizes: list[int], ends: list[int]) -> None:
+    groups = list(moves._groups(sizes, moves.GROUPS))
+    assert [group.stop for group in groups] == ends
+    assert [group.start for group in groups] == [0, *ends][: len(ends)]
+    assert len(groups) <= moves.GROUPS

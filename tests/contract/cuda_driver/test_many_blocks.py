@@ -1,0 +1,165 @@
+"""A program's memory in many blocks: some are released while others are still copied, and none is ever lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate_shim import native
+from kybernate_shim.cuda.arena.control import BlockState, Verb, control_of
+from kybernate_shim.cuda.arena.memory import Memory, Owner
+from kybernate_shim.cuda.client import CudaHelper, log_path
+from kybernate_shim.cuda.errors import CudaError
+from kybernate_shim.cuda.sequence import Limits, Suspended, bring_back, resume, suspend
+from tests.contract.cuda_driver.helper_processes import PATIENCE
+from tests.fakes.cuda import Cards
+from tests.fakes.cuda.programs import Holder
+
+Run = Callable[[Callable[[CudaHelper], Any]], Any]
+Hold = Callable[..., Holder]
+
+pytestmark = pytest.mark.root
+LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
+MIB = 1 << 20
+SIZE = 64 * MIB
+PIECE = 2 * MIB
+BLOCKS = 10
+
+
+@pytest.fixture
+def hold(cards: Cards, libraries: Path, preload: Path) -> Iterator[Hold]:
+    """Start a Holder of BLOCKS allocations of a piece, each with another value; it is killed afterwards."""
+    started: list[Holder] = []
+
+    def begin(switches: str = "", library: Path = preload) -> Holder:
+        holder = Holder(cards, libraries, BLOCKS, library, allocations=BLOCKS, switches=switches)
+        started.append(holder)
+        for piece in range(BLOCKS):
+            holder.fill(piece, piece + 1)
+        return holder
+
+    yield begin
+    for holder in started:
+        holder.kill()
+
+
+async def out(helper: CudaHelper, holder: Holder) -> Suspended:
+    return await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)
+
+
+async def cycle(helper: CudaHelper, holder: Holder) -> None:
+    """Suspend and resume; where that fails, what is left must be possible to bring back."""
+    try:
+        await out(helper, holder)
+        await resume(helper, [holder.pid], limits=LIMITS)
+    except CudaError:
+        assert await bring_back(helper, [holder.pid], LIMITS) == []
+
+
+def states(holder: Holder) -> set[BlockState]:
+    control = control_of(holder.pid)
+    assert control is not None
+    with control:
+        return {block.state for block in control.blocks()}
+
+
+def test_all_are_away_and_come_back(use_arena: Run, hold: Hold, cards: Cards, memory: Memory) -> None:
+    holder = hold()
+
+    async def body(helper: CudaHelper) -> None:
+        for piece in range(3):
+            taken = (await out(helper, holder)).taken
+            assert taken.bytes == BLOCKS * PIECE
+            assert states(holder) == {BlockState.AWAY}
+            await resume(helper, [holder.pid], limits=LIMITS)
+            assert states(holder) == {BlockState.HERE}
+            assert holder.is_right()
+            holder.fill(piece, 100)
+
+    use_arena(body)
+    assert memory.free() == SIZE
+
+
+@pytest.mark.parametrize("nth", range(1, 45, 4))
+def test_call_of_the_program_that_fails_loses_nothing(use_arena: Run, hold: Hold, nth: int) -> None:
+    """In the first cycle it exports, releases, makes and maps: four calls and more for each block."""
+    holder = hold(switches=f"vmm:{4 * BLOCKS + nth}:2")
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(2):
+            await cycle(helper, holder)
+            assert holder.is_right()
+
+    use_arena(body)
+    assert states(holder) == {BlockState.HERE}
+
+
+@pytest.mark.parametrize("how", ["1", "crash"])
+@pytest.mark.parametrize("nth", [15, 45, 56, 67, 78])
+def test_worker_that_fails_between_two_blocks_loses_nothing(
+    use_arena: Run, hold: Hold, monkeypatch: pytest.MonkeyPatch, how: str, nth: int
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:{how}")
+    holder = hold()
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(2):
+            taken = (await out(helper, holder)).taken
+            assert taken.bytes == BLOCKS * PIECE or taken.reasons
+            await resume(helper, [holder.pid], limits=LIMITS)
+            assert holder.is_right()
+
+    use_arena(body)
+    assert states(holder) == {BlockState.HERE}
+
+
+def test_program_that_releases_no_block_goes_on_with_all(
+    use_arena: Run, hold: Hold, memory: Memory, socket: Path
+) -> None:
+    """Its first group is given up, its second is not: what is in the arena comes back before it goes on."""
+    holder = hold(switches=f"vmm:{4 * BLOCKS + BLOCKS + 2 * 2 + 1}:2")
+
+    async def body(helper: CudaHelper) -> None:
+        taken = (await out(helper, holder)).taken
+        assert taken.bytes == 0
+        assert "a part of its memory is in the arena" in taken.reasons[holder.pid]
+        assert states(holder) == {BlockState.HERE}
+        await resume(helper, [holder.pid], limits=LIMITS)
+
+    use_arena(body)
+    assert holder.is_right()
+    assert memory.kept(Owner.of(holder.pid)) == []
+    assert '"event": "arena.settle"' in log_path(socket).read_text()
+
+
+def test_older_library_releases_all_in_the_end(
+    use_arena: Run, hold: Hold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that was started before an upgrade of the node has one that does not know of LET_GO."""
+    package = tmp_path / "package"
+    shutil.copytree(native.PRELOAD.of().parent, package / native.PRELOAD.folder)
+    source = package / native.PRELOAD.folder / "answer.c"
+    text = source.read_text()
+    source.write_text(text.replace("case LET_GO:", "case -1U:"))
+    assert source.read_text() != text
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "PACKAGE", package)
+        library = native.build(native.PRELOAD, tmp_path / "old")
+    holder = hold(library=library)
+    control = control_of(holder.pid)
+    assert control is not None
+    with control, pytest.raises(Exception, match="let_go with: Invalid argument"):
+        control.ask(Verb.LET_GO, seconds=5)
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(2):
+            assert (await out(helper, holder)).taken.bytes == BLOCKS * PIECE
+            assert states(holder) == {BlockState.AWAY}
+            await resume(helper, [holder.pid], limits=LIMITS)
+            assert holder.is_right()
+
+    use_arena(body)
