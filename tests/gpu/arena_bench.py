@@ -3,10 +3,11 @@
 For each size, one PyTorch program that computes, checks and allocates without a pause is suspended and resumed again
 and again, every other time through the arena, after it has changed a share of its memory (--changed); what it holds of
 descriptors and threads must not grow. Then two of them change places, with the rest of the card filled up so that only
-one of them fits. Then, where there are two cards, one goes from the first to the second. Then a transformer is
-served, and suspended between requests and during them. Then what allocations and steps cost with the preload library
-and without it. It needs root, a driver of 580 or newer, a C compiler, and a `python3` with torch, transformers,
-cuda-bindings, protobuf and structlog (from build/gpu-kit where that is there); no containerd.
+one of them fits. Then, where there are two cards, one goes from the first to the second, and two programs leave and
+come back at once, each on a card. Then a transformer is served, and suspended between requests and during them. Then
+what allocations and steps cost with the preload library and without it. It needs root, a driver of 580 or newer, a C
+compiler, and a `python3` with torch, transformers, cuda-bindings, protobuf and structlog (from build/gpu-kit where that
+is there); no containerd.
 
 A JSON line per figure goes to build/bench-gpu.jsonl. Figures named `….limit` compare with what must be reached.
 """
@@ -36,6 +37,7 @@ from kybernate_shim.cuda.sequence import Step, resume, suspend
 from kybernate_shim.native import PRELOAD, build
 from tests.bench.figures import HEADING, Figure, record, row
 from tests.gpu.arena_moving import moving
+from tests.gpu.arena_pairing import pairing
 from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, node, resumed
 from tests.gpu.arena_serving import serving
 
@@ -288,6 +290,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
     parser.add_argument("--swap-rounds", type=int, default=5, help="of two programs of up to 16 GiB; 0: left out (5)")
     parser.add_argument("--move-rounds", type=int, default=3, help="from a card to another; 0: left out (3)")
+    parser.add_argument("--pair-rounds", type=int, default=3, help="of two, each on a card; 0: left out (3)")
     parser.add_argument("--serve-gib", type=float, default=14, help="weights of the transformer that is served (14)")
     parser.add_argument("--serve-rounds", type=int, default=3, help="between and during its requests; 0: left out (3)")
     parser.add_argument("--cost-rounds", type=int, default=3, help="with the library and without it; 0: left out (3)")
@@ -308,6 +311,10 @@ def main(argv: Sequence[str]) -> int:
     if arguments.move_rounds:
         print("from card to card", flush=True)
         found += moving(payload(MOVING_GIB, shares[0]), MOVING_GIB, arguments.move_rounds, library, arguments.lane)
+        record(found, arguments.output)
+    if arguments.pair_rounds:
+        print("two programs, each on a card", flush=True)
+        found += pairing(payload(MOVING_GIB, shares[0]), MOVING_GIB, arguments.pair_rounds, library, arguments.lane)
         record(found, arguments.output)
     if arguments.serve_rounds:
         print("a served transformer", flush=True)

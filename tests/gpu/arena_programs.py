@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from kybernate_shim.checkpoint.gpu_room import KEPT_FREE
 from kybernate_shim.cuda.arena.memory import FOLDER
@@ -33,13 +34,20 @@ class Program:
     output: Path
 
     @classmethod
-    def start(cls, argv: Sequence[str | Path], library: Path, folder: Path, name: str = "one") -> Program:
-        """Start a payload in Python, with what it is told on its command line."""
+    def start(
+        cls,
+        argv: Sequence[str | Path],
+        library: Path,
+        folder: Path,
+        name: str = "one",
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Program:
+        """Start a payload in Python, with what it is told on its command line, and by `variables`."""
         output = folder / f"{name}.out"
         with output.open("wb") as stream:
             process = subprocess.Popen(
                 [sys.executable, *argv],
-                env={**os.environ, "LD_PRELOAD": str(library)},
+                env={**os.environ, "LD_PRELOAD": str(library), **variables},
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -108,10 +116,15 @@ def node(gib: float, folder: Path, programs: int = 1) -> Iterator[Path]:
         subprocess.run(["umount", FOLDER], check=False)
 
 
+async def ahead(helper: CudaHelper, pid: int, taken: int, card: int = 0) -> Ahead:
+    """Return what may be copied to `card` early of a program of which the arena has `taken` so many bytes."""
+    gpu = (await helper.info()).gpus[card]
+    return Ahead(pid, gpu.uuid, taken + DRIVERS_BYTES + gpu.total_bytes // KEPT_FREE)
+
+
 async def resumed(helper: CudaHelper, pid: int, taken: int, pairs: Sequence[GpuPair] = (), card: int = 0) -> list[Step]:
     """Resume on `card` what the arena has `taken` so many bytes of; the last step returned is the whole."""
     began = time.monotonic()
-    gpu = (await helper.info()).gpus[card]
-    ahead = [Ahead(pid, gpu.uuid, taken + DRIVERS_BYTES + gpu.total_bytes // KEPT_FREE)] if taken else []
-    steps = await resume(helper, [pid], pairs, ahead=ahead)
+    early = [await ahead(helper, pid, taken, card)] if taken else []
+    steps = await resume(helper, [pid], pairs, ahead=early)
     return [*steps, Step("whole", time.monotonic() - began)]

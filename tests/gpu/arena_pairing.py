@@ -1,0 +1,75 @@
+"""Two programs, each on a card of its own, leave and come back at once, as the processes of one container do."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kybernate_shim.cuda.client import CudaHelper, cuda_helper
+from kybernate_shim.cuda.sequence import resume, suspend
+from tests.bench.figures import Figure
+from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, ahead, node
+
+CARDS = 2
+Seconds = dict[tuple[str, int], list[float]]  # by verb, and how many programs it was about
+
+
+def pairing(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, lane: str) -> Iterator[Figure]:
+    """Compare both at once with one alone, in turns; nothing where the machine has only one card.
+
+    Raises AssertionError where a program does not go on, or is not on its card.
+    """
+    seconds: Seconds = defaultdict(list)
+    with tempfile.TemporaryDirectory() as name, node(gib, Path(name), CARDS) as socket:
+
+        async def main() -> None:
+            async with cuda_helper(socket, start=False) as helper:
+                if len((await helper.info()).gpus) < CARDS:
+                    return
+                programs: list[Program] = []
+                try:
+                    for card in range(CARDS):
+                        seen = {"CUDA_VISIBLE_DEVICES": str(card)}
+                        programs.append(Program.start(argv, library, Path(name), f"on-{card}", seen))
+                    for program in programs:
+                        program.wait_for_steps(STEPS, START_SECONDS)
+                    for number in range(rounds + 1):
+                        for some in (programs, programs[:1]) if number % 2 else (programs[:1], programs):
+                            spent = await _cycle(helper, programs, some, gib)
+                            for verb, one in spent.items() if number else ():  # the first round fills the arena
+                                seconds[verb, len(some)].append(one)
+                finally:
+                    for program in programs:
+                        program.end()
+
+        asyncio.run(main())
+    for verb in dict.fromkeys(verb for verb, _ in seconds):
+        both, alone = (statistics.median(seconds[verb, count]) for count in (CARDS, 1))
+        yield Figure(f"arena.pairing.{verb}.{gib:g}GiB", lane, both, alone, "s", None, rounds)
+
+
+async def _cycle(
+    helper: CudaHelper, programs: Sequence[Program], some: Sequence[Program], gib: float
+) -> dict[str, float]:
+    """Suspend `some` of the programs and resume them, see that all compute on their cards; return what both took."""
+    pids = [program.process.pid for program in some]
+    began = time.monotonic()
+    out = await suspend(helper, lambda: pids, arena=True)
+    left = time.monotonic()
+    early = [await ahead(helper, pid, out.taken.moved[pid], card) for card, pid in enumerate(pids)]
+    await resume(helper, pids, ahead=early)
+    back = time.monotonic()
+    assert not out.taken.reasons, f"not by the arena: {out.taken.reasons}"
+    for program in programs:
+        program.wait_for_steps(STEPS)
+    used = [gpu.used_bytes for gpu in (await helper.info()).gpus[:CARDS]]
+    assert all(gib * GIB <= bytes < 2 * gib * GIB for bytes in used), f"one on each, and they have {used} bytes in use"
+    spent = {"suspend": left - began, "resume": back - left}
+    told = ", ".join(f"{verb} {seconds:6.3f} s" for verb, seconds in spent.items())
+    print(f"  {len(some)} of {len(programs)}: {told}", flush=True)
+    return spent
