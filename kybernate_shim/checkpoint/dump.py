@@ -51,10 +51,10 @@ from kybernate_shim.checkpoint.rootfs import find_overlay
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs_diff import write_diff
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
-from kybernate_shim.checkpoint.threads import to_the_end
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.options import CheckpointOptions

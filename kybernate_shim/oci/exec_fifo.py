@@ -27,7 +27,7 @@ def exec_fifo(cli: Cli, container: str, init: int) -> Path | None:
     directory = cli.root / container
     fifo = directory / "exec.fifo"
     try:
-        if cli.binary.name not in PROGRAMS or not _is_compiled(cli.binary) or not stat.S_ISFIFO(fifo.lstat().st_mode):
+        if cli.binary.name not in PROGRAMS or not is_compiled(cli.binary) or not stat.S_ISFIFO(fifo.lstat().st_mode):
             return None
         state = (directory / "state.json").read_bytes()
     except OSError:
@@ -58,6 +58,7 @@ async def release(fifo: Path, init: int, seconds: float) -> bool:
     return True
 
 
-def _is_compiled(program: Path) -> bool:
+def is_compiled(program: Path) -> bool:
+    """Tell whether a program is what its name says, and no script. Raises OSError."""
     with program.open("rb", buffering=0) as file:  # a buffer would be filled, to stay with the daemon
         return file.read(len(MAGIC)) == MAGIC

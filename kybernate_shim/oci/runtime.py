@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kybernate_shim.config import Deadlines
+from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
-from kybernate_shim.oci import log
+from kybernate_shim.oci import freezer, log
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli, Criu
 from kybernate_shim.oci.exec_fifo import exec_fifo, release
@@ -163,11 +164,19 @@ class Runtime:
         with _named(ContainerMissing, MISSING):
             await self._run("delete", self.cli.delete(container, force=force), self.deadlines.delete)
 
-    async def pause(self, container: str) -> None:
+    async def pause(self, container: str, cgroup: Cgroup | None = None) -> None:
+        """Stop all processes; without the runtime's help, if their `cgroup` is given and that is all there is to do."""
+        try:
+            if await freezer.freeze(self.cli, cgroup, self.deadlines.freeze):
+                return
+        except TimeoutError as error:
+            raise RuntimeTimedOut("pause", str(error)) from error
         await self._run("pause", self.cli.pause(container), self.deadlines.freeze)
 
-    async def resume(self, container: str) -> None:
-        await self._run("resume", self.cli.resume(container), self.deadlines.freeze)
+    async def resume(self, container: str, cgroup: Cgroup | None = None) -> None:
+        """Let them go on, in the same way."""
+        if not freezer.thaw(self.cli, cgroup):
+            await self._run("resume", self.cli.resume(container), self.deadlines.freeze)
 
     async def update(self, container: str, resources: bytes) -> None:
         """Apply OCI LinuxResources, as JSON."""

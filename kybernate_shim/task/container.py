@@ -463,7 +463,7 @@ class Container:
             try:
                 if self._pause_suspends:
                     await self.operations().suspend_if_on_gpu()
-                await self.runtime.pause(self.id)
+                await self.runtime.pause(self.id, self.cgroup)
             except BaseException:
                 if self.init.state == "pausing":
                     self.init.move("not paused")
@@ -475,7 +475,7 @@ class Container:
     async def resume(self) -> None:
         async with self.lock:
             after(self.init.state, "resume")
-            await self.runtime.resume(self.id)
+            await self.runtime.resume(self.id, self.cgroup)
             if self.init.state == "paused":
                 self.init.move("resume")
             if self._pause_suspends:
@@ -511,7 +511,7 @@ class Container:
         if not self.spec.own_pid_namespace:
             self._in_background(self._kill_rest())  # the kernel kills the rest only with a pid namespace of its own
         if self.init.state in ("paused", "pausing"):
-            self._in_background(self.runtime.resume(self.id))  # the rest of a frozen container cannot die
+            self._in_background(self.runtime.resume(self.id, self.cgroup))  # the rest of a frozen container cannot die
         self._settle()
 
     async def _kill_rest(self) -> None:

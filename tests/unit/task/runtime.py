@@ -62,10 +62,10 @@ class ScriptedRuntime:
     async def delete(self, container: str, *, force: bool) -> None:
         await self._do("delete", *(["force"] if force else []))
 
-    async def pause(self, container: str) -> None:
+    async def pause(self, container: str, cgroup: object) -> None:
         await self._do("pause")
 
-    async def resume(self, container: str) -> None:
+    async def resume(self, container: str, cgroup: object) -> None:
         await self._do("resume")
 
     async def update(self, container: str, resources: bytes) -> None:

@@ -1,0 +1,57 @@
+"""Pauses and resumes a container without executing the runtime.
+
+`pause` and `resume` of runc and crun look whether the container is in the right state, turn the freezer of its cgroup,
+and note that nowhere: both tell a paused container by its cgroup. Sources: Pause and Resume in
+libcontainer/container_linux.go of runc 1.1 to 1.5, libcrun_container_pause_unpause in crun's container.c.
+Wherever it may be anything else, it is the runtime's, which also refuses in its own words.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from kybernate_shim.linux.cgroups import Cgroup, FreezeTimedOut, NotOnlyTheirs
+from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.oci.commands import Cli
+from kybernate_shim.oci.exec_fifo import PROGRAMS, is_compiled
+
+FREEZING = (*PROGRAMS, "crun")
+
+
+async def freeze(cli: Cli, cgroup: Cgroup | None, seconds: float) -> bool:
+    """Stop all processes of `cgroup` and wait for it; return False where that is for the runtime to do.
+
+    Raises TimeoutError after `seconds`, 0 for never, with all of them running again.
+    """
+    if not _may_turn(cli, cgroup, frozen=False):
+        return False
+    assert cgroup is not None
+    try:
+        await to_the_end(partial(cgroup.freeze, timeout=seconds or math.inf))
+    except (OSError, NotOnlyTheirs):
+        return False
+    except FreezeTimedOut as error:
+        raise TimeoutError(str(error)) from error
+    return True
+
+
+def thaw(cli: Cli, cgroup: Cgroup | None) -> bool:
+    """Let all processes of `cgroup` go on; return False where that is for the runtime to do."""
+    if not _may_turn(cli, cgroup, frozen=True):
+        return False
+    assert cgroup is not None
+    try:
+        cgroup.thaw()
+    except OSError:
+        return False
+    return True
+
+
+def _may_turn(cli: Cli, cgroup: Cgroup | None, *, frozen: bool) -> bool:
+    """Tell whether to turn the freezer is all that the runtime would do, with a container that is `frozen` or not."""
+    try:
+        known = cli.binary.name in FREEZING and is_compiled(cli.binary)
+        return known and cgroup is not None and cgroup.frozen is frozen
+    except OSError:
+        return False  # not as we know it
