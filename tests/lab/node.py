@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,8 @@ class Daemon:
         except ProcessLookupError:
             return
         try:
-            signal.pidfd_send_signal(descriptor, number)
+            with suppress(ProcessLookupError):  # it had ended, and was reaped just now
+                signal.pidfd_send_signal(descriptor, number)
             if not select.select([descriptor], [], [], seconds)[0]:
                 raise NotReady(f"{self.name} still runs {seconds:g} s after signal {number}\n{self.tail()}")
         finally:
