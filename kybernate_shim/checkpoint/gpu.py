@@ -38,6 +38,7 @@ from kybernate_shim.logs import Log
 
 NVIDIA_MAJOR = 195
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+MOMENT = 2.0  # seconds for which the arena may have more of a GPU than the process needs that it brings back
 
 
 class GpuStepFailed(Refused):
@@ -370,8 +371,8 @@ class CudaAccelerator:
         try:
             async with self._helper() as helper:
                 info = await helper.info()
-            plan = self._plan(manifest, info)
-            gpu_map.require_room(plan, info.gpus)
+                plan = self._plan(manifest, info)
+                await await_room(helper, plan.bytes, MOMENT)
         except (CudaError, GpuMismatch) as error:
             return [Finding("GPU", "", str(error), "refusal")]
         self._expected = [gpu for gpu in info.gpus if gpu.uuid in plan.bytes]

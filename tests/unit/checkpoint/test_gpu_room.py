@@ -1,14 +1,18 @@
-"""Which processes' bytes may go to a GPU before they do."""
+"""Room on GPUs: waiting for it, and which processes' bytes may go there before they do."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
 
-from kybernate_shim.checkpoint.gpu_room import KEPT_FREE, ahead
+from kybernate_shim.checkpoint.gpu_room import KEPT_FREE, ahead, await_room
 from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory
+from kybernate_shim.cuda.client import CudaHelper, CudaInfo
 from kybernate_shim.cuda.client import Gpu as NodeGpu
 from kybernate_shim.cuda.errors import GpuPair
-from kybernate_shim.cuda.gpu_map import Plan
+from kybernate_shim.cuda.gpu_map import GpuMismatch, Plan
 from kybernate_shim.cuda.sequence import Ahead
 
 TOTAL = 800
@@ -51,3 +55,25 @@ def test_processes_of_several_gpus_and_of_nobody_knows_which_are_left_out() -> N
 
 def test_gpu_that_is_not_in_the_plan_gets_nothing() -> None:
     assert ahead([was("a", p1=50)], PIDS, Plan((), {}), [now("a", 800)]) == []
+
+
+class Card:
+    """A helper of one GPU, which has more and more memory free each time it is asked."""
+
+    def __init__(self, free: int, more: int) -> None:
+        self._free, self._more = free, more
+
+    async def info(self) -> CudaInfo:
+        self._free += self._more
+        return CudaInfo("580.1", 13000, (now("a", self._free),), ())
+
+
+def test_room_that_somebody_has_for_a_moment_is_waited_for() -> None:
+    node = asyncio.run(await_room(cast("CudaHelper", Card(0, 20)), {"a": 100}, seconds=10))
+    assert [gpu.free_bytes for gpu in node] == [100]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05])
+def test_room_that_does_not_come_is_told_of(seconds: float) -> None:
+    with pytest.raises(GpuMismatch, match="GPU a has 0 MiB free"):
+        asyncio.run(await_room(cast("CudaHelper", Card(0, 0)), {"a": 100}, seconds))
