@@ -11,8 +11,8 @@ from functools import partial
 from tests.bench import checkpoint, memory, starts
 from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
 
-ROUNDS = {"2GiB": 11, "256MiB": 13}
-ROUNDS_OF_SMALL_ONES, ROUNDS_OF_STARTS = 15, 30
+ROUNDS = {"2GiB": 14, "256MiB": 14}
+ROUNDS_OF_SMALL_ONES, ROUNDS_OF_STARTS = 16, 30
 
 
 def main() -> int:

@@ -41,3 +41,18 @@ def test_comparison_tells_the_interval_of_its_rounds() -> None:
     figure = compare(Pair("x", lambda: next(costs), lambda: 1.0), lane="here", rounds=13)
     assert figure.between is not None
     assert figure.between[0] < figure.ratio < figure.between[1]
+
+
+@pytest.mark.parametrize("rounds", [7, 8, 11, 14])
+def test_who_goes_first_does_not_matter(rounds: int) -> None:
+    """Whoever begins a round, and so works twice in a row, pays for it."""
+    last = ""
+
+    def work(side: str) -> float:
+        nonlocal last
+        repeated, last = side == last, side
+        return 1.1 if repeated else 1.0
+
+    figure = compare(Pair("x", lambda: work("ours"), lambda: work("stock")), lane="here", rounds=rounds)
+    assert figure.ratio == pytest.approx(1)
+    assert figure.n % 2 == 0
