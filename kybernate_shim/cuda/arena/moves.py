@@ -355,9 +355,10 @@ def _let_go(control: Control, group: Sequence[Block]) -> None:
 def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
     """Cut what has these `sizes` into groups of about the same size, at most so many."""
     begin = size = 0
+    whole = sum(sizes)
     for end, one in enumerate(sizes, 1):
         size += one
-        if size * most >= sum(sizes) or end == len(sizes):
+        if size * most >= whole or end == len(sizes):
             yield slice(begin, end)
             begin, size = end, 0
 
