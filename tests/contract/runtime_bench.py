@@ -13,18 +13,18 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kybernate_shim.config import Deadlines
-from kybernate_shim.linux.children import Children, Exit
+from kybernate_shim.linux.children import Children, Exit, Finished
 from kybernate_shim.linux.libc import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli
-from kybernate_shim.oci.runtime import Runtime
+from kybernate_shim.oci.runtime import Runner, Runtime
 
 DEADLINE = 20.0
 NAMESPACE = "contract"
@@ -32,6 +32,7 @@ RUNTIMES = ("runc", "crun")
 APPLETS = ("sh", "sleep", "cat", "true", "readlink")
 HYBRID = Path("/sys/fs/cgroup/unified/cgroup.controllers")
 FOREVER = ("sleep", "1000")
+VERBS = ("create", "start", "pause", "resume", "delete", "state")  # of the runtime
 
 
 @dataclass
@@ -120,6 +121,18 @@ class Bench:
 
 def _process(args: tuple[str, ...]) -> dict[str, Any]:
     return {"user": {"uid": 0, "gid": 0}, "args": list(args), "cwd": "/", "env": ["PATH=/bin"]}
+
+
+@dataclass
+class Noting:
+    """A runner that keeps the verbs of what it runs."""
+
+    runner: Runner
+    verbs: list[str] = field(default_factory=list)
+
+    async def run(self, argv: Any, **options: Any) -> Finished:
+        self.verbs.append(next(word for word in argv if word in VERBS))
+        return await self.runner.run(argv, **options)
 
 
 Run = Callable[[Callable[[Bench], Awaitable[None]]], None]

@@ -6,34 +6,30 @@ import asyncio
 import json
 import os
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kybernate_shim.config import Deadlines
-from kybernate_shim.linux.children import Finished
 from kybernate_shim.linux.process import start_time
-from kybernate_shim.oci.runtime import Runner, Runtime, RuntimeFailed, RuntimeTimedOut
+from kybernate_shim.oci.runtime import Runtime, RuntimeFailed, RuntimeTimedOut
 from kybernate_shim.oci.spec import edit_spec
-from tests.contract.runtime_bench import FOREVER, Bench, Run, fixture_bench, pipe, read_all, until, write_program
+from tests.contract.runtime_bench import (
+    FOREVER,
+    Bench,
+    Noting,
+    Run,
+    fixture_bench,
+    pipe,
+    read_all,
+    until,
+    write_program,
+)
 
 __all__ = ["fixture_bench"]
 pytestmark = pytest.mark.root
 RUNC_ALONE = pytest.mark.parametrize("bench", ["runc"], indirect=True)
-
-
-@dataclass
-class Noting:
-    """A runner that keeps the verbs of what it runs."""
-
-    runner: Runner
-    verbs: list[str] = field(default_factory=list)
-
-    async def run(self, argv: Any, **options: Any) -> Finished:
-        self.verbs.append(next(word for word in argv if word in ("create", "start", "delete", "state")))
-        return await self.runner.run(argv, **options)
 
 
 async def start(b: Bench, pid: int, runtime: Runtime | None = None) -> list[str]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from kybernate_shim.linux.cgroups import Cgroup, FreezeTimedOut
-from kybernate_shim.linux.children import Finished
 from kybernate_shim.oci import freezer
-from kybernate_shim.oci.runtime import Runner, Runtime, RuntimeFailed, RuntimeTimedOut
-from tests.contract.runtime_bench import FOREVER, Bench, Run, fixture_bench, pipe, write_program
+from kybernate_shim.oci.runtime import Runtime, RuntimeFailed, RuntimeTimedOut
+from tests.contract.runtime_bench import FOREVER, Bench, Noting, Run, fixture_bench, pipe, write_program
 
 __all__ = ["fixture_bench"]
 pytestmark = pytest.mark.root
@@ -26,18 +25,6 @@ RUNC_ALONE = pytest.mark.parametrize("bench", ["runc"], indirect=True)
 def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's crun is one."""
     monkeypatch.setattr(freezer, "is_compiled", lambda program: True)
-
-
-@dataclass
-class Noting:
-    """A runner that keeps the verbs of what it runs."""
-
-    runner: Runner
-    verbs: list[str] = field(default_factory=list)
-
-    async def run(self, argv: Any, **options: Any) -> Finished:
-        self.verbs += [word for word in argv if word in ("pause", "resume")]
-        return await self.runner.run(argv, **options)
 
 
 async def verbs_of(b: Bench, change: Callable[[Runtime], Awaitable[None]], runtime: Runtime | None = None) -> list[str]:

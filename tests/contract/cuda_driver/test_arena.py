@@ -20,10 +20,11 @@ from kybernate_shim.cuda.arena.control import Verb, control_of
 from kybernate_shim.cuda.arena.extents import Extent, joined
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
-from kybernate_shim.cuda.errors import CudaError, GpuPair
-from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from kybernate_shim.cuda.errors import GpuPair
+from kybernate_shim.cuda.sequence import Limits, resume, suspend
 from kybernate_shim.linux.mounts import unmount_tree
-from tests.contract.cuda_driver.helper_processes import PATIENCE, kill_helper
+from tests.contract.cuda_driver.cycles import LIMITS, cycle
+from tests.contract.cuda_driver.helper_processes import kill_helper
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 
@@ -31,7 +32,6 @@ Start = Callable[..., Program]
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = pytest.mark.root
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 MIB = 1 << 20
 SIZE = 64 * MIB
 CONTEXT = 8 * MIB
@@ -53,18 +53,6 @@ async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # of another process
             await asyncio.sleep(0.01)
-
-
-async def cycle(helper: CudaHelper, program: Program, limits: Limits) -> None:
-    """Suspend and resume; where that fails, what is left must be possible to bring back."""
-    try:
-        await suspend(helper, lambda: [program.pid], limits, arena=True)
-        await resume(helper, [program.pid], limits=limits)
-    except CudaError:
-        left = await bring_back(helper, [program.pid], limits)
-    else:
-        left = []
-    assert left == []
 
 
 async def out(helper: CudaHelper, *programs: Program) -> Any:
@@ -191,7 +179,7 @@ def test_verb_that_fails_around_the_move_leaves_the_program_computing(
     cards.switch(f"{verb}:{nth}:999@{program.pid}")
 
     async def body(helper: CudaHelper) -> None:
-        await cycle(helper, program, LIMITS)
+        await cycle(helper, program.pid)
         assert in_arena(memory, program) == 0
 
     use(body)
@@ -208,7 +196,7 @@ def test_call_of_the_arenas_driver_that_fails_costs_nothing(
 
     async def body(helper: CudaHelper) -> None:
         for _ in range(2):
-            await cycle(helper, program, LIMITS)
+            await cycle(helper, program.pid)
 
     use(body)
     program.computes_on()
@@ -223,7 +211,7 @@ def test_worker_that_dies_in_a_move_is_replaced(
     hasty = Limits(lock=5, checkpoint=2, restore=2, unlock=10, settle=10)
 
     async def body(helper: CudaHelper) -> None:
-        await cycle(helper, program, hasty)
+        await cycle(helper, program.pid, hasty)
 
     use(body)
     program.computes_on()

@@ -15,9 +15,9 @@ import pytest
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.arena.pieces import PIECE
 from kybernate_shim.cuda.client import CudaHelper, log_path
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import Limits, Suspended, bring_back, resume, suspend
-from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers, kill_helper
+from kybernate_shim.cuda.sequence import Suspended, resume, suspend
+from tests.contract.cuda_driver.cycles import LIMITS, cycle
+from tests.contract.cuda_driver.helper_processes import helpers, kill_helper
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Holder
 
@@ -25,7 +25,6 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 Hold = Callable[..., Holder]
 
 pytestmark = pytest.mark.root
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 SIZE = 64 << 20
 PIECES = 8
 
@@ -188,7 +187,8 @@ def test_worker_that_dies_in_a_suspend_leaves_no_copy_that_is_wrong(
     async def second(helper: CudaHelper) -> None:
         holder.fill(1, 50)
         holder.fill(6, 0)
-        await cycle(helper, holder)
+        await cycle(helper, holder.pid)
+        assert holder.is_right()
 
     use_arena(second)
     kill_helper(socket)
@@ -200,15 +200,6 @@ def test_worker_that_dies_in_a_suspend_leaves_no_copy_that_is_wrong(
         assert await copied(helper, holder) == 0
 
     use_arena(third)
-
-
-async def cycle(helper: CudaHelper, holder: Holder) -> None:
-    try:
-        await out(helper, holder)
-        await resume(helper, [holder.pid], limits=LIMITS)
-    except CudaError:
-        assert await bring_back(helper, [holder.pid], LIMITS) == []
-    assert holder.is_right()
 
 
 def test_memory_that_was_allocated_again_is_known_by_its_bytes(use_arena: Run, hold: Hold) -> None:

@@ -13,9 +13,8 @@ from kybernate_shim import native
 from kybernate_shim.cuda.arena.control import BlockState, Verb, control_of
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, log_path
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import Limits, Suspended, bring_back, resume, suspend
-from tests.contract.cuda_driver.helper_processes import PATIENCE
+from kybernate_shim.cuda.sequence import Suspended, resume, suspend
+from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Holder
 
@@ -23,7 +22,6 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 Hold = Callable[..., Holder]
 
 pytestmark = pytest.mark.root
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 MIB = 1 << 20
 SIZE = 64 * MIB
 PIECE = 2 * MIB
@@ -49,15 +47,6 @@ def hold(cards: Cards, libraries: Path, preload: Path) -> Iterator[Hold]:
 
 async def out(helper: CudaHelper, holder: Holder) -> Suspended:
     return await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)
-
-
-async def cycle(helper: CudaHelper, holder: Holder) -> None:
-    """Suspend and resume; where that fails, what is left must be possible to bring back."""
-    try:
-        await out(helper, holder)
-        await resume(helper, [holder.pid], limits=LIMITS)
-    except CudaError:
-        assert await bring_back(helper, [holder.pid], LIMITS) == []
 
 
 def states(holder: Holder) -> set[BlockState]:
@@ -91,7 +80,7 @@ def test_call_of_the_program_that_fails_loses_nothing(use_arena: Run, hold: Hold
 
     async def body(helper: CudaHelper) -> None:
         for _ in range(2):
-            await cycle(helper, holder)
+            await cycle(helper, holder.pid)
             assert holder.is_right()
 
     use_arena(body)

@@ -15,6 +15,7 @@ import pytest
 from kybernate_shim.cuda.client import CudaHelper, log_path
 from kybernate_shim.cuda.errors import CudaError, GpuPair
 from kybernate_shim.cuda.sequence import Ahead, Limits, resume, suspend
+from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
@@ -23,7 +24,6 @@ Start = Callable[..., Program]
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = pytest.mark.root
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 MIB = 1 << 20
 CONTEXT = 8 * MIB
 SIZE = 24 * MIB
@@ -31,12 +31,6 @@ ROOM = 128 * MIB  # for all that a test has on a card
 CARD = 1024 * MIB
 WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
 SLOW = 60  # seconds for a GiB: the driver takes half a second for a context
-
-
-@pytest.fixture
-def use(use_arena: Run) -> Run:
-    """Every helper here has an arena."""
-    return use_arena
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def prefetched(socket: Path) -> list[int]:
 
 
 def test_what_is_there_before_the_program_is_not_copied_again(
-    use: Run, program: Program, cards: Cards, socket: Path
+    use_arena: Run, program: Program, cards: Cards, socket: Path
 ) -> None:
     async def body(helper: CudaHelper) -> None:
         for _ in range(3):
@@ -70,11 +64,11 @@ def test_what_is_there_before_the_program_is_not_copied_again(
             assert cards.used()[0] == WORKER + CONTEXT + SIZE
             await asyncio.to_thread(program.computes_on)
 
-    use(body)
+    use_arena(body)
     assert prefetched(socket) == [SIZE] * 3
 
 
-def test_what_has_to_stay_free_does(use: Run, program: Program, cards: Cards, socket: Path) -> None:
+def test_what_has_to_stay_free_does(use_arena: Run, program: Program, cards: Cards, socket: Path) -> None:
     async def body(helper: CudaHelper) -> None:
         for spare in (8 * MIB, -MIB):
             await away(helper, cards, program)
@@ -85,13 +79,13 @@ def test_what_has_to_stay_free_does(use: Run, program: Program, cards: Cards, so
                 await asyncio.sleep(0.01)
             await coming
 
-    use(body)
+    use_arena(body)
     program.computes_on()
     assert prefetched(socket) == [0, 0]  # all that is wanted is more than it may be
 
 
 def test_program_moves_to_the_card_that_its_bytes_went_to(
-    use: Run, program: Program, cards: Cards, socket: Path
+    use_arena: Run, program: Program, cards: Cards, socket: Path
 ) -> None:
     first, second = cards.uuids
 
@@ -99,7 +93,7 @@ def test_program_moves_to_the_card_that_its_bytes_went_to(
         await away(helper, cards, program)
         await back(helper, Ahead(program.pid, second, ROOM), GpuPair(first, second), GpuPair(second, first))
 
-    use(body)
+    use_arena(body)
     program.computes_on()
     assert prefetched(socket) == [SIZE]
     assert cards.used() == [WORKER, 2 * CONTEXT + SIZE]
@@ -107,19 +101,19 @@ def test_program_moves_to_the_card_that_its_bytes_went_to(
 
 @pytest.mark.parametrize("gpu", [1, "nobody's"])
 def test_bytes_on_a_wrong_card_are_of_no_use_and_no_harm(
-    use: Run, program: Program, cards: Cards, gpu: int | str
+    use_arena: Run, program: Program, cards: Cards, gpu: int | str
 ) -> None:
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
         await back(helper, Ahead(program.pid, cards.uuids[gpu] if isinstance(gpu, int) else gpu, ROOM))
 
-    use(body)
+    use_arena(body)
     program.computes_on()
     assert cards.used() == [WORKER + CONTEXT + SIZE, CONTEXT if gpu == 1 else 0]
 
 
 def test_copies_that_take_the_programs_own_room_are_given_up(
-    use: Run, start: Start, program: Program, cards: Cards
+    use_arena: Run, start: Start, program: Program, cards: Cards
 ) -> None:
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
@@ -128,11 +122,11 @@ def test_copies_that_take_the_programs_own_room_are_given_up(
         await back(helper, Ahead(program.pid, cards.uuids[0], 0))
         await asyncio.to_thread(other.computes_on)
 
-    use(body)
+    use_arena(body)
     program.computes_on()
 
 
-def test_restore_that_fails_gives_the_memory_back(use: Run, program: Program, cards: Cards) -> None:
+def test_restore_that_fails_gives_the_memory_back(use_arena: Run, program: Program, cards: Cards) -> None:
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
         cards.switch(f"restore:1:hang@{program.pid}")
@@ -142,11 +136,11 @@ def test_restore_that_fails_gives_the_memory_back(use: Run, program: Program, ca
         assert cards.used() == [WORKER, 0]
         await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
 
-    use(body)
+    use_arena(body)
     program.computes_on()
 
 
-def test_checkpoint_instead_of_a_give_returns_the_memory(use: Run, program: Program, cards: Cards) -> None:
+def test_checkpoint_instead_of_a_give_returns_the_memory(use_arena: Run, program: Program, cards: Cards) -> None:
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
         await helper.prefetch(program.pid, cards.uuids[0], ROOM, PATIENCE)
@@ -156,11 +150,13 @@ def test_checkpoint_instead_of_a_give_returns_the_memory(use: Run, program: Prog
         assert cards.used() == [WORKER, 0]
         await resume(helper, [program.pid], limits=LIMITS)
 
-    use(body)
+    use_arena(body)
     program.computes_on()
 
 
-def test_worker_that_is_killed_meanwhile_is_replaced(use: Run, program: Program, cards: Cards, socket: Path) -> None:
+def test_worker_that_is_killed_meanwhile_is_replaced(
+    use_arena: Run, program: Program, cards: Cards, socket: Path
+) -> None:
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
         coming = asyncio.create_task(back(helper, Ahead(program.pid, cards.uuids[0], ROOM)))
@@ -169,7 +165,7 @@ def test_worker_that_is_killed_meanwhile_is_replaced(use: Run, program: Program,
         arenas_worker(socket).send_signal(signal.SIGKILL)
         await coming
 
-    use(body)
+    use_arena(body)
     program.computes_on()
 
 
@@ -181,7 +177,7 @@ def arenas_worker(socket: Path) -> psutil.Process:
 
 @pytest.mark.parametrize("nth", range(4, 9))
 def test_call_that_fails_for_the_copies_costs_nothing(
-    use: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, nth: int
+    use_arena: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """The n-th virtual memory call of the worker fails once: those of what follows the copies."""
     monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:1")
@@ -193,11 +189,11 @@ def test_call_that_fails_for_the_copies_costs_nothing(
         except CudaError:
             await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
 
-    use(body)
+    use_arena(body)
     program.computes_on()
 
 
-def test_several_programs_on_one_card(use: Run, start: Start, preload: Path, cards: Cards, socket: Path) -> None:
+def test_several_programs_on_one_card(use_arena: Run, start: Start, preload: Path, cards: Cards, socket: Path) -> None:
     programs = [start(mib=8, preload=preload) for _ in range(3)]
 
     async def body(helper: CudaHelper) -> None:
@@ -205,7 +201,7 @@ def test_several_programs_on_one_card(use: Run, start: Start, preload: Path, car
         ahead = [Ahead(program.pid, cards.uuids[0], ROOM) for program in programs]
         await resume(helper, [one.pid for one in ahead], limits=LIMITS, ahead=ahead)
 
-    use(body)
+    use_arena(body)
     for program in programs:
         program.computes_on()
     assert prefetched(socket) == [8 * MIB] * 3
