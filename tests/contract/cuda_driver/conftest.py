@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from kybernate_shim.address import answers
@@ -18,7 +16,7 @@ from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
 from kybernate_shim.linux.mounts import unmount_tree
 from kybernate_shim.native import PRELOAD
 from kybernate_shim.native import build as build_native
-from tests.contract.cuda_driver.helper_processes import helpers
+from tests.contract.cuda_driver.helper_processes import helpers, kill
 from tests.fakes.cuda import GIB, Cards, build
 from tests.fakes.cuda.programs import Program
 
@@ -47,9 +45,7 @@ def socket(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "run" / "cuda.sock"
     yield path
     for process in helpers(path):
-        workers = process.children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        psutil.wait_procs([*workers, process], timeout=10)
+        kill([process, *process.children(recursive=True)])
 
 
 @pytest.fixture
@@ -120,8 +116,6 @@ def use_arena(cards: Cards, machine_code: Path, tmp_path: Path, socket: Path) ->
 
     yield run
     for process in helpers(socket):
-        children = process.children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        psutil.wait_procs([process, *children], timeout=10)
+        kill([process, *process.children(recursive=True)])
     if folder.is_mount():
         unmount_tree(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,8 +24,19 @@ def helpers(socket: Path) -> list[psutil.Process]:
 def kill_helper(socket: Path) -> None:
     """Kill the only helper of `socket` and its workers, and remove the socket, so that another can be started."""
     (helper,) = helpers(socket)
-    processes = [helper, *helper.children(recursive=True)]
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=10)
+    kill([helper, *helper.children(recursive=True)])
     socket.unlink()
+
+
+def kill_workers(socket: Path) -> None:
+    """Kill the workers of the only helper of `socket`."""
+    (helper,) = helpers(socket)
+    kill(helper.children(recursive=True))
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """Kill `processes` and wait until they are gone; one that has ended by itself meanwhile is no error."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=10)

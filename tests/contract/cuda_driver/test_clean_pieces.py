@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from kybernate_shim.cuda.arena.memory import Memory, Owner
@@ -17,7 +15,7 @@ from kybernate_shim.cuda.arena.pieces import PIECE
 from kybernate_shim.cuda.client import CudaHelper, log_path
 from kybernate_shim.cuda.sequence import Suspended, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
-from tests.contract.cuda_driver.helper_processes import helpers, kill_helper
+from tests.contract.cuda_driver.helper_processes import helpers, kill_helper, kill_workers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Holder
 
@@ -61,14 +59,6 @@ async def copied(helper: CudaHelper, holder: Holder) -> int:
     await back(helper, holder)
     assert (taken.bytes, taken.reasons) == (PIECES * PIECE, {})
     return (taken.bytes - taken.spared) // PIECE
-
-
-def kill_workers(socket: Path) -> None:
-    (helper,) = helpers(socket)
-    workers = helper.children(recursive=True)
-    for worker in workers:
-        worker.send_signal(signal.SIGKILL)
-    psutil.wait_procs(workers, timeout=10)
 
 
 def events(socket: Path, name: str) -> list[dict[str, Any]]:

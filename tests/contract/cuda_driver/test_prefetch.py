@@ -171,7 +171,8 @@ def test_worker_that_is_killed_meanwhile_is_replaced(
 
 def arenas_worker(socket: Path) -> psutil.Process:
     (helper,) = helpers(socket)
-    (worker,) = (child for child in helper.children() if "arena" in child.cmdline())
+    children = psutil.process_iter(["ppid", "cmdline"])  # knows nothing of one that ends meanwhile
+    (worker,) = (it for it in children if it.info["ppid"] == helper.pid and "arena" in (it.info["cmdline"] or []))
     return worker
 
 
