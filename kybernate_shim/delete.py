@@ -50,20 +50,23 @@ def _end_operation(invocation: Invocation, bundle: Bundle) -> list[str]:
     if remains is None or remains.phase not in ("checkpoint", "restore"):
         return []
     # Here, because nearly every `delete` is done by now.
+    from kybernate_shim.checkpoint.cgroup_lease import inherited
     from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME
     from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
 
-    traces = Traces(
-        configuration=bundle.path / EARLY_FILE_NAME,
-        cgroups_path=str(json.loads((bundle.path / "config.json").read_bytes())["linux"]["cgroupsPath"]),
-        state=Path(remains.root) / invocation.id,
-        work=work_name(invocation.namespace, invocation.id),
-    )
+    cgroups_path = json.loads((bundle.path / "config.json").read_bytes())["linux"].get("cgroupsPath") or ""
     try:
-        if remains.phase == "restore":
-            traces.clear_restore(seconds=OPERATION_SECONDS)
-        else:
-            traces.end_programs(seconds=OPERATION_SECONDS)
+        with inherited(cgroups_path, bundle.path) as ours:
+            traces = Traces(
+                configuration=bundle.path / EARLY_FILE_NAME,
+                cgroups_path=cgroups_path if ours else "",
+                state=Path(remains.root) / invocation.id,
+                work=work_name(invocation.namespace, invocation.id),
+            )
+            if remains.phase == "restore":
+                traces.clear_restore(seconds=OPERATION_SECONDS)
+            else:
+                traces.end_programs(seconds=OPERATION_SECONDS)
     except (RemainsStay, OSError) as error:
         return [str(error)]
     return []

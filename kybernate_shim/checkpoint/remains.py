@@ -34,8 +34,8 @@ class RemainsStay(Exception):
 class Traces:
     """By what the parts of an operation on one container are found.
 
-    `configuration` is the file that the environment of its programs names; `cgroups_path` is config.json's; `state` is
-    the runtime's directory for the container, and `work` the name of CRIU's.
+    `configuration` is the file that the environment of its programs names; `cgroups_path` is config.json's, "" where
+    others may be in that cgroup; `state` is the runtime's directory for the container, and `work` the name of CRIU's.
     """
 
     configuration: Path
@@ -55,15 +55,16 @@ class Traces:
         Not for a container that ran before: this ends it. Raises RemainsStay after `seconds`, and OSError.
         """
         deadline = time.monotonic() + seconds
-        cgroup = Cgroup(*named(self.cgroups_path))
-        while pids := [*told_of(self.configuration), *cgroup.processes()]:
-            cgroup.kill()
+        cgroup = Cgroup(*named(self.cgroups_path)) if self.cgroups_path else None
+        while pids := [*told_of(self.configuration), *(cgroup.processes() if cgroup is not None else ())]:
+            if cgroup is not None:
+                cgroup.kill()
             _kill(pids, deadline)
         for scratch in scratch_mounts(self.work):
             unmount_tree(scratch)
             scratch.rmdir()
         unmount_tree(self.state / "criu-root")
-        for directory in every_hierarchy(self.cgroups_path):
+        for directory in every_hierarchy(self.cgroups_path) if self.cgroups_path else ():
             _remove_cgroup(directory, deadline)
 
 

@@ -206,7 +206,7 @@ async def attach(target: Target, image: Image, operation: Operation, accelerator
 async def remove_remains(target: Target) -> str:
     """Remove what a failed restore has begun: processes, mounts, cgroups, the runtime's state. Say what stays, if any.
 
-    What is left here, `delete` tries again.
+    Its cgroup is leased: all that is in there is its own. What is left here, `delete` tries again.
     """
     traces = Traces(
         configuration=target.bundle.path / EARLY_FILE_NAME,

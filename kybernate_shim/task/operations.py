@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint import loopback, restore
+from kybernate_shim.checkpoint.cgroup_lease import leased
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.operation import Operation
@@ -77,7 +78,11 @@ class Operations:
         stdio = container.init.stdio
         assert stdio is not None
         work = work_directory(container.config, container.namespace, container.id, "restore")
-        with self._operating("restore") as operation, container.children.early_exits() as early:
+        with (
+            self._operating("restore") as operation,
+            leased(container.spec.cgroups_path, container.bundle.path),
+            container.children.early_exits() as early,
+        ):
             gpus = self._accelerator() if image.manifest.has_gpu_state else None
             if gpus is not None:
                 container.spec = await gpu_spec.prepare_restore(container.runtime, container.bundle, container.id)

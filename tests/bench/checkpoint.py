@@ -3,18 +3,24 @@
 Timed is one `ctr` command from its start to its end, as a user would wait for it. After every restore the process has
 to prove, outside the timed part, that its memory is what it was.
 
-Checkpoints are measured with the directory in memory in which containerd has the image written and takes it from. On a
-disk, some or all of 2 GiB is being written back, whatever the shim, when containerd removes them: that took 0.2 to
-4.3 s of a command, and 0.2 to 0.5 s in memory.
+Where in the machine's memory a process or an image lies makes a checkpoint of 2 GiB up to a tenth slower, for as long
+as it lies there, and which of two lies better is decided when they are made. So each checkpoint is that of a new
+container, and restores have two images a shim, which were made in an order that favours neither.
+
+The directory in which containerd has an image written, or unpacks it, is in memory. On a disk, some or all of 2 GiB is
+being written back, whatever the shim, when containerd removes them: that took 0.2 to 4.3 s of a command, and 0.2 to
+0.5 s in memory. After a restore containerd never removes them, so that the disk was ever more in the way.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 from tests.bench.figures import Pair, seconds
@@ -34,34 +40,20 @@ class MemoryChanged(AssertionError):
 
 @dataclass
 class Holder:
-    """One running container that holds memory, and what it once proved. `ctr` knows the shim that runs it."""
+    """One running container that holds memory, and what it has proved. `ctr` knows the shim that runs it."""
 
     ctr: Ctr
     id: str
     proof: str
 
-    def checkpoint_task(self) -> float:
-        """Return the seconds of `ctr task checkpoint`."""
-        before = self._images()
-        cost = seconds(lambda: self.ctr("task", "checkpoint", self.id, timeout=300))
-        self._forget(self._images() - before)
-        return cost
+    def checkpoint_task(self) -> None:
+        self.ctr("task", "checkpoint", self.id, timeout=300)
 
-    def checkpoint_container(self) -> float:
-        """Return the seconds of `ctr container checkpoint --task`."""
-        image = self.ctr.new_id("image")
-        cost = seconds(lambda: self.checkpoint_into(image))
-        self._forget({image})
-        return cost
+    def checkpoint_container(self) -> None:
+        self.checkpoint_into(self.ctr.new_id("image"))
 
     def checkpoint_into(self, image: str) -> None:
         self.ctr("container", "checkpoint", "--task", self.id, image, timeout=300)
-
-    def _images(self) -> set[str]:
-        return set(self.ctr("images", "ls", "-q").split())
-
-    def _forget(self, images: set[str]) -> None:
-        self.ctr("images", "rm", "--sync", *sorted(images), timeout=120)
 
 
 @dataclass
@@ -75,15 +67,16 @@ class Frozen:
     def restore(self) -> float:
         """Return the seconds of `ctr container restore --live`, after a look at what came back."""
         id = self.ctr.new_id("restored")
-        try:
-            cost = seconds(lambda: self.ctr("container", "restore", "--live", id, self.image, timeout=300))
-            pid = self.ctr.pid(id)
-            os.kill(pid, signal.SIGUSR1)
-            if (found := read_proof(pid)) != self.proof:
-                raise MemoryChanged(f"{self.ctr.runtime}: {found} after the restore, {self.proof} before")
-            return cost
-        finally:
-            self.ctr.remove(id)
+        with _temporary_in_memory():
+            try:
+                cost = seconds(lambda: self.ctr("container", "restore", "--live", id, self.image, timeout=300))
+                pid = self.ctr.pid(id)
+                os.kill(pid, signal.SIGUSR1)
+                if (found := read_proof(pid)) != self.proof:
+                    raise MemoryChanged(f"{self.ctr.runtime}: {found} after the restore, {self.proof} before")
+                return cost
+            finally:
+                self.ctr.remove(id)
 
 
 @contextmanager
@@ -105,19 +98,35 @@ def names(size: str) -> list[str]:
 
 
 def pairs(size: str) -> Iterator[Pair]:
-    """Yield the comparisons of one size: checkpoints that leave the process running, then restores of a last one.
-
-    Containers and images live for as long as the comparisons that need them are measured.
-    """
+    """Yield the comparisons of one size: checkpoints that leave the process running, and restores."""
     task, container, restore = names(size)
-    with ExitStack() as images:
-        with ExitStack() as running:
-            ours, stock = (running.enter_context(holder(runtime, SIZES[size])) for runtime in (KYBERNATE, STOCK))
-            with _temporary_in_memory():
-                yield Pair(task, ours.checkpoint_task, stock.checkpoint_task)
-                yield Pair(container, ours.checkpoint_container, stock.checkpoint_container)
-            ours_frozen, stock_frozen = (images.enter_context(frozen(source)) for source in (ours, stock))
-        yield Pair(restore, ours_frozen.restore, stock_frozen.restore)
+    mib = SIZES[size]
+    yield _checkpoints(task, mib, Holder.checkpoint_task)
+    yield _checkpoints(container, mib, Holder.checkpoint_container)
+    with ExitStack() as stack:
+        images: dict[str, list[Frozen]] = {KYBERNATE: [], STOCK: []}
+        for runtime in (KYBERNATE, STOCK, STOCK, KYBERNATE):
+            images[runtime].append(stack.enter_context(frozen(runtime, mib)))
+        os.sync()  # else they are written back while the first of them are restored
+        ours, stock = (cycle(images[runtime]) for runtime in (KYBERNATE, STOCK))
+        yield Pair(restore, lambda: next(ours).restore(), lambda: next(stock).restore())
+
+
+def _checkpoints(name: str, mib: int, checkpoint: Callable[[Holder], None]) -> Pair:
+    return Pair(name, *(partial(_checkpointed, runtime, mib, checkpoint) for runtime in (KYBERNATE, STOCK)))
+
+
+def _checkpointed(runtime: str, mib: int, checkpoint: Callable[[Holder], None]) -> float:
+    """Return the seconds of a checkpoint of a new container."""
+    with holder(runtime, mib) as it, _temporary_in_memory():
+        before = _images(it.ctr)
+        cost = seconds(lambda: checkpoint(it))
+        it.ctr("images", "rm", "--sync", *sorted(_images(it.ctr) - before), timeout=120)
+        return cost
+
+
+def _images(ctr: Ctr) -> set[str]:
+    return set(ctr("images", "ls", "-q").split())
 
 
 @contextmanager
@@ -130,10 +139,11 @@ def _temporary_in_memory() -> Iterator[None]:
 
 
 @contextmanager
-def frozen(source: Holder) -> Iterator[Frozen]:
-    """Keep a checkpoint of `source`, which need not live any longer, until the body ends."""
-    image = source.ctr.new_id("frozen")
-    source.checkpoint_into(image)
+def frozen(runtime: str, mib: int) -> Iterator[Frozen]:
+    """Keep a checkpoint of a container that is gone until the body ends."""
+    with holder(runtime, mib) as source, _temporary_in_memory():
+        image = source.ctr.new_id("frozen")
+        source.checkpoint_into(image)
     try:
         yield Frozen(source.ctr, image, source.proof)
     finally:

@@ -12,6 +12,7 @@ STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
 SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
 OF_THE_NODE = tuple(Path("/run/kybernate", name) for name in ("versions", "fork-server", "programs"))
+EMPTY_OF_THE_NODE = Path("/run/kybernate/restores")  # as the directory that it is
 LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
 
@@ -98,7 +99,7 @@ def _leases() -> list[str]:
 def _scratch() -> list[str]:
     """Return the shims' own files, but for what serves the whole node: programs' versions, the fork server's socket."""
     found = [path for root in SCRATCH for path in Path(root).glob("**/*")]
-    return [str(path) for path in found if not {path, *path.parents} & {*OF_THE_NODE}]
+    return [str(path) for path in found if not {path, *path.parents} & {*OF_THE_NODE} and path != EMPTY_OF_THE_NODE]
 
 
 def _runtime_state() -> list[str]:

@@ -565,9 +565,9 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def restoring(ctr: Ctr, id: str, image: Path) -> list[str]:
+def restoring(ctr: Ctr, id: str, image: Path, *flags: str) -> list[str]:
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
-    return own.run_argv(id, "false", flags=["-d", "--annotation", f"kybernate.io/restore-from={image}"])
+    return own.run_argv(id, "false", flags=["-d", "--annotation", f"kybernate.io/restore-from={image}", *flags])
 
 
 @contextmanager
@@ -653,3 +653,32 @@ def test_image_can_be_restored_after_a_failed_attempt(ours: Ctr, big: Path) -> N
     with restored(ours, big, log=log, container_image=PYTHON, id=id) as witness:
         witness.assert_goes_on()
     log.unlink()
+
+
+# -- restore: a cgroup that is another's ----------------------------------------------------------------------------
+
+
+def test_running_original_is_safe_from_a_restore_into_its_cgroup(ours: Ctr, place: Path) -> None:
+    """As `ctr containers restore` asks for, whose new container has the configuration of the old one."""
+    with counting(ours) as witness:
+        save(ours, witness.id, place)
+        cgroup = f"/{ours.namespace}/{witness.id}"
+        said = restore_refused(ours, place, "--cgroup", cgroup)
+        assert f"processes of another container are in cgroup {cgroup}" in said
+        assert str(ours.pid(witness.id)) in said
+        witness.assert_goes_on()
+        again = place.parent / "again"
+        save(ours, witness.id, again, exit=True)
+        eventually(lambda: ours.status(witness.id) == "STOPPED")
+        with restored(ours, again, log=witness.log, flags=["--cgroup", cgroup]) as back:
+            back.assert_goes_on()
+
+
+def test_of_two_restores_into_one_cgroup_the_second_is_refused(ours: Ctr, big: Path) -> None:
+    cgroup = f"/{ours.namespace}/{ours.new_id('both')}"
+    with new_id(ours) as id, new_id(ours) as second:
+        with held_restore(big, lambda: run(restoring(ours, id, big, "--cgroup", cgroup))) as restore:
+            said = refused(*restoring(ours, second, big, "--cgroup", cgroup))
+            assert f"another restore into cgroup {cgroup} is under way" in said
+        restore.result()
+        assert ours.status(id) == "RUNNING"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
@@ -12,9 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.checkpoint import cgroup_lease
+from kybernate_shim.checkpoint.remains import Traces
 from kybernate_shim.delete import answer, delete
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.oci.bundle import Bundle, Remains
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**62))
@@ -117,3 +122,22 @@ def test_socket_of_the_dead_daemon_goes_and_a_living_ones_stays(node: Node, monk
         assert path.exists()
     assert node.delete(monkeypatch)[0] == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("cgroups_path", "cleared"), [("/ns/c1", "/ns/c1"), ("/ns/another", ""), ("", "")])
+def test_only_the_cgroup_that_the_dead_restore_held_is_cleared(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cgroups_path: str, cleared: str
+) -> None:
+    """Its configuration may name the cgroup of a container that runs."""
+    asked = []
+
+    @contextmanager
+    def inherited(path: str, bundle: Path) -> Iterator[bool]:
+        yield (path, bundle) == ("/ns/c1", node.bundle)
+
+    monkeypatch.setattr(cgroup_lease, "inherited", inherited)
+    monkeypatch.setattr(Traces, "clear_restore", lambda traces, seconds: asked.append(traces.cgroups_path))
+    (node.bundle / "config.json").write_text(json.dumps({"linux": {"cgroupsPath": cgroups_path}}))
+    Bundle(node.bundle).write_remains(Remains(root=str(tmp_path), phase="restore"))
+    assert node.delete(monkeypatch)[0] == 0
+    assert asked == [cleared]
