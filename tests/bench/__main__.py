@@ -10,6 +10,7 @@ from functools import partial
 
 from tests.bench import checkpoint, memory, starts
 from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
+from tests.bench.free_memory import free_memory_kept
 
 ROUNDS = {"2GiB": 14, "256MiB": 14}
 ROUNDS_OF_SMALL_ONES, ROUNDS_OF_STARTS = 16, 30
@@ -20,10 +21,11 @@ def main() -> int:
     arguments = _arguments()
     print(HEADING, flush=True)
     figures: list[Figure] = []
-    for pair in _pairs(arguments.figures):
-        figures.append(compare(pair, lane=arguments.lane, rounds=arguments.rounds or _rounds(pair.name)))
-        print(row(figures[-1]), flush=True)
-        record(figures[-1:])
+    with free_memory_kept():
+        for pair in _pairs(arguments.figures):
+            figures.append(compare(pair, lane=arguments.lane, rounds=arguments.rounds or _rounds(pair.name)))
+            print(row(figures[-1]), flush=True)
+            record(figures[-1:])
     return 0 if all(figure.good for figure in figures) else 1
 
 
