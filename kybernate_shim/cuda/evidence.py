@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate_shim.cuda.arena.control import ControlInvalid, control_of
+
 VARIABLES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "WORLD_SIZE")
 LIBRARIES = ("libcuda.so", "libnccl", "nvshmem_bootstrap", "nvshmem_transport")
 ESTABLISHED = "01"
@@ -24,7 +26,8 @@ class Evidence:
     """One process. `libraries`, `segments` (in /dev/shm) and `descriptors` are paths, as the process sees them.
 
     `sockets` are names of UNIX sockets in its network namespace; `peers` the pids, of those looked at, to which it has
-    a TCP connection; `managed_bytes` what it maps of the unified-memory device, the driver's own pool left out.
+    a TCP connection; `managed_bytes` what it maps of the unified-memory device, the driver's own pool left out;
+    `imports` how many handles and mappings it has of other processes' memory, where the preload library counts them.
     """
 
     pid: int
@@ -36,6 +39,7 @@ class Evidence:
     environment: Mapping[str, str] = field(default_factory=dict)
     peers: frozenset[int] = frozenset()
     managed_bytes: int = 0
+    imports: int = 0
 
     def maps(self, library: str) -> str:
         """Return the path of the mapped library whose file name begins so, "" for none."""
@@ -72,6 +76,7 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
             environment=_variables((process / "environ").read_bytes()),
             peers=peers,
             managed_bytes=_managed_bytes(maps),
+            imports=_imports(pid),
         )
     except OSError:
         return None  # it ended while we looked, and takes its GPU state along
@@ -89,6 +94,17 @@ def _managed_bytes(maps: str) -> int:
         for start, end in [line.split(None, 1)[0].split("-")]
     ]
     return sum(size for size in sizes if size > POOL_BYTES)
+
+
+def _imports(pid: int) -> int:
+    try:
+        control = control_of(pid)
+    except ControlInvalid:
+        return 0  # of a library that counted nothing, or that of somebody else
+    if control is None:
+        return 0
+    with control:
+        return control.imports()
 
 
 def _links(directory: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 An objection is certain where the evidence leaves no other reading, else it is a suspicion, which a person may override.
 Each says what was seen, what would follow and what to do.
-Source: measured with driver 580.159 (NCCL, managed memory); CRIU's plugins/cuda/README.md (MPS, MIG).
+Source: measured with driver 580.159 (NCCL, managed and imported memory); CRIU's plugins/cuda/README.md (MPS, MIG).
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def judge(subject: Subject) -> list[Objection]:
         *_managed(subject.cuda),
         *_nccl(subject),
         *_peer_memory(subject.cuda),
+        *_imports(subject.cuda),
         *_memory(subject),
     ]
     return sorted(objections, key=lambda objection: not objection.certain)
@@ -236,6 +237,18 @@ def _peer_memory(processes: Sequence[Evidence]) -> Iterator[Objection]:
             "memory that processes share through the driver is not restored; let each have its own",
             certain=False,
         )
+
+
+def _imports(processes: Sequence[Evidence]) -> Iterator[Objection]:
+    for process in processes:
+        if process.imports:
+            yield Objection(
+                "memory imported from another process",
+                f"the arena's library counts {process.imports} handles and mappings of it in process {process.pid}",
+                "the driver takes the process out and does not bring it back; give up what"
+                " cuMemImportFromShareableHandle gave before, or let each process have its own memory",
+                certain=False,
+            )
 
 
 def _memory(subject: Subject) -> Iterator[Objection]:

@@ -264,6 +264,13 @@ class Holding:
         self._content[piece] = value
         self._ask(f"fill {piece} {value}")
 
+    def share(self) -> None:
+        """Import memory, as from another process."""
+        self._ask("share")
+
+    def unshare(self) -> None:
+        self._ask("unshare")
+
     def is_right(self) -> bool:
         """Tell whether the card's memory is what it was filled with."""
         return self._ask("content") == " ".join(map(str, self._content))

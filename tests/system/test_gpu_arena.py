@@ -221,6 +221,17 @@ def test_container_is_copied_once_and_then_what_has_changed(ctr: Ctr, cards: Car
             assert pieces_copied(container) == 1
 
 
+def test_imported_memory_is_refused_for_as_long_as_it_is_there(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+    """The driver would take the process out and not bring it back."""
+    with gpu.holding(ctr, PIECES, WANTED) as container:
+        container.share()
+        for command in ("suspend", container.id), ("checkpoint", container.id, str(tmp_path / "image")):
+            assert "memory imported from another process" in refused("kybernate", *command)
+            assert container.is_right()
+        container.unshare()
+        assert pieces_copied(container) == PIECES
+
+
 def pieces_copied(container: gpu.Holding) -> int:
     """Suspend and resume, and return how many pieces the suspend had to copy."""
     steps = json.loads(kybernate("suspend", container.id, "--json"))["steps"]

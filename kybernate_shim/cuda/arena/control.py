@@ -28,7 +28,7 @@ MAGIC, VERSION, MOST_BLOCKS = 0x4B594241, 1, 1 << 16
 HEADER, BLOCK = struct.Struct("<IIiiIIIiIII"), struct.Struct("<QQQQIIiiIIQBB6x")
 TABLE_AT = 4096
 BYTES = TABLE_AT + MOST_BLOCKS * BLOCK.size
-ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED = 16, 20, 24, 28, 32, 36, 40
+ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED, IMPORTS = 16, 20, 24, 28, 32, 36, 40, 44
 GRAIN = 2 << 20  # every block is a multiple of it
 MOST_BYTES = 1 << 42  # more than any card has: a size beyond it is nonsense
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # without them, reading it could end us by SIGBUS
@@ -125,6 +125,10 @@ class Control:
                 raise ControlInvalid(f"block {index} of process {self.pid} has state {state} and {size} bytes")
             found.append(Block(index, address, size, BlockState(state), bool(flags & PRIVATE), device, descriptor))
         return found
+
+    def imports(self) -> int:
+        """Return how many handles and mappings the process has of memory that another one has made."""
+        return self._word(IMPORTS)
 
     def ask(self, verb: Verb, *, seconds: float, first: int = 0, count: int = MOST_BLOCKS) -> None:
         """Have the library do something to the blocks from `first` on, and wait.

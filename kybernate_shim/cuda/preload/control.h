@@ -68,7 +68,7 @@ struct control {
     int32_t result;
     uint32_t first, count; /* the range of blocks of SHARE, REBUILD and LET_GO */
     _Atomic uint32_t used; /* entries of the table that were ever used */
-    uint32_t padding;
+    _Atomic uint32_t imports; /* how much there is of memory that other processes have made; 0 from older libraries */
     uint8_t rest[4096 - 48];
     struct block blocks[MAX_BLOCKS];
 };

@@ -18,6 +18,7 @@
     C(cuMemAddressReserve, reserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                  \
     C(cuMemAddressFree, unreserve, (CUdeviceptr, size_t))                                                              \
     C(cuMemExportToShareableHandle, share, (void *, CUhandle, int, unsigned long long))                                \
+    C(cuMemImportFromShareableHandle, import, (CUhandle *, void *, int))                                               \
     C(cuMemRetainAllocationHandle, retain, (CUhandle *, void *))                                                       \
     C(cuMemGetAllocationPropertiesFromHandle, properties, (CUmemAllocationProp *, CUhandle))                           \
     C(cuMemGetAllocationGranularity, granularity, (size_t *, const CUmemAllocationProp *, int))                        \

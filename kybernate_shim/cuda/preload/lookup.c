@@ -27,6 +27,7 @@ typedef void function(void); /* only addresses are passed on here */
     A(cuMemUnmap, "cuMemUnmap", 10020)                                                                                 \
     A(cuMemSetAccess, "cuMemSetAccess", 10020)                                                                         \
     A(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020)                                             \
+    A(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020)                                         \
     A(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000)                                               \
     A(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020)                         \
     A(cuMulticastBindMem, "cuMulticastBindMem", 12010)                                                                 \

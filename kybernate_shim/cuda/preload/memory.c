@@ -7,6 +7,7 @@
 
 #include "addresses.h"
 #include "driver.h"
+#include "imports.h"
 #include "owners.h"
 #include "physical.h"
 
@@ -189,12 +190,20 @@ EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocation
     return driver()->create ? driver()->create(handle, size, wanted, flags) : CUDA_ERROR_NOT_FOUND;
 }
 
+static CUresult release_theirs(CUhandle handle)
+{
+    CUresult result = driver()->release ? driver()->release(handle) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        note_released(handle);
+    return result;
+}
+
 EXPORT CUresult cuMemRelease(CUhandle handle)
 {
     uint32_t before;
     struct block *block = take_block_of(handle, &before);
     if (!block)
-        return driver()->release ? driver()->release(handle) : CUDA_ERROR_NOT_FOUND;
+        return release_theirs(handle);
     if (--block->references || block->address) { /* as long as it is mapped, it is there */
         give_block(block, before);
         return CUDA_SUCCESS;

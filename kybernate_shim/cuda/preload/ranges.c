@@ -1,5 +1,6 @@
 /* The program's own virtual memory management, on the handles that it got from us. */
 #include "driver.h"
+#include "imports.h"
 #include "physical.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -13,12 +14,20 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *foun
 EXPORT CUresult cuMulticastBindMem(CUhandle team, size_t at, CUhandle handle, size_t offset, size_t size,
                                    unsigned long long flags);
 
+static CUresult map_theirs(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
+{
+    CUresult result = driver()->map ? driver()->map(address, size, offset, handle, flags) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        note_mapped(handle, address, size);
+    return result;
+}
+
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
 {
     uint32_t before;
     struct block *block = take_block_of(handle, &before);
     if (!block)
-        return driver()->map ? driver()->map(address, size, offset, handle, flags) : CUDA_ERROR_NOT_FOUND;
+        return map_theirs(address, size, offset, handle, flags);
     CUresult result = driver()->map(address, size, offset, block->handle, flags);
     if (result == CUDA_SUCCESS) {
         if (block->address || offset || size != block->size || flags)
@@ -41,6 +50,8 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
         return CUDA_ERROR_NOT_FOUND;
     mark_passing(in_range, address, address + size);
     CUresult result = driver()->unmap(address, size);
+    if (result == CUDA_SUCCESS)
+        note_unmapped(address, size);
     for (struct block *block; (block = next_passing());) {
         uint32_t after = HERE;
         if (result == CUDA_SUCCESS) {
@@ -94,12 +105,20 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shared, CUhandle handle, int 
     return result;
 }
 
+static CUresult retain_theirs(CUhandle *handle, void *address)
+{
+    CUresult result = driver()->retain ? driver()->retain(handle, address) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        note_retained(*handle, (CUdeviceptr)(uintptr_t)address);
+    return result;
+}
+
 EXPORT CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *address)
 {
     uint32_t before;
     struct block *block = take_block_at((CUdeviceptr)(uintptr_t)address, &before);
     if (!block)
-        return driver()->retain ? driver()->retain(handle, address) : CUDA_ERROR_NOT_FOUND;
+        return retain_theirs(handle, address);
     bool by_program = block->flags & BY_PROGRAM;
     if (by_program) {
         block->references++;

@@ -20,7 +20,7 @@ from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, GpuPair
 from kybernate_shim.cuda.sequence import bring_back
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.cuda import GIB, Cards
-from tests.fakes.cuda.programs import Program
+from tests.fakes.cuda.programs import Holder, Program
 
 Start = Callable[..., Program]
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -303,6 +303,21 @@ def test_restore_without_room_loses_the_process(use: Run, start: Start, cards: C
         assert cards.used() == [0, 0]
 
     use(body)
+
+
+def test_imported_memory_loses_the_process(use: Run, cards: Cards, libraries: Path) -> None:
+    """As measured: the checkpoint succeeds, the restore is NOT_SUPPORTED."""
+    holder = Holder(cards, libraries, 1)
+    holder.share()
+
+    async def body(helper: CudaHelper) -> None:
+        await reach(helper, holder.pid, State.CHECKPOINTED)
+        with pytest.raises(CudaCallFailed, match="CUDA_ERROR_NOT_SUPPORTED"):
+            await helper.restore([holder.pid], PATIENCE)
+        assert await state_of(helper, holder.pid) is State.CHECKPOINTED
+
+    use(body)
+    holder.kill()
 
 
 def test_memory_of_a_killed_process_is_free_at_once(start: Start, cards: Cards) -> None:

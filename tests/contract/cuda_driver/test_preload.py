@@ -146,6 +146,46 @@ BODIES = {
         call("cuMemRelease", handle)
         assert blocks() == []
     """,
+    "memory_of_others_is_counted_for_as_long_as_it_is_there": """
+        def imports():
+            with control_of(os.getpid()) as control:
+                return control.imports()
+        made, fd, theirs, again, address = u64(), ctypes.c_int(), u64(), u64(), u64()
+        call("cuMemCreate", ref(made), size(4 * MIB), ref(Wanted(1, 1, 1, 0)), u64())
+        call("cuMemExportToShareableHandle", ref(fd), made, 1, u64())
+        assert code("cuMemImportFromShareableHandle", ref(theirs), ctypes.c_void_p(1 << 20), 1) == 1
+        assert imports() == 0
+        call("cuMemImportFromShareableHandle", ref(theirs), ctypes.c_void_p(fd.value), 1)
+        assert imports() == 1
+        call("cuMemAddressReserve", ref(address), size(8 * MIB), size(), u64(), u64())
+        call("cuMemMap", address, size(4 * MIB), size(), theirs, u64())
+        assert imports() == 2
+        call("cuMemRelease", theirs)
+        assert imports() == 1
+        call("cuMemRetainAllocationHandle", ref(again), ctypes.c_void_p(address.value))
+        assert imports() == 2
+        call("cuMemRelease", again)
+        call("cuMemSetAccess", address, size(4 * MIB), ref(Access(1, 0, 3)), size(1))
+        assert keeps(address, 4 * MIB) and imports() == 1
+        call("cuMemUnmap", address, size(4 * MIB))
+        call("cuMemRelease", made)
+        assert imports() == 0 and blocks() == []
+    """,
+    "what_is_imported_beyond_count_stays_counted": """
+        made, fd, theirs = u64(), ctypes.c_int(), u64()
+        call("cuMemCreate", ref(made), size(2 * MIB), ref(Wanted(1, 1, 1, 0)), u64())
+        call("cuMemExportToShareableHandle", ref(fd), made, 1, u64())
+        addresses = [u64() for _ in range(1100)]
+        call("cuMemImportFromShareableHandle", ref(theirs), ctypes.c_void_p(fd.value), 1)
+        for address in addresses:
+            call("cuMemAddressReserve", ref(address), size(2 * MIB), size(), u64(), u64())
+            call("cuMemMap", address, size(2 * MIB), size(), theirs, u64())
+        for address in addresses:
+            call("cuMemUnmap", address, size(2 * MIB))
+        call("cuMemRelease", theirs)
+        with control_of(os.getpid()) as control:
+            assert control.imports() == 1 + len(addresses) - 1024
+    """,
     "memory_that_is_not_writable_somewhere_is_left": """
         handle, address = u64(), u64()
         call("cuMemCreate", ref(handle), size(2 * MIB), ref(Wanted(1, 0, 1, 0)), u64())

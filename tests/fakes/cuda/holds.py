@@ -7,15 +7,31 @@ Asked on the standard input, a line each, and answered by a line:
     fill PIECE VALUE    every byte of the piece becomes VALUE
     content             tells the value of each piece, "?" where its bytes differ
     renew               frees the memory, and allocates it again
+    share               makes a piece of memory, and maps it a second time as another process would that it is handed to
+    unshare             gives that second mapping up
 Needs only the standard library. A test workload.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 PIECE = 2 << 20
+
+
+class Wanted(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location_type", ctypes.c_int),
+        ("location", ctypes.c_int),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+    )
 
 
 class Held:
@@ -26,6 +42,7 @@ class Held:
         self._memory: list[int] = []  # addresses
         self._allocations = allocations
         self._bytes = pieces // allocations * PIECE  # of each
+        self._imported, self._second = ctypes.c_uint64(), 0  # the handle of `share`, and the address
         context = ctypes.c_void_p()
         self._call("cuInit", 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
@@ -43,6 +60,23 @@ class Held:
             self._call("cuMemFree_v2", ctypes.c_uint64(self._memory.pop()))
         self.allocate()
         return "renewed"
+
+    def share(self) -> str:
+        made, fd, address = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_uint64()
+        size, none = ctypes.c_size_t(PIECE), ctypes.c_uint64()
+        self._call("cuMemCreate", ctypes.byref(made), size, ctypes.byref(Wanted(1, 1, 1, 0)), none)
+        self._call("cuMemExportToShareableHandle", ctypes.byref(fd), made, 1, none)
+        self._call("cuMemImportFromShareableHandle", ctypes.byref(self._imported), ctypes.c_void_p(fd.value), 1)
+        os.close(fd.value)
+        self._call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(), none, none)
+        self._call("cuMemMap", address, size, ctypes.c_size_t(), self._imported, none)
+        self._second = address.value
+        return "shared"
+
+    def unshare(self) -> str:
+        self._call("cuMemUnmap", ctypes.c_uint64(self._second), ctypes.c_size_t(PIECE))
+        self._call("cuMemRelease", self._imported)
+        return "not shared"
 
     def fill(self, piece: str, value: str) -> str:
         allocation, offset = divmod(int(piece) * PIECE, self._bytes)

@@ -13,6 +13,7 @@
 #include "mailbox.h"
 #include "process.h"
 #include "switches.h"
+#include "virtual.h"
 
 /* From which state each verb is legal, and where it leads. */
 static const struct {
@@ -75,7 +76,8 @@ static CUresult restore(const struct question *question)
     for (int i = 0; i < process.count; i++)
         if (moves[process.devices[i].place] >= machine.count)
             return CUDA_ERROR_INVALID_DEVICE;
-    result = has_managed_memory() ? CUDA_ERROR_NOT_SUPPORTED : move_to_cards(&machine, moves);
+    bool lacking = has_managed_memory() || maps_imported_memory();
+    result = lacking ? CUDA_ERROR_NOT_SUPPORTED : move_to_cards(&machine, moves);
     if (result) {
         lost = true;
         return result;

@@ -422,6 +422,14 @@ char *virtual_to_host(char *data)
     return data;
 }
 
+bool maps_imported_memory(void)
+{
+    for (int i = 0; i < MOST; i++)
+        if (mappings[i].range.size && mappings[i].memory->imported)
+            return true;
+    return false;
+}
+
 char *virtual_to_cards(char *data)
 {
     for (int i = 0; i < MOST; i++)

@@ -14,6 +14,9 @@ uint64_t virtual_bytes(uint64_t bytes[MAX_CARDS], const int moves[MAX_CARDS]);
 char *virtual_to_host(char *data);
 char *virtual_to_cards(char *data);
 
+/* Whether some of it was made by another process, and is mapped here: the real driver does not restore that. */
+bool maps_imported_memory(void);
+
 /* Change this process's account: memory.c. */
 CUresult charge_bytes(int device, uint64_t size);
 void discharge_bytes(int device, uint64_t size);

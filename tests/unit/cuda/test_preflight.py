@@ -134,6 +134,12 @@ def test_managed_memory_is_a_suspicion_with_its_size() -> None:
     assert "process 7 maps 64 MiB of /dev/nvidia-uvm" in str(found)
 
 
+def test_imported_memory_is_a_suspicion_with_its_count() -> None:
+    (found,) = judge(subject(cuda=process(imports=3)))
+    assert (found.fact, found.certain) == ("memory imported from another process", False)
+    assert "counts 3 handles and mappings of it in process 7" in str(found)
+
+
 @pytest.mark.parametrize(
     ("gpus", "nvls", "survives"),
     [(["GPU-a"], "1", True), (["GPU-a", "GPU-b"], "1", False), (["GPU-a", "GPU-b"], "0", True)],
