@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.bench.figures import Pair, seconds
 from tests.bench.memory_holder import command, proof_file
-from tests.lab.syscalls import mount, umount
+from tests.lab.syscalls import MNT_DETACH, mount, umount
 from tests.system.ctr import KYBERNATE, STOCK, Ctr, eventually
 
 PYTHON = "localhost:5000/python:latest"
@@ -135,7 +135,7 @@ def _temporary_in_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        umount(TEMPORARY)
+        umount(TEMPORARY, MNT_DETACH)  # some program that was at work there may only just be leaving
 
 
 @contextmanager
