@@ -32,7 +32,7 @@ def delete(invocation: Invocation) -> int:
 
     bundle = Bundle(Path(invocation.bundle or Path.cwd().parent / invocation.id))
     pid = bundle.init_pid_or_zero()
-    problems = _end_operation(invocation, bundle) + _forget_in_runtime(invocation, bundle)
+    problems = _end_and_forget(invocation, bundle)
     try:
         unmount_tree(bundle.rootfs)
         _clear_socket_away(bundle)
@@ -44,32 +44,46 @@ def delete(invocation: Invocation) -> int:
     return 1 if problems else 0
 
 
-def _end_operation(invocation: Invocation, bundle: Bundle) -> list[str]:
-    """End a checkpoint or a restore that the daemon did not live to see finished; return what went wrong, in words."""
+def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
+    """End what the daemon did not live to see finished, and delete the container; return what went wrong, in words."""
     remains = bundle.remains()
     if remains is None or remains.phase not in ("checkpoint", "restore"):
-        return []
+        return _forget_in_runtime(invocation, bundle)
     # Here, because nearly every `delete` is done by now.
-    from kybernate_shim.checkpoint.cgroup_lease import inherited
+    from kybernate_shim.checkpoint.cgroup_lease import forget, inherited
     from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME
     from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
+    from kybernate_shim.linux.cgroups import NotOnlyTheirs
 
-    cgroups_path = json.loads((bundle.path / "config.json").read_bytes())["linux"].get("cgroupsPath") or ""
-    try:
-        with inherited(cgroups_path, bundle.path) as ours:
-            traces = Traces(
-                configuration=bundle.path / EARLY_FILE_NAME,
-                cgroups_path=cgroups_path if ours else "",
-                state=Path(remains.root) / invocation.id,
-                work=work_name(invocation.namespace, invocation.id),
-            )
+    problems = []
+    cgroups_path = _cgroups_path(bundle)
+    with inherited(cgroups_path, bundle.path) as ours:
+        traces = Traces(
+            configuration=bundle.path / EARLY_FILE_NAME,
+            cgroups_path=cgroups_path if ours else "",
+            state=Path(remains.root) / invocation.id,
+            work=work_name(invocation.namespace, invocation.id),
+        )
+        try:
             if remains.phase == "restore":
                 traces.clear_restore(seconds=OPERATION_SECONDS)
             else:
                 traces.end_programs(seconds=OPERATION_SECONDS)
-    except (RemainsStay, OSError) as error:
-        return [str(error)]
-    return []
+        except (RemainsStay, NotOnlyTheirs, OSError) as error:
+            problems.append(str(error))
+        problems += _forget_in_runtime(invocation, bundle)  # which kills by the cgroup as well
+        if ours and not problems:
+            forget(cgroups_path)
+    return problems
+
+
+def _cgroups_path(bundle: Bundle) -> str:
+    """Return config.json's cgroupsPath, "" where there is none to be read."""
+    try:
+        document = json.loads((bundle.path / "config.json").read_bytes())
+        return str(document["linux"].get("cgroupsPath") or "")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""
 
 
 def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:

@@ -26,6 +26,7 @@ from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, hastened
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
+from kybernate_shim.cuda.arena.imports import imports_of
 from kybernate_shim.cuda.claim import claimed
 from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
 from kybernate_shim.cuda.errors import CudaError
@@ -239,10 +240,17 @@ class CudaAccelerator:
                 size = self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
                 memory = own_memory(active)
+                imports = {pid: imports_of(pid) for pid in active}
             limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
                 done = await sequence.suspend(
-                    helper, target.cgroup.processes, limits, note=self._note_more, around=around(size), arena=arena
+                    helper,
+                    target.cgroup.processes,
+                    limits,
+                    note=self._note_more,
+                    last_look=partial(preflight.require_no_more_imports, imports),
+                    around=around(size),
+                    arena=arena,
                 )
         except CudaError as error:
             raise self._failed(error) from error

@@ -122,7 +122,7 @@ def plain_path(cgroups_path: str) -> str:
     systemd's form, `slice:prefix:name`, stands for nested slices and a scope. Source: systemd.slice(5).
     """
     if cgroups_path.count(":") != 2 or "/" in cgroups_path:
-        return cgroups_path.strip("/")
+        return os.path.normpath(f"/{cgroups_path}").lstrip("/")
     slice_, prefix, name = cgroups_path.split(":")
     parts = slice_.removesuffix(".slice").split("-")
     slices = [f"{'-'.join(parts[:count])}.slice" for count in range(1, len(parts) + 1)]

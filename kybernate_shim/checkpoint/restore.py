@@ -7,8 +7,8 @@ process, cgroup or runtime state behind, so that the caller can delete the conta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from kybernate_shim.checkpoint.rootfs_apply import apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
-from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.linux.cgroups import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
@@ -190,13 +190,17 @@ def _kept_hostname(spec: Spec) -> Iterator[None]:
         set_hostname(Path(path), name)
 
 
-async def attach(target: Target, image: Image, operation: Operation, accelerator: Accelerator) -> None:
-    """Bring the restored processes onto their GPUs. Raises RestoreFailed; nothing of the container is left then."""
+@asynccontextmanager
+async def complete_or_gone(target: Target) -> AsyncIterator[None]:
+    """Enclose `run` and what makes a container of the restored processes: if it fails, nothing of them is left.
+
+    A NotBack becomes a RestoreFailed.
+    """
     try:
-        await accelerator.attach(image, operation)
+        yield
+    except RestoreFailed:
+        raise  # by `run`, which has removed it
     except BaseException as error:
-        if target.cgroup is not None:
-            await asyncio.to_thread(target.cgroup.kill)
         left = await remove_remains(target)
         if not isinstance(error, NotBack):
             raise
@@ -206,7 +210,7 @@ async def attach(target: Target, image: Image, operation: Operation, accelerator
 async def remove_remains(target: Target) -> str:
     """Remove what a failed restore has begun: processes, mounts, cgroups, the runtime's state. Say what stays, if any.
 
-    Its cgroup is leased: all that is in there is its own. What is left here, `delete` tries again.
+    Its cgroup is leased: all that is in there is its own.
     """
     traces = Traces(
         configuration=target.bundle.path / EARLY_FILE_NAME,
@@ -219,6 +223,6 @@ async def remove_remains(target: Target) -> str:
         await target.runtime.delete(target.id, force=True)
     except ContainerMissing:
         pass  # it did not get so far that the runtime knows it
-    except (RuntimeFailed, RemainsStay, OSError) as error:
+    except (RuntimeFailed, RemainsStay, NotOnlyTheirs, OSError) as error:
         return f"and not all of it could be removed ({error})"
     return ""

@@ -71,6 +71,16 @@ class CudaProcessesKeepAppearing(CudaError):
         )
 
 
+class CudaMemoryImported(CudaError):
+    """A process imported memory of another one after the look at what would be lost."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"process {pid} imported memory of another process while the container was being locked, and the driver"
+            " would not bring it back; try again when it has given that up"
+        )
+
+
 class CudaCallFailed(CudaError):
     """A call on one process failed. `done` names the processes on which the same call succeeded."""
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kybernate_shim.cuda.arena.control import ControlInvalid, control_of
-
 VARIABLES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "WORLD_SIZE")
 LIBRARIES = ("libcuda.so", "libnccl", "nvshmem_bootstrap", "nvshmem_transport")
 ESTABLISHED = "01"
 UNIFIED_DEVICE = "/nvidia-uvm"
+PRELOADED = "/memfd:kybernate-arena"  # the preload library's control page
 POOL_BYTES = 2 << 20  # of that device, the driver maps a pool of semaphores of this size into every process
 
 
@@ -76,7 +75,7 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
             environment=_variables((process / "environ").read_bytes()),
             peers=peers,
             managed_bytes=_managed_bytes(maps),
-            imports=_imports(pid),
+            imports=_imports(pid) if PRELOADED in maps else 0,
         )
     except OSError:
         return None  # it ended while we looked, and takes its GPU state along
@@ -97,14 +96,9 @@ def _managed_bytes(maps: str) -> int:
 
 
 def _imports(pid: int) -> int:
-    try:
-        control = control_of(pid)
-    except ControlInvalid:
-        return 0  # of a library that counted nothing, or that of somebody else
-    if control is None:
-        return 0
-    with control:
-        return control.imports()
+    from kybernate_shim.cuda.arena.imports import imports_of  # nothing of the arena is loaded where there is no GPU
+
+    return imports_of(pid)
 
 
 def _links(directory: Path) -> Iterator[str]:

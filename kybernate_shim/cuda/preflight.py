@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from kybernate_shim.cuda.arena.imports import imports_of
 from kybernate_shim.cuda.client import CudaInfo
+from kybernate_shim.cuda.errors import CudaMemoryImported
 from kybernate_shim.cuda.evidence import Evidence
 from kybernate_shim.cuda.headroom import Headroom
 from kybernate_shim.cuda.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
@@ -77,6 +79,13 @@ def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[
     if certain or (objections and not force):
         raise PreflightRefused(certain or objections)
     return list(objections)
+
+
+def require_no_more_imports(before: Mapping[int, int], pids: Iterable[int]) -> None:
+    """Look again at processes that are locked by now. Raises CudaMemoryImported if one has more than it had before."""
+    for pid in pids:
+        if imports_of(pid) > before.get(pid, 0):
+            raise CudaMemoryImported(pid)
 
 
 def judge(subject: Subject) -> list[Objection]:

@@ -84,6 +84,7 @@ async def suspend(
     limits: Limits = DEFAULT_LIMITS,
     *,
     note: Callable[[Sequence[int]], None] = lambda pids: None,
+    last_look: Callable[[Sequence[int]], None] = lambda pids: None,
     around: Around = lambda pids, taken: nullcontext(),
     arena: bool = False,
 ) -> Suspended:
@@ -92,7 +93,8 @@ async def suspend(
     With `arena`, as much of it as can goes into the node's arena, which is no memory of the processes: whoever dumps
     them must not want it.
 
-    `note` is told of all processes that may be locked by now, each time before more are. `around` is what encloses the
+    `note` is told of all processes that may be locked by now, each time before more are. `last_look` is told of them
+    when all are, and may raise a CudaError. `around` is what encloses the
     checkpoint of locked processes, and is told how much of them the arena has taken; it must not raise by itself.
     Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
     well, the notes of the error name the processes and what is wrong with them.
@@ -110,6 +112,7 @@ async def suspend(
         suspended.pids = await _timed(
             suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
         )
+        last_look(suspended.pids)
         if arena:
             take = helper.take(suspended.pids, limits.checkpoint)
             suspended.taken = await _moved(suspended.steps, "arena-take", take)

@@ -88,12 +88,17 @@ class Operations:
                 container.spec = await gpu_spec.prepare_restore(container.runtime, container.bundle, container.id)
             prepared = await restore.prepare(container, image, operation, self._log, work=work, accelerator=gpus)
             async with gpus.expecting(image) if gpus is not None else nullcontext():
-                await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
-                await stdio.started()
-                container.find_init()
-                await self._switch_loopback_on()
-                if gpus is not None:
-                    await self._attach(image, operation, gpus)
+                try:
+                    async with restore.complete_or_gone(container):
+                        await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
+                        await stdio.started()
+                        container.find_init()
+                        await self._switch_loopback_on()
+                        if gpus is not None:
+                            await gpus.attach(image, operation)
+                except BaseException:
+                    container.lose_init()
+                    raise
             container.restored(early)
 
     async def _switch_loopback_on(self) -> None:
@@ -106,14 +111,6 @@ class Operations:
             await asyncio.to_thread(in_namespace, network, CLONE_NEWNET, loopback.switch_on)
         except OSError as error:
             self._log.warning("loopback.off", error=str(error))
-
-    async def _attach(self, image: Image, operation: Operation, gpus: CudaAccelerator) -> None:
-        """Bring the restored processes onto their GPUs, or be as before the restore."""
-        try:
-            await restore.attach(self._container, image, operation, gpus)
-        except BaseException:
-            self._container.lose_init()
-            raise
 
     # -- GPUs ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ container, and restores have two images a shim, which were made in an order that
 
 The directory in which containerd has an image written, or unpacks it, is in memory. On a disk, some or all of 2 GiB is
 being written back, whatever the shim, when containerd removes them: that took 0.2 to 4.3 s of a command, and 0.2 to
-0.5 s in memory. After a restore containerd never removes them, so that the disk was ever more in the way.
+0.5 s in memory. After a restore containerd never removes them, so that each left more to be written back.
 """
 
 from __future__ import annotations

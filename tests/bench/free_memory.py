@@ -18,11 +18,12 @@ LONG = 120_000  # ms, within which what is measured next has taken the memory ag
 @contextmanager
 def free_memory_kept() -> Iterator[None]:
     """Let free memory wait for long before it is given back, where that can be chosen."""
-    if not PARAMETER.exists():
-        yield
+    try:
+        before = PARAMETER.read_text()
+        PARAMETER.write_text(str(LONG))
+    except OSError:
+        yield  # another kernel, or not ours to choose
         return
-    before = PARAMETER.read_text()
-    PARAMETER.write_text(str(LONG))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
 SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
 OF_THE_NODE = tuple(Path("/run/kybernate", name) for name in ("versions", "fork-server", "programs"))
-EMPTY_OF_THE_NODE = Path("/run/kybernate/restores")  # as the directory that it is
+EMPTY_OF_THE_NODE = Path("/run/kybernate/restores")  # stays, but must be empty
 LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
 

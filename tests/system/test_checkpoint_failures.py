@@ -611,6 +611,24 @@ def test_failing_runtime_at_restore_is_quoted(ours: Ctr, good: Path, shim_config
     assert "no restore today" in restore_refused(ours, good)
 
 
+def test_restored_processes_that_cannot_be_taken_over_are_ended(
+    ours: Ctr, good: Path, shim_config: Path, tmp_path: Path
+) -> None:
+    """CRIU has succeeded, and nobody says what it has made."""
+    forgets = script(
+        tmp_path / "runc",
+        'case "$*" in *" restore "*) ;; *) exec /usr/sbin/runc "$@";; esac\n'
+        '/usr/sbin/runc "$@" || exit\n'
+        'while [ "$1" != --pid-file ]; do shift; done\n'
+        'rm "$2"',
+    )
+    shim_config.write_text(f'runtime = "{forgets}"\n')
+    before = Snapshot.take()
+    assert "init.pid" in restore_refused(ours, good)
+    left = before.added(Snapshot.take())
+    assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
+
+
 def test_deadline_of_a_restore(ours: Ctr, big: Path, shim_config: Path) -> None:
     shim_config.write_text("[deadlines]\nrestore = 1.5\n")
     before = Snapshot.take()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint import cgroup_lease
-from kybernate_shim.checkpoint.remains import Traces
+from kybernate_shim.checkpoint.remains import RemainsStay, Traces
 from kybernate_shim.delete import answer, delete
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.messages import task_pb2 as wire
@@ -129,15 +129,35 @@ def test_only_the_cgroup_that_the_dead_restore_held_is_cleared(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cgroups_path: str, cleared: str
 ) -> None:
     """Its configuration may name the cgroup of a container that runs."""
-    asked = []
+    asked: list[str] = []
+    forgotten: list[str] = []
 
     @contextmanager
     def inherited(path: str, bundle: Path) -> Iterator[bool]:
         yield (path, bundle) == ("/ns/c1", node.bundle)
 
+    def clear(traces: Traces, seconds: float) -> None:
+        asked.append(traces.cgroups_path)
+        if len(asked) == 1:
+            raise RemainsStay("it is still ending")
+
     monkeypatch.setattr(cgroup_lease, "inherited", inherited)
-    monkeypatch.setattr(Traces, "clear_restore", lambda traces, seconds: asked.append(traces.cgroups_path))
+    monkeypatch.setattr(cgroup_lease, "forget", forgotten.append)
+    monkeypatch.setattr(Traces, "clear_restore", clear)
     (node.bundle / "config.json").write_text(json.dumps({"linux": {"cgroupsPath": cgroups_path}}))
     Bundle(node.bundle).write_remains(Remains(root=str(tmp_path), phase="restore"))
+    assert node.delete(monkeypatch)[0] == 1
+    assert (asked, forgotten) == ([cleared], [])
     assert node.delete(monkeypatch)[0] == 0
-    assert asked == [cleared]
+    assert (asked, forgotten) == ([cleared] * 2, [cleared] if cleared else [])
+
+
+@pytest.mark.parametrize("config", ["", "{", "[]", '{"linux": null}'])
+def test_unreadable_configuration_keeps_nothing_from_deletion(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: str
+) -> None:
+    node.known()
+    (node.bundle / "config.json").write_text(config)
+    Bundle(node.bundle).write_remains(Remains(root=str(tmp_path), phase="checkpoint"))
+    assert node.delete(monkeypatch)[0] == 0
+    assert "delete" in node.calls.read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kybernate_shim.cuda.client import CudaHelper, State
-from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, GpuPair
+from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, CudaMemoryImported, GpuPair
 from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
@@ -82,6 +82,24 @@ def test_failed_suspend_leaves_every_program_computing(
         assert await states_of(helper, programs) == {State.RUNNING}
 
     use(body)
+    for program in programs:
+        program.computes_on()
+
+
+def test_memory_imported_before_the_lock_is_noticed_under_it(use: Run, programs: list[Program], cards: Cards) -> None:
+    asked = []
+
+    def last_look(pids: Sequence[int]) -> None:
+        asked.append(sorted(pids))
+        raise CudaMemoryImported(pids[0])
+
+    async def body(helper: CudaHelper) -> None:
+        with pytest.raises(CudaMemoryImported):
+            await suspend(helper, lambda: pids_of(programs), LIMITS, last_look=last_look)
+        assert await states_of(helper, programs) == {State.RUNNING}
+
+    use(body)
+    assert asked == [sorted(pids_of(programs))]
     for program in programs:
         program.computes_on()
 

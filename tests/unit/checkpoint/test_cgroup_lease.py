@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.cgroup_lease import CgroupTaken, inherited, leased
+from kybernate_shim.checkpoint.cgroup_lease import CgroupTaken, forget, inherited, leased
 from kybernate_shim.linux.cgroups import Cgroup
 
 CGROUP = "/default/c"
@@ -45,6 +47,16 @@ def test_cgroup_with_processes_is_refused_with_their_pids(notes: Path, there: li
     there += [12, 7]
     with pytest.raises(CgroupTaken, match=r"in cgroup /default/c, .* \(7, 12\)"), leased(CGROUP, Path("/one"), notes):
         raise AssertionError("it was leased")
+    assert list(notes.iterdir()) == []
+
+
+def test_refusal_leaves_what_a_killed_daemon_held(notes: Path, there: list[int]) -> None:
+    killed(CGROUP, Path("/one"), notes)
+    there.append(7)
+    with pytest.raises(CgroupTaken), leased(CGROUP, Path("/two"), notes):
+        raise AssertionError("it was leased")
+    with inherited(CGROUP, Path("/one"), notes) as ours:
+        assert ours
 
 
 def test_second_lease_is_refused_until_the_first_has_ended(notes: Path) -> None:
@@ -75,15 +87,35 @@ def test_container_without_a_cgroup_of_its_own_holds_none(notes: Path, there: li
     assert not notes.exists()
 
 
-def test_what_a_killed_daemon_held_is_inherited_once(notes: Path, there: list[int]) -> None:
+def test_what_a_killed_daemon_held_is_inherited_until_nothing_is_left_of_it(notes: Path, there: list[int]) -> None:
     killed(CGROUP, Path("/one"), notes)
     there.append(7)
-    with inherited(CGROUP, Path("/one"), notes) as ours:
-        assert ours
-        with inherited(CGROUP, Path("/one"), notes) as again:
-            assert not again
+    for _ in range(2):
+        with inherited(CGROUP, Path("/one"), notes) as ours:
+            assert ours
+            with pytest.raises(CgroupTaken, match="another restore"), leased(CGROUP, Path("/two"), notes):
+                raise AssertionError("it was leased")
+    forget(CGROUP, notes)
     with inherited(CGROUP, Path("/one"), notes) as ours:
         assert not ours
+
+
+def test_heir_waits_for_who_only_looks(notes: Path) -> None:
+    killed(CGROUP, Path("/one"), notes)
+    (note,) = notes.iterdir()
+    with note.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        timer = threading.Timer(0.05, fcntl.flock, (looking, fcntl.LOCK_UN))
+        timer.start()
+        with inherited(CGROUP, Path("/one"), notes) as ours:
+            assert ours
+        timer.join()
+
+
+@pytest.mark.parametrize("name", ["/default//c", "default/c", "/default/x/../c"])
+def test_names_of_one_cgroup_are_one(notes: Path, name: str) -> None:
+    with leased(CGROUP, Path("/one"), notes), pytest.raises(CgroupTaken), ExitStack() as stack:
+        stack.enter_context(leased(name, Path("/two"), notes))
 
 
 def test_nobody_inherits_anothers_cgroup(notes: Path) -> None:

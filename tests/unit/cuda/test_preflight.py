@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
+from kybernate_shim.cuda import preflight
 from kybernate_shim.cuda.client import CudaInfo, Gpu
+from kybernate_shim.cuda.errors import CudaMemoryImported
 from kybernate_shim.cuda.evidence import Evidence
 from kybernate_shim.cuda.headroom import Headroom
 from kybernate_shim.cuda.nccl_safe import NCCL_SAFE
-from kybernate_shim.cuda.preflight import Objection, PreflightRefused, Subject, judge, require_survivable
+from kybernate_shim.cuda.preflight import (
+    Objection,
+    PreflightRefused,
+    Subject,
+    judge,
+    require_no_more_imports,
+    require_survivable,
+)
 
 GIB = 1 << 30
 NODE = CudaInfo("580.159.04", 13000, (Gpu("GPU-a", "H200", 80 * GIB, 70 * GIB, False, 0),), ())
@@ -138,6 +147,14 @@ def test_imported_memory_is_a_suspicion_with_its_count() -> None:
     (found,) = judge(subject(cuda=process(imports=3)))
     assert (found.fact, found.certain) == ("memory imported from another process", False)
     assert "counts 3 handles and mappings of it in process 7" in str(found)
+
+
+def test_memory_imported_since_the_first_look_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "imports_of", {7: 2, 8: 1}.__getitem__)
+    require_no_more_imports({7: 2, 8: 3}, [7, 8])
+    for before in ({7: 1, 8: 1}, {7: 2}):
+        with pytest.raises(CudaMemoryImported, match="imported memory"):
+            require_no_more_imports(before, [7, 8])
 
 
 @pytest.mark.parametrize(
