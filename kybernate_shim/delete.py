@@ -6,7 +6,6 @@ is. It must be idempotent and quick, and stdout carries the answer alone.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -79,10 +78,11 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
 
 def _cgroups_path(bundle: Bundle) -> str:
     """Return config.json's cgroupsPath, "" where there is none to be read."""
+    from kybernate_shim.oci.spec import Spec, SpecInvalid
+
     try:
-        document = json.loads((bundle.path / "config.json").read_bytes())
-        return str(document["linux"].get("cgroupsPath") or "")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return Spec.read(bundle.path).cgroups_path
+    except SpecInvalid:
         return ""
 
 

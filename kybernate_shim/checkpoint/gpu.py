@@ -26,7 +26,6 @@ from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, hastened
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
-from kybernate_shim.cuda.arena.imports import imports_of
 from kybernate_shim.cuda.claim import claimed
 from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
 from kybernate_shim.cuda.errors import CudaError
@@ -237,10 +236,10 @@ class CudaAccelerator:
             with operation.step("preflight"):
                 info = await helper.info()
                 found = await cuda_processes(helper, target.cgroup.processes())
-                size = self._refuse_if_lost(info, found, force=force)
+                subject = self._refuse_if_lost(info, found, force=force)
                 active = [process.pid for process in found if process.state is not State.CHECKPOINTED]
                 memory = own_memory(active)
-                imports = {pid: imports_of(pid) for pid in active}
+                imports = {process.pid: process.imports for process in subject.cuda}
             limits = replace(self._limits, lock=lock_seconds or self._limits.lock)
             with _telling(operation, "cuda-suspend"):
                 done = await sequence.suspend(
@@ -249,7 +248,7 @@ class CudaAccelerator:
                     limits,
                     note=self._note_more,
                     last_look=partial(preflight.require_no_more_imports, imports),
-                    around=around(size),
+                    around=around(subject.vram_bytes),
                     arena=arena,
                 )
         except CudaError as error:
@@ -278,8 +277,8 @@ class CudaAccelerator:
             raise GpuStepFailed(f"{error}; container {self._target.id} goes on as before") from error
         return {process.pid: process.arena_bytes for process in found if process.arena_bytes}
 
-    def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> int:
-        """Return the bytes that are about to move into host memory, at most. Raises PreflightRefused."""
+    def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> preflight.Subject:
+        """Return what is about to move into host memory, and whose. Raises PreflightRefused."""
         cgroup = self._target.cgroup
         assert cgroup is not None
         cuda = [process.pid for process in found]
@@ -304,7 +303,7 @@ class CudaAccelerator:
         annotated = self._target.config.pods_choice(self._target.spec.annotations, FORCE) == "true"
         for taken in preflight.require_survivable(preflight.judge(subject), force=force or annotated):
             self._log.warning("preflight.overridden", fact=taken.fact, evidence=taken.evidence)
-        return subject.vram_bytes
+        return subject
 
     def _failed(self, error: CudaError) -> Exception:
         """Translate a failure whose undo has run already."""

@@ -16,7 +16,6 @@ VARIABLES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "WORLD_SIZE")
 LIBRARIES = ("libcuda.so", "libnccl", "nvshmem_bootstrap", "nvshmem_transport")
 ESTABLISHED = "01"
 UNIFIED_DEVICE = "/nvidia-uvm"
-PRELOADED = "/memfd:kybernate-arena"  # the preload library's control page
 POOL_BYTES = 2 << 20  # of that device, the driver maps a pool of semaphores of this size into every process
 
 
@@ -75,7 +74,7 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
             environment=_variables((process / "environ").read_bytes()),
             peers=peers,
             managed_bytes=_managed_bytes(maps),
-            imports=_imports(pid) if PRELOADED in maps else 0,
+            imports=_imports(pid, maps),
         )
     except OSError:
         return None  # it ended while we looked, and takes its GPU state along
@@ -95,10 +94,12 @@ def _managed_bytes(maps: str) -> int:
     return sum(size for size in sizes if size > POOL_BYTES)
 
 
-def _imports(pid: int) -> int:
-    from kybernate_shim.cuda.arena.imports import imports_of  # nothing of the arena is loaded where there is no GPU
+def _imports(pid: int, maps: str) -> int:
+    # Here, because nothing of the arena is loaded where there is no GPU.
+    from kybernate_shim.cuda.arena.control import MAPPED_AS
+    from kybernate_shim.cuda.arena.imports import imports_of
 
-    return imports_of(pid)
+    return imports_of(pid) if MAPPED_AS in maps else 0
 
 
 def _links(directory: Path) -> Iterator[str]:

@@ -3,8 +3,8 @@
  * The mapping is a memfd whose descriptor the library closes: it belongs to no path, no descriptor and no namespace of
  * the container, and CRIU carries it along as the memory that it is. The helper opens it through /proc/PID/map_files,
  * asks by raising `asked` and waking it as a futex(2), and waits until `answered` has caught up. The layout is read by
- * kybernate_shim/cuda/arena/control.py; a change of it is a new VERSION,
- * but for words that were unused before, which may be 0 then.
+ * kybernate_shim/cuda/arena/control.py; a change of it is a new VERSION, but for words that were
+ * unused before, which may be 0 then.
  */
 #ifndef KYBERNATE_PRELOAD_CONTROL_H
 #define KYBERNATE_PRELOAD_CONTROL_H

@@ -60,9 +60,14 @@ static void add_reference(CUhandle handle)
         add((struct import){.handle = handle, .references = 1});
 }
 
-static void begin(void)
+/* Lock, unless there are no imports, as in most programs, which shall not wait. */
+static bool begin(void)
 {
+    const struct control *control = blocks_control();
+    if (!control || !atomic_load_explicit(&control->imports, memory_order_relaxed))
+        return false;
     lock_blocks();
+    return true;
 }
 
 static void end(void)
@@ -73,18 +78,11 @@ static void end(void)
     unlock_blocks();
 }
 
-/* Most programs import nothing, and shall not wait for the lock. */
-static bool none(void)
-{
-    const struct control *control = blocks_control();
-    return !control || !atomic_load_explicit(&control->imports, memory_order_relaxed);
-}
-
 EXPORT CUresult cuMemImportFromShareableHandle(CUhandle *handle, void *shared, int type)
 {
     CUresult result = driver()->import ? driver()->import(handle, shared, type) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS && blocks_ready()) {
-        begin();
+        lock_blocks();
         add_reference(*handle);
         end();
     }
@@ -93,9 +91,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUhandle *handle, void *shared, i
 
 void note_mapped(CUhandle handle, CUdeviceptr address, size_t size)
 {
-    if (none())
+    if (!begin())
         return;
-    begin();
     if (find_handle(handle))
         add((struct import){.address = address, .size = size});
     end();
@@ -103,9 +100,8 @@ void note_mapped(CUhandle handle, CUdeviceptr address, size_t size)
 
 void note_unmapped(CUdeviceptr address, size_t size)
 {
-    if (none())
+    if (!begin())
         return;
-    begin();
     for (int i = 0; i < MOST_IMPORTS; i++)
         if (imports[i].size && imports[i].address >= address && imports[i].address - address < size)
             remove_import(&imports[i]);
@@ -114,9 +110,8 @@ void note_unmapped(CUdeviceptr address, size_t size)
 
 void note_retained(CUhandle handle, CUdeviceptr address)
 {
-    if (none())
+    if (!begin())
         return;
-    begin();
     for (int i = 0; i < MOST_IMPORTS; i++)
         if (imports[i].size && address >= imports[i].address && address - imports[i].address < imports[i].size) {
             add_reference(handle);
@@ -127,9 +122,8 @@ void note_retained(CUhandle handle, CUdeviceptr address)
 
 void note_released(CUhandle handle)
 {
-    if (none())
+    if (!begin())
         return;
-    begin();
     struct import *import = find_handle(handle);
     if (import && --import->references == 0)
         remove_import(import);

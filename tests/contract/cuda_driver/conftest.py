@@ -16,7 +16,7 @@ from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
 from kybernate_shim.linux.mounts import unmount_tree
 from kybernate_shim.native import PRELOAD
 from kybernate_shim.native import build as build_native
-from tests.contract.cuda_driver.helper_processes import helpers, kill
+from tests.contract.cuda_driver.helper_processes import helpers, kill_helpers
 from tests.fakes.cuda import GIB, Cards, build
 from tests.fakes.cuda.programs import Program
 
@@ -44,8 +44,7 @@ def socket(tmp_path: Path) -> Iterator[Path]:
     """Where this test's helper listens; every helper that was started on it is gone afterwards."""
     path = tmp_path / "run" / "cuda.sock"
     yield path
-    for process in helpers(path):
-        kill([process, *process.children(recursive=True)])
+    kill_helpers(path)
 
 
 @pytest.fixture
@@ -115,7 +114,6 @@ def use_arena(cards: Cards, machine_code: Path, tmp_path: Path, socket: Path) ->
         return asyncio.run(main())
 
     yield run
-    for process in helpers(socket):
-        kill([process, *process.children(recursive=True)])
+    kill_helpers(socket)
     if folder.is_mount():
         unmount_tree(folder)

@@ -28,6 +28,13 @@ def kill_helper(socket: Path) -> None:
     socket.unlink()
 
 
+def kill_helpers(socket: Path) -> None:
+    """Kill all helpers of `socket`, and their workers."""
+    for helper in helpers(socket):
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself, and took its workers along
+            kill([helper, *helper.children(recursive=True)])
+
+
 def kill_workers(socket: Path) -> None:
     """Kill the workers of the only helper of `socket`."""
     (helper,) = helpers(socket)
