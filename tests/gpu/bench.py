@@ -34,7 +34,7 @@ from kybernate_shim.cuda.arena.memory import FOLDER
 from tests.bench.figures import HEADING, Figure, record, row
 from tests.gpu.machine import CHECKOUT, IMAGE, Machine, filesystem_for_overlays, mounts, remove
 from tests.gpu.report import prepared
-from tests.gpu.scenarios import Bench
+from tests.gpu.scenarios import ARENA, Bench
 
 GIB = 1 << 30
 SIZES = "2,16,60"
@@ -72,7 +72,6 @@ huge_pages = "{pages}"
 """
 POOL_SETTING = 'image_pool = "{pool}"\nimage_pool_files = ["{mib}MiB"]\n'
 ARENA_SETTING = 'arena = "{mib}MiB"\n'
-ARENA_FLAGS = ("--annotation", "kybernate.io/arena=true")
 
 
 @dataclass(frozen=True)
@@ -327,8 +326,7 @@ def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
     _end_helper()  # it has been started without an arena
     with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
         cycles = {
-            way: Cycle(bench, memory, measured, f"{NAME}-{way}", ARENA_FLAGS if way == "arena" else ())
-            for way in ARENA_WAYS
+            way: Cycle(bench, memory, measured, f"{NAME}-{way}", ARENA if way == "arena" else ()) for way in ARENA_WAYS
         }
         cycles["fast"].settings("fast", "thp", arena=int(size * 1.1) + 2 * GIB)
         running = []

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from tests.gpu import scenarios
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
-from tests.gpu.scenarios import PAYLOAD, Bench
+from tests.gpu.scenarios import ARENA, PAYLOAD, Bench
 
 SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 PRETENDED = "computes.py"
+SETTINGS = 'runtime = "runc"\n[gpu]\narena = "{gib}GiB"\n'
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     machine = Machine.start(root, arguments.kit)
     failures: dict[str, str] = {}
     try:
-        bench = prepared(machine, arguments)
+        bench = prepared(machine, arguments, arguments.arena)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
         wanted = [*scenarios.ONE_GPU, *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ())]
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -55,13 +56,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build/gpu", help="where RESULTS.md goes")
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
+    parser.add_argument("--arena", type=int, default=0, metavar="GIB", help="through an arena of so many GiB (0: none)")
     parser.add_argument("--only", action="append", metavar="SCENARIO", help="leave the others out; may be repeated")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
     return parser.parse_args(argv)
 
 
-def prepared(machine: Machine, arguments: argparse.Namespace) -> Bench:
-    """Return what scenarios work with, by `mib` and `pretended` of the arguments."""
+def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) -> Bench:
+    """Return what scenarios work with, by `mib` and `pretended` of the arguments, and an arena of so many GiB."""
     images = machine.root / "images"
     images.mkdir(exist_ok=True)
     libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
@@ -69,6 +71,9 @@ def prepared(machine: Machine, arguments: argparse.Namespace) -> Bench:
     for name in SHARED_DEVICES:
         if Path("/dev", name).exists():
             flags += ["--device", f"/dev/{name}"]
+    if arena:
+        Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=arena))
+        flags += ARENA
     if arguments.pretended:
         libraries = [str(arguments.pretended)]
         flags += ["--mount", "type=bind,src=/run/fake-cuda,dst=/run/fake-cuda,options=rbind:rw"]
@@ -86,7 +91,7 @@ def prepared(machine: Machine, arguments: argparse.Namespace) -> Bench:
         both = " ".join(f'({" ".join(program)} 1 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
         return ["sh", "-c", f"{both} wait"]
 
-    return Bench(machine, images, payload, flags, arguments.mib)
+    return Bench(machine, images, payload, flags, arguments.mib, bool(arena))
 
 
 def _attempt(scenario: Callable[[Bench], None], bench: Bench) -> str:
@@ -114,7 +119,8 @@ def _report(bench: Bench, gpus: Sequence[dict[str, object]], names: Sequence[str
         [
             "# A run on real GPUs",
             "",
-            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {len(gpus)} GPUs, {os.cpu_count()} cores, {bench.mib} MiB each.",
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {len(gpus)} GPUs, {os.cpu_count()} cores, {bench.mib} MiB each"
+            f"{', through the arena' if bench.arena else ''}.",
             "",
             *facts,
             "",

@@ -19,19 +19,21 @@ START_SECONDS = 120
 GO_ON_SECONDS = 60
 IDLE_MARGIN = 64 << 20  # bytes by which a card may differ from its idle figure
 SAFE = ["--annotation", "kybernate.io/nccl-safe=true"]
+ARENA = ["--annotation", "kybernate.io/arena=true"]
 
 Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
 
 
 @dataclass
 class Bench:
-    """What scenarios work with: the node, how to start the payload, and where images go."""
+    """What scenarios work with: the node, how to start the payload, where images go, whether all have the arena."""
 
     machine: Machine
     images: Path
     payload: Callable[..., list[str]]
     flags: list[str]
     mib: int
+    arena: bool = False
     rows: list[Row] = field(default_factory=list)
 
     def kybernate(self, *argv: str, status: int | None = 0) -> str:
@@ -41,6 +43,8 @@ class Bench:
         answer: dict[str, Any] = json.loads(
             self.kybernate("checkpoint", id, str(image), "--no-rootfs", "--json", *flags)
         )
+        manifest = json.loads((image / "kybernate-manifest.json").read_text())
+        assert bool(manifest.get("arena")) == self.arena, f"the arena, in {sorted(manifest)}"
         self.note(name, answer["steps"])
         self.rows.append((name, "whole checkpoint", answer["seconds"], answer["bytes"]))
         return answer
