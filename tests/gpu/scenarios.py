@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.cuda.arena.keeper import IDLE_SECONDS
 from tests.gpu.machine import IMAGE, Machine, mounts
 
 PAYLOAD = Path(__file__).with_name("payload.py")
@@ -58,7 +59,12 @@ class Bench:
         return {gpu["uuid"]: gpu["total_bytes"] - gpu["free_bytes"] for gpu in found}
 
     def await_idle(self, idle: dict[str, int]) -> None:
-        await_true(lambda: all(used <= idle[uuid] + IDLE_MARGIN for uuid, used in self.in_use().items()), "idle")
+        """Wait until the GPUs are as they were, without the contexts that the helper's arena has of its own."""
+        await_true(
+            lambda: all(used <= idle[uuid] + IDLE_MARGIN for uuid, used in self.in_use().items()),
+            "idle",
+            seconds=IDLE_SECONDS + GO_ON_SECONDS,
+        )
 
 
 @dataclass
