@@ -107,12 +107,14 @@ class Helper:
 
     async def lock(self, request: wire.VerbRequest) -> wire.VerbResponse:
         seconds = request.timeout_ms / 1000 + LOCK_GRACE_SECONDS
+        await asyncio.gather(*map(self.keeper.shut, set(request.pids)))
         return await self._verb("lock", request.pids, [request.timeout_ms], seconds)
 
     async def checkpoint(self, request: wire.VerbRequest) -> wire.VerbResponse:
         for pid in request.pids:
             await self.keeper.drop(pid)
-        return await self._verb("checkpoint", request.pids, [], request.timeout_ms / 1000)
+        with self.keeper.leaving(request.pids):
+            return await self._verb("checkpoint", request.pids, [], request.timeout_ms / 1000)
 
     async def restore(self, request: wire.RestoreRequest) -> wire.VerbResponse:
         pairs = [[pair.old_uuid, pair.new_uuid] for pair in request.gpu_pairs]

@@ -39,9 +39,9 @@ SYSCALLS = {"x86_64": (202, 438), "aarch64": (98, 438)}
 
 
 class Verb(IntEnum):
-    """What the library can be asked. One that was made before LET_GO answers it with EINVAL."""
+    """What the library can be asked. One that was made before LET_GO or SHUT answers it with EINVAL."""
 
-    PROBE, SHARE, CLOSE, RELEASE, FORGET, REBUILD, COMMIT, DISCARD, LET_GO = range(9)
+    PROBE, SHARE, CLOSE, RELEASE, FORGET, REBUILD, COMMIT, DISCARD, LET_GO, SHUT = range(10)
 
 
 class BlockState(IntEnum):

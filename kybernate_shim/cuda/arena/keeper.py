@@ -12,8 +12,10 @@ the driver does lets them go too early.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ STOP_SECONDS = 10.0
 RELOCK_SECONDS = 10.0
 ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
 PAUSES = (0.002, 0.005, 0.011, 0.023)
+SHUT_SECONDS = 0.2  # in which allocations that were begun may end before the driver locks the process
+LOOK_SECONDS = 0.0005  # between two looks at whether they have
 IDLE_SECONDS = 60.0
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
@@ -72,6 +76,8 @@ class Keeper:
         self._worker = SharedWorker(["arena", str(folder), as_text(sizes)])
         self._last_use = 0.0
         self._prefetched: dict[int, float] = {}  # by pid, since when
+        self._warm: set[int] = set()  # what will be locked and taken next
+        self._leaving: Counter[int] = Counter()  # what is on its way out of VRAM
         self._remarks: set[str] = set()
 
     async def warm(self, pid: int, seconds: float) -> Moved:
@@ -86,7 +92,24 @@ class Keeper:
             if answer["name"] != BUSY:
                 break
             await asyncio.sleep(pause)
+        self._warm.add(pid)
         return _moved(answer)
+
+    async def shut(self, pid: int) -> None:
+        """Keep a process that is warm, and is locked next, from the middle of an allocation, where none is taken."""
+        if pid in self._warm:
+            self._warm.discard(pid)
+            await asyncio.to_thread(_shut, pid)
+
+    @contextmanager
+    def leaving(self, pids: Iterable[int]) -> Iterator[None]:
+        """Bring other processes' bytes back more slowly meanwhile: these need the card's link, too, to make room."""
+        wanted = list(pids)
+        self._leaving.update(wanted)
+        try:
+            yield
+        finally:
+            self._leaving.subtract(wanted)
 
     async def expect(self, pid: int, seconds: float, gpus: Sequence[str]) -> Moved:
         """Get contexts on `gpus` ready, and the room that `pid` has claimed for processes that are not restored yet."""
@@ -128,14 +151,16 @@ class Keeper:
             return Moved()
         for attempt in range(ATTEMPTS):
             try:
-                async with self._stopped(pid):
-                    answer = await self._take_stopped(pid, seconds)
+                with self.leaving([pid]):
+                    async with self._stopped(pid):
+                        answer = await self._take_stopped(pid, seconds)
             except InjectionFailed as error:
                 return Moved(0, f"the threads of process {pid} cannot be stopped: {error}")
             if answer["name"] != BUSY:
                 return _moved(answer)
             # It was let go unlocked, to come out of its allocation.
             await asyncio.sleep(PAUSES[attempt % len(PAUSES)])
+            await asyncio.to_thread(_shut, pid)
             await self._verb("lock", pid, seconds)
         return Moved(0, f"process {pid} was in the middle of an allocation {ATTEMPTS} times")
 
@@ -197,9 +222,10 @@ class Keeper:
         card has no room, the process is locked again, with its bytes still in the arena, and NotMoved raised.
         """
         reasons = [why]
+        gently = any(count and other != pid for other, count in self._leaving.items())
         for hashing in (True, False):  # which it needs not have
             try:
-                answer = await self._ask("settle", pid, seconds, hashing)
+                answer = await self._ask("settle", pid, seconds, hashing, gently)
                 self._prefetched.pop(pid, None)
             except (WorkerDied, DriverUnavailable) as error:
                 reasons.append(str(error))
@@ -242,6 +268,27 @@ class Keeper:
             yield
         finally:
             await asyncio.shield(asyncio.to_thread(held.__exit__, None, None, None))
+
+
+def _shut(pid: int) -> None:
+    """Have the library hold threads off from allocations, and wait for those that are in one; it is only for speed.
+
+    What is wrong with the library shows when it is asked for the memory, and one of an older release cannot do this.
+    """
+    until = time.monotonic() + SHUT_SECONDS
+    with suppress(control.ControlInvalid, control.ControlSilent, OSError):
+        if page := control.control_of(pid):
+            with page:
+                while _in_allocation(page) and time.monotonic() < until:
+                    time.sleep(LOOK_SECONDS)
+
+
+def _in_allocation(page: control.Control) -> bool:
+    try:
+        page.ask(control.Verb.SHUT, seconds=SHUT_SECONDS)
+    except control.ControlFailed as error:
+        return error.busy
+    return False
 
 
 def _must_run(thread: str) -> bool:

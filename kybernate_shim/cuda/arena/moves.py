@@ -98,8 +98,8 @@ class Mover:
     def give(self, pid: int) -> Answer:
         return _answered(lambda: self._give(pid))
 
-    def settle(self, pid: int, hashing: bool = True) -> Answer:
-        return _answered(lambda: self._settle(pid, hashing))
+    def settle(self, pid: int, hashing: bool = True, gently: bool = False) -> Answer:
+        return _answered(lambda: self._settle(pid, hashing, gently))
 
     def _warm(self, pid: int) -> Answer:
         """Look at one block of each of the program's cards to learn which card of ours that is."""
@@ -193,18 +193,18 @@ class Mover:
         size = sum(block.size for block in wanted)
         return Answer(bytes=size, clean_bytes=update.clean, zero_bytes=update.zero, remark=blind)
 
-    def _give(self, pid: int, hashing: bool = True) -> Answer:
+    def _give(self, pid: int, hashing: bool = True, gently: bool = False) -> Answer:
         owner = Owner.of(pid)
         note = self.memory.note(owner)
         with self._prefetched(owner, note) as prefetched:
             try:
-                return self._bring_back(owner, note, prefetched, hashing)
+                return self._bring_back(owner, note, prefetched, hashing, gently)
             except ControlFailed as error:
                 if error.code != OUT_OF_MEMORY or not prefetched.size:
                     raise
-        return self._bring_back(owner, note, NOTHING, hashing)  # somebody has come: there was no room for both
+        return self._bring_back(owner, note, NOTHING, hashing, gently)  # somebody has come: there was no room for both
 
-    def _bring_back(self, owner: Owner, note: Note, prefetched: Prefetched, hashing: bool) -> Answer:
+    def _bring_back(self, owner: Owner, note: Note, prefetched: Prefetched, hashing: bool, gently: bool) -> Answer:
         kept = {one.index: one for one in note.kept}
         blind = ""
         with _opened(owner.pid) as (control, pidfd):
@@ -215,7 +215,8 @@ class Mover:
                     for batch in _batches(away):
                         with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
                             new = stack.enter_context(self._copies().mapped(descriptors, [one.size for one in batch]))
-                        self._copies().back(new, [list(parts(one.extents)) for one in batch], prefetched)
+                        wanted = [list(parts(one.extents)) for one in batch]
+                        self._copies().back(new, wanted, prefetched, gently=gently)
                         blocks += new
                     if hashing:
                         blind = self._learn(owner, note, away, blocks)
@@ -254,11 +255,11 @@ class Mover:
             )
         return blind
 
-    def _settle(self, pid: int, hashing: bool) -> Answer:
+    def _settle(self, pid: int, hashing: bool, gently: bool) -> Answer:
         with _opened(pid) as (control, _):
             for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
                 control.ask(verb, seconds=ANSWER_SECONDS)
-        return self._give(pid, hashing)
+        return self._give(pid, hashing, gently)
 
     def _copies(self) -> Transfer:
         """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""

@@ -31,7 +31,7 @@ from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
-AHEAD = 8 << 20  # of one call before the program is there, when the driver needs the link, too; divides COPY
+AHEAD = 8 << 20  # of one call when the driver needs the link, too, as before the program is there; divides COPY
 STREAMS = 4  # of each move: one process may leave while another comes
 PINNED = 1 << 30  # registered at once: a failure in the middle of a large arena leaves the rest usable
 THREADS = min(8, os.cpu_count() or 1)  # that make pages
@@ -126,12 +126,20 @@ class Transfer:
         """Copy `parts` of each block to the arena. Raises DriverRefused."""
         self._copy(blocks, parts, _from_card)
 
-    def back(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], prefetched: Prefetched = NOTHING) -> None:
+    def back(
+        self,
+        blocks: Sequence[Mapped],
+        parts: Sequence[Sequence[Part]],
+        prefetched: Prefetched = NOTHING,
+        *,
+        gently: bool = False,
+    ) -> None:
         """Fill `parts` of each block from the arena, or from what is `prefetched`, holes by zeros.
 
-        Raises DriverRefused.
+        `gently`: one copy at a time, which leaves gaps to the driver: it waits behind whatever is queued. Raises
+        DriverRefused.
         """
-        self._copy(blocks, parts, _to_card, prefetched)
+        self._copy(blocks, parts, _to_card, prefetched, gently=gently)
 
     @contextmanager
     def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
@@ -223,7 +231,13 @@ class Transfer:
         self._pinned.add(part)
 
     def _copy(
-        self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], call: Call, prefetched: Prefetched = NOTHING
+        self,
+        blocks: Sequence[Mapped],
+        parts: Sequence[Sequence[Part]],
+        call: Call,
+        prefetched: Prefetched = NOTHING,
+        *,
+        gently: bool = False,
     ) -> None:
         """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts."""
         self.pin(part.extent for its in parts for part in its if not part.extent.is_hole)
@@ -231,16 +245,21 @@ class Transfer:
             self._enter(card)
             there = prefetched.places if prefetched.card == card else {}
             with ExitStack() as stack:
-                streams = [stack.enter_context(_stream()) for _ in range(STREAMS)]
-                copies = (copy for block, its in pairs for part in its for copy in _copies(block.address, part, there))
+                streams = [stack.enter_context(_stream()) for _ in range(1 if gently else STREAMS)]
+                most = AHEAD if gently else COPY
+                copies = (
+                    copy for block, its in pairs for part in its for copy in _copies(block.address, part, there, most)
+                )
                 for number, (host, at, size) in enumerate(copies):
-                    stream = streams[number % STREAMS]
+                    stream = streams[number % len(streams)]
                     if host is None:
                         checked(cuda.cuMemsetD32Async(at, 0, size // 4, stream))
                     elif host in there:
                         checked(cuda.cuMemcpyDtoDAsync(at, there[host], size, stream))
                     else:
                         checked(call(self._start + host, at, size, stream))
+                    if gently:
+                        checked(cuda.cuStreamSynchronize(stream))
                 for stream in streams:
                     checked(cuda.cuStreamSynchronize(stream))
 
@@ -341,16 +360,16 @@ def _card_of(handle: Any) -> int:
     return int(checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
 
 
-def _copies(address: int, part: Part, there: Mapping[int, int]) -> Iterator[tuple[int | None, int, int]]:
+def _copies(address: int, part: Part, there: Mapping[int, int], most: int) -> Iterator[tuple[int | None, int, int]]:
     """Yield (offset in the arena, address on the card, bytes) of what fills a part of the block at `address`.
 
-    A hole has no offset. What is `there` already is cut as it was.
+    A hole has no offset; the others have at most so many bytes. What is `there` already is cut as it was.
     """
     address += part.offset
     if part.extent.is_hole:
         yield None, address, part.extent.size
         return
-    for at, size in cut(part.extent, lambda at: AHEAD if at in there else COPY):
+    for at, size in cut(part.extent, lambda at: AHEAD if at in there else most):
         yield at, address + at - part.extent.start, size
 
 

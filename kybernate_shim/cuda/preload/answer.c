@@ -46,8 +46,15 @@ static bool anybody_busy(const struct control *control)
     return false;
 }
 
+static int shut(const struct control *control)
+{
+    shut_blocks();
+    return anybody_busy(control) ? -EBUSY : CUDA_SUCCESS;
+}
+
 static int share(struct control *control)
 {
+    open_blocks(); /* by now the threads are stopped, or are to go on */
     if (anybody_busy(control))
         return -EBUSY;
     for (uint32_t i = control->first; i < end_of_range(control); i++) {
@@ -131,6 +138,8 @@ static int perform(struct control *control)
         return change(control, REBUILT, AWAY, true);
     case LET_GO:
         return change_range(control, SHARED, AWAY, true, control->first, end_of_range(control));
+    case SHUT:
+        return shut(control);
     default:
         return -EINVAL;
     }

@@ -15,6 +15,7 @@
 
 enum { SEALABLE = 2 /* MFD_ALLOW_SEALING */, CLOSE_ON_EXEC = 1, ADD_SEALS = 1033, SHRINK = 2, GROW = 4 };
 enum { TRIES = 2000 }; /* of a lock that a stopped thread may hold, 0.1 ms apart */
+enum { SHUT_NANOSECONDS = 1000000000 };
 
 static const uint64_t TAG = 0x6b79000000000000; /* of our handles; the driver's have nothing so high up */
 
@@ -22,6 +23,9 @@ static struct control *control;
 static pthread_once_t made = PTHREAD_ONCE_INIT;
 static atomic_flag locked = ATOMIC_FLAG_INIT;
 static uint32_t generations;
+static uint64_t shut_until; /* of CLOCK_MONOTONIC; 0: open */
+
+static const struct timespec a_moment = {0, 100000};
 
 /* A spinning lock, since a mutex may not be used by a child of fork(2) that another thread held it in. */
 void lock_blocks(void)
@@ -32,11 +36,10 @@ void lock_blocks(void)
 
 bool try_lock_blocks(void)
 {
-    const struct timespec pause = {0, 100000};
     for (int i = 0; i < TRIES; i++) {
         if (!atomic_flag_test_and_set_explicit(&locked, memory_order_acquire))
             return true;
-        nanosleep(&pause, NULL);
+        nanosleep(&a_moment, NULL);
     }
     return false;
 }
@@ -46,10 +49,47 @@ void unlock_blocks(void)
     atomic_flag_clear_explicit(&locked, memory_order_release);
 }
 
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+void shut_blocks(void)
+{
+    shut_until = now() + SHUT_NANOSECONDS;
+}
+
+void open_blocks(void)
+{
+    shut_until = 0;
+}
+
+/* More is left than ever was when it is over, and where the clock was set back, as by a restore on another node. */
+static bool still_shut(void)
+{
+    if (shut_until && shut_until - now() > SHUT_NANOSECONDS)
+        open_blocks();
+    return shut_until;
+}
+
+/* Lock the table to mark a block BUSY, which nobody does while it is shut. */
+static void lock_open_blocks(void)
+{
+    lock_blocks();
+    while (still_shut()) {
+        unlock_blocks();
+        nanosleep(&a_moment, NULL);
+        lock_blocks();
+    }
+}
+
 /* CUDA cannot be used in a child of fork(2), so nothing is taken over there, and nothing is there to be taken. */
 static void after_fork(void)
 {
     control = NULL;
+    open_blocks();
     unlock_blocks();
 }
 
@@ -88,7 +128,7 @@ struct control *blocks_control(void)
 struct block *claim_block(void)
 {
     struct block *found = NULL;
-    lock_blocks();
+    lock_open_blocks();
     uint32_t used = control->used;
     for (uint32_t i = 0; i < used && !found; i++)
         if (control->blocks[i].state == UNUSED)
@@ -121,7 +161,7 @@ struct block *take_block_at(CUdeviceptr address, uint32_t *before)
     struct block *found = NULL;
     if (!control || !address)
         return NULL;
-    lock_blocks();
+    lock_open_blocks();
     uint32_t used = control->used;
     for (uint32_t i = 0; i < used && !found; i++) {
         struct block *it = &control->blocks[i];
@@ -138,7 +178,7 @@ struct block *take_block_of(CUhandle handle, uint32_t *before)
     struct block *found = NULL;
     if (!control || !is_ours(handle))
         return NULL;
-    lock_blocks();
+    lock_open_blocks();
     struct block *it = &control->blocks[handle & (MAX_BLOCKS - 1)];
     if (it->state != UNUSED && it->references && handle_of(it) == handle)
         found = mark_busy(it, before);
@@ -167,7 +207,7 @@ void mark_passing(choice *wanted, uint64_t low, uint64_t high)
     if (!control)
         return;
     pthread_mutex_lock(&passing);
-    lock_blocks();
+    lock_open_blocks();
     for (uint32_t i = 0; i < control->used; i++) {
         struct block *it = &control->blocks[i];
         if (it->state == HERE && wanted(it, low, high)) {

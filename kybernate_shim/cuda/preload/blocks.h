@@ -14,6 +14,12 @@ void lock_blocks(void);
 bool try_lock_blocks(void); /* for a while */
 void unlock_blocks(void);
 
+/* Have threads wait before they mark anything BUSY, or let them; the lock must be held. The helper shuts the table
+ * before it has the driver lock the process: a thread that was caught between two calls of an allocation would have to
+ * be let go on, and caught again. Nobody waits longer than SHUT_NANOSECONDS, whatever becomes of the helper. */
+void shut_blocks(void);
+void open_blocks(void);
+
 /* Make the table and the thread that answers for it, once; false where that cannot be, then nothing is taken over. */
 bool blocks_ready(void);
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kybernate_shim import native
 from kybernate_shim.address import answers
 from kybernate_shim.cuda.arena import kernel
 from kybernate_shim.cuda.arena.memory import Memory
@@ -79,6 +81,24 @@ def start(cards: Cards, libraries: Path) -> Iterator[Callable[..., Program]]:
 @pytest.fixture(scope="session")
 def preload(libraries: Path) -> Path:
     return build_native(PRELOAD, libraries)
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Build a preload library that does not know a verb of the control page."""
+
+    def build_older(verb: str) -> Path:
+        package = tmp_path / "package"
+        shutil.copytree(PRELOAD.of().parent, package / PRELOAD.folder)
+        source = package / PRELOAD.folder / "answer.c"
+        text = source.read_text()
+        source.write_text(text.replace(f"case {verb}:", "case -1U:"))
+        assert source.read_text() != text
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "PACKAGE", package)
+            return build_native(PRELOAD, tmp_path / "old")
+
+    return build_older
 
 
 @pytest.fixture

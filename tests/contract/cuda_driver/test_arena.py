@@ -35,6 +35,7 @@ pytestmark = pytest.mark.root
 MIB = 1 << 20
 SIZE = 64 * MIB
 CONTEXT = 8 * MIB
+SLOW = 30  # seconds for a GiB
 WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
 
 
@@ -124,6 +125,23 @@ def test_several_programs_on_two_cards(use: Run, start: Start, preload: Path, me
             await out(helper, *programs)
             assert [in_arena(memory, program) for program in programs] == [8 * MIB] * 3 + [0]
             await back(helper, *programs)
+
+    use(body)
+    for program in programs:
+        program.computes_on()
+
+
+def test_one_leaves_while_another_comes(use: Run, start: Start, preload: Path, cards: Cards) -> None:
+    programs = [start(mib=8, preload=preload) for _ in range(2)]
+
+    async def body(helper: CudaHelper) -> None:
+        for leaving, coming in (programs, programs[::-1]):
+            await out(helper, coming)
+            cards.slow(SLOW)  # so that the driver still has to do with the one when the other's bytes come
+            await asyncio.gather(out(helper, leaving), back(helper, coming))
+            coming.wait_for_steps(1)
+            cards.slow(0)
+            await back(helper, leaving)
 
     use(body)
     for program in programs:

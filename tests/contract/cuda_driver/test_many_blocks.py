@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kybernate_shim import native
 from kybernate_shim.cuda.arena.control import BlockState, Verb, control_of
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.client import CudaHelper, log_path
@@ -125,20 +123,9 @@ def test_program_that_releases_no_block_goes_on_with_all(
     assert '"event": "arena.settle"' in log_path(socket).read_text()
 
 
-def test_older_library_releases_all_in_the_end(
-    use_arena: Run, hold: Hold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_library_releases_all_in_the_end(use_arena: Run, hold: Hold, older: Callable[[str], Path]) -> None:
     """A container that was started before an upgrade of the node has one that does not know of LET_GO."""
-    package = tmp_path / "package"
-    shutil.copytree(native.PRELOAD.of().parent, package / native.PRELOAD.folder)
-    source = package / native.PRELOAD.folder / "answer.c"
-    text = source.read_text()
-    source.write_text(text.replace("case LET_GO:", "case -1U:"))
-    assert source.read_text() != text
-    with monkeypatch.context() as patched:
-        patched.setattr(native, "PACKAGE", package)
-        library = native.build(native.PRELOAD, tmp_path / "old")
-    holder = hold(library=library)
+    holder = hold(library=older("LET_GO"))
     control = control_of(holder.pid)
     assert control is not None
     with control, pytest.raises(Exception, match="let_go with: Invalid argument"):

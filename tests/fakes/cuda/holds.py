@@ -7,6 +7,7 @@ Asked on the standard input, a line each, and answered by a line:
     fill PIECE VALUE    every byte of the piece becomes VALUE
     content             tells the value of each piece, "?" where its bytes differ
     renew               frees the memory, and allocates it again
+    churn               allocates and frees a piece without a pause from then on, in a thread of its own
     share               makes a piece of memory, and maps it a second time as another process would that it is handed to
     unshare             gives that second mapping up
 Needs only the standard library. A test workload.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 
 PIECE = 2 << 20
 
@@ -43,10 +45,10 @@ class Held:
         self._allocations = allocations
         self._bytes = pieces // allocations * PIECE  # of each
         self._imported, self._second = ctypes.c_uint64(), 0  # the handle of `share`, and the address
-        context = ctypes.c_void_p()
+        self._context = ctypes.c_void_p()
         self._call("cuInit", 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        self._call("cuCtxSetCurrent", self._context)
         self.allocate()
 
     def allocate(self) -> None:
@@ -60,6 +62,17 @@ class Held:
             self._call("cuMemFree_v2", ctypes.c_uint64(self._memory.pop()))
         self.allocate()
         return "renewed"
+
+    def churn(self) -> str:
+        threading.Thread(target=self._churn, daemon=True).start()
+        return "churning"
+
+    def _churn(self) -> None:
+        address = ctypes.c_uint64()
+        self._call("cuCtxSetCurrent", self._context)
+        while True:
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(PIECE))
+            self._call("cuMemFree_v2", address)
 
     def share(self) -> str:
         made, fd, address = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_uint64()
@@ -100,7 +113,8 @@ class Held:
     def _call(self, name: str, *arguments: object) -> None:
         result = getattr(self._library, name)(*arguments)
         if result:
-            sys.exit(f"{name} failed: {result}")
+            os.write(2, f"{name} failed: {result}\n".encode())
+            os._exit(1)  # from any thread
 
 
 def main() -> None:

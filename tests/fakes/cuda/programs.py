@@ -137,6 +137,19 @@ class Holder:
         for piece, value in enumerate(self._content):
             self.fill(piece, value)
 
+    def begin_to_renew(self) -> None:
+        """Free all and allocate it again, which `has_answered` tells of; its content is anything afterwards."""
+        self._tell("renew")
+
+    def has_answered(self, seconds: float) -> bool:
+        """Tell whether the answer to what was begun comes within so many seconds."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0]) and bool(self._told())
+
+    def churn(self) -> None:
+        """Allocate and free without a pause from now on."""
+        self._ask("churn")
+
     def share(self) -> None:
         """Import memory, as from another process."""
         self._ask("share")
@@ -150,10 +163,13 @@ class Holder:
         self._process.communicate()
 
     def _ask(self, question: str) -> str:
+        self._tell(question)
+        return self._told()
+
+    def _tell(self, question: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{question}\n")
         self._process.stdin.flush()
-        return self._told()
 
     def _told(self) -> str:
         assert self._process.stdout is not None

@@ -1,10 +1,12 @@
-"""What the helper keeps in mind of prefetches, whoever else forgets them."""
+"""What the helper keeps in mind of prefetches, whoever else forgets them, and of processes that are leaving."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,30 @@ class Worker:
 
     def __init__(self) -> None:
         self.jobs: list[str] = []
+        self.gently: list[bool] = []  # of each settling
         self.dead = False
 
     async def call(self, verb: str, pid: int, *arguments: Any, seconds: float) -> dict[str, Any]:
         self.jobs.append(verb)
+        if verb == "settle":
+            self.gently.append(arguments[1])
         if self.dead:
             raise WorkerDied("it is gone")
         return ANSWER | {"prefetched_bytes": 0, "remark": ""}
 
     async def close(self) -> None:
         self.jobs.append("close")
+
+
+@contextmanager
+def sleeper() -> Iterator[int]:
+    """Yield the pid of a process whose threads can be stopped."""
+    process = subprocess.Popen(["sleep", "infinity"])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
 
 
 Story = Callable[[Keeper, Worker], Awaitable[None]]
@@ -96,3 +112,16 @@ def test_worker_that_is_gone_took_it_along(tell: Callable[[Story], list[str]]) -
         await keeper.tidy(began + IDLE_SECONDS + PREFETCH_SECONDS)
 
     assert tell(story) == ["prefetch", "drop", "prefetch", "close"]
+
+
+def test_bytes_come_back_gently_while_another_process_leaves(tell: Callable[[Story], list[str]]) -> None:
+    other = os.getppid()
+
+    async def story(keeper: Keeper, worker: Worker) -> None:
+        with sleeper() as pid:
+            for leaving in ([], [other], [other, pid], [pid], []):
+                with keeper.leaving(leaving), keeper.leaving(leaving):
+                    await keeper.give(pid, 1)
+            assert worker.gently == [False, True, True, False, False]
+
+    assert tell(story) == ["settle"] * 5

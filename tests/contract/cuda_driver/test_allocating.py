@@ -1,0 +1,134 @@
+"""Programs that allocate and free while they are suspended: none is caught in the middle of it, and none waits long."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate_shim.cuda.arena.control import Control, ControlFailed, Verb, control_of
+from kybernate_shim.cuda.client import CudaHelper, log_path
+from kybernate_shim.cuda.sequence import resume, suspend
+from tests.contract.cuda_driver.cycles import LIMITS, cycle
+from tests.fakes.cuda import Cards
+from tests.fakes.cuda.programs import Holder
+
+Run = Callable[[Callable[[CudaHelper], Any]], Any]
+Hold = Callable[..., Holder]
+
+pytestmark = pytest.mark.root
+PIECES = 4
+CALLS = 4  # of the driver for an allocation: reserve, create, map, set access
+CYCLES = 10
+ANSWER = 5.0
+MOMENT = 0.2  # of the second that a table stays shut
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def hold(cards: Cards, libraries: Path, preload: Path) -> Iterator[Hold]:
+    """Start a Holder, each piece with another value; it is killed afterwards."""
+    started: list[Holder] = []
+
+    def begin(switches: str = "", library: Path = preload) -> Holder:
+        holder = Holder(cards, libraries, PIECES, library, switches=switches)
+        started.append(holder)
+        for piece in range(PIECES):
+            holder.fill(piece, piece + 1)
+        return holder
+
+    yield begin
+    for holder in started:
+        holder.kill()
+
+
+@pytest.fixture
+def page(hold: Hold) -> Iterator[tuple[Holder, Control]]:
+    """A holder and its control page."""
+    holder = hold()
+    control = control_of(holder.pid)
+    assert control is not None
+    with control:
+        yield holder, control
+
+
+def busy(socket: Path) -> list[str]:
+    """Return what was answered to takes that came in the middle of an allocation."""
+    lines = [json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")]
+    return [line["error"] for line in lines if line["event"] == "arena.take" and "error" in line]
+
+
+def test_program_that_allocates_without_a_pause_is_not_caught_at_it(use_arena: Run, hold: Hold, socket: Path) -> None:
+    holder = hold()
+    holder.churn()
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(CYCLES):
+            taken = (await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)).taken
+            assert not taken.reasons
+            await resume(helper, [holder.pid], limits=LIMITS)
+            assert holder.is_right()
+
+    use_arena(body)
+    assert busy(socket) == []
+
+
+def test_older_library_is_caught_and_let_go_until_it_is_between_two(
+    use_arena: Run, hold: Hold, older: Callable[[str], Path]
+) -> None:
+    """A container that was started before an upgrade of the node has one that does not know of SHUT."""
+    holder = hold(library=older("SHUT"))
+    holder.churn()
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(CYCLES):
+            await cycle(helper, holder.pid)
+            assert holder.is_right()
+
+    use_arena(body)
+
+
+def test_nobody_begins_while_the_table_is_shut(page: tuple[Holder, Control]) -> None:
+    holder, control = page
+    control.ask(Verb.SHUT, seconds=ANSWER)
+    holder.begin_to_renew()
+    assert not holder.has_answered(MOMENT)
+    control.ask(Verb.SHARE, seconds=ANSWER, first=0, count=0)
+    assert holder.has_answered(PATIENCE)
+
+
+def test_program_goes_on_by_itself_where_the_helper_is_gone(page: tuple[Holder, Control]) -> None:
+    holder, control = page
+    control.ask(Verb.SHUT, seconds=ANSWER)
+    holder.begin_to_renew()
+    assert not holder.has_answered(MOMENT)
+    assert holder.has_answered(PATIENCE)
+
+
+def test_allocation_that_was_begun_is_told_of(hold: Hold) -> None:
+    holder = hold(switches=f"vmm:{CALLS + 3}:hang")
+    holder.begin_to_renew()
+    control = control_of(holder.pid)
+    assert control is not None
+    with control:
+        until = time.monotonic() + PATIENCE
+        while not busy_at_once(control):
+            assert time.monotonic() < until, "it has not come to the call that hangs"
+            time.sleep(0.01)
+
+
+def busy_at_once(control: Control) -> bool:
+    """Shut the table, tell whether somebody was at it, and open it again."""
+    try:
+        control.ask(Verb.SHUT, seconds=ANSWER)
+    except ControlFailed as error:
+        return error.busy
+    finally:
+        with suppress(ControlFailed):
+            control.ask(Verb.SHARE, seconds=ANSWER, first=0, count=0)
+    return False
