@@ -5,7 +5,8 @@ round. A figure is a ratio for the same reason: seconds of one machine say nothi
 ratios of two neighbouring rounds each, because one machine is not as fast in one minute as in the next, and of two,
 because to go first may cost something: checkpoints of 2 GiB took 5 % more, and of an odd number of rounds, whose ratios
 lie in two heaps then, the median is in the larger heap. How much such a median is worth is told beside it: between
-which ratios the true one lies, in 95 of 100 runs.
+which ratios the true one lies, in 95 of 100 runs. Where the bar is among them, and they are far apart because the
+machine has much else to do, more rounds are made.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 RESULTS = Path("build/bench.jsonl")
 DOUBT = 0.05  # how often an interval may miss the true median
+WIDTH = 0.08  # of an interval that needs no more rounds
 
 
 @dataclass(frozen=True)
@@ -65,27 +67,31 @@ class Pair:
     within: int | None = None
 
 
-def compare(pair: Pair, *, lane: str, rounds: int) -> Figure:
-    """Measure both sides `rounds` times, made even, after one unmeasured round in which caches fill."""
+def compare(pair: Pair, *, lane: str, rounds: int, most: int = 0) -> Figure:
+    """Measure both sides `rounds` times, made even, after one unmeasured round in which caches fill.
+
+    With `most`, up to so many times, until the bar is outside of the interval, or that is narrow.
+    """
     if pair.within:
         return Figure(pair.name, lane, pair.ours(), pair.stock(), pair.unit, pair.bar, pair.within)
-    costs: dict[str, list[float]] = {"ours": [], "stock": []}
-    sides = [("ours", pair.ours), ("stock", pair.stock)]
-    rounds += rounds % 2
-    for number in range(rounds + 1):
-        for side, work in sides if number % 2 else reversed(sides):
-            cost = work()
-            if number:
-                costs[side].append(cost)
-    pairs = (_by_two(costs[side]) for side in ("ours", "stock"))
-    ratios = [sum(ours) / sum(stock) for ours, stock in zip(*pairs, strict=True)]
-    ours, stock, of_rounds = (statistics.median(values) for values in (costs["ours"], costs["stock"], ratios))
-    return Figure(pair.name, lane, ours, stock, pair.unit, pair.bar, rounds, of_rounds, interval(ratios))
+    ours: list[float] = []
+    stock: list[float] = []
+    ratios: list[float] = []  # of two rounds each: one side went first in one of them
+    pair.stock(), pair.ours()
+    while len(ours) < rounds or (len(ours) < most and _unclear(interval(ratios), pair.bar)):
+        ours.append(pair.ours())
+        stock += [pair.stock(), pair.stock()]
+        ours.append(pair.ours())
+        ratios.append(sum(ours[-2:]) / sum(stock[-2:]))
+    middles = (statistics.median(values) for values in (ours, stock))
+    ratio = statistics.median(ratios)
+    return Figure(pair.name, lane, *middles, pair.unit, pair.bar, len(ours), ratio, interval(ratios))
 
 
-def _by_two(values: Sequence[float]) -> list[Sequence[float]]:
-    """Return neighbours: of each two rounds, one side went first in one of them."""
-    return [values[at : at + 2] for at in range(0, len(values), 2)]
+def _unclear(between: tuple[float, float] | None, bar: float | None) -> bool:
+    return bar is not None and (
+        between is None or (between[0] <= bar <= between[1] and between[1] - between[0] > WIDTH)
+    )
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -180,17 +180,13 @@ class Mover:
             places = [(block.index, block.address, block.size) for block in wanted]
             near = [copies.node_near(block.card) for block in blocks]
             update = self.memory.update(owner, places, seen, key if seen is not None else b"", near)
-
-            def let_go(group: slice) -> None:
-                for mapping in mappings[group]:
-                    mapping.close()
-                _let_go(control, wanted[group])
-
             with ThreadPoolExecutor(1) as releasing:
                 released = []
                 for group in _groups([block.size for block in wanted], GROUPS):
                     copies.out(blocks[group], update.changed[group])
-                    released.append(releasing.submit(let_go, group))
+                    for mapping in mappings[group]:
+                        mapping.close()
+                    released.append(releasing.submit(_let_go, control, wanted[group]))
                 for one in released:
                     one.result()
             self.memory.confirm(owner, update)

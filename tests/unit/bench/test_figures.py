@@ -43,6 +43,21 @@ def test_comparison_tells_the_interval_of_its_rounds() -> None:
     assert figure.between[0] < figure.ratio < figure.between[1]
 
 
+@pytest.mark.parametrize(("noise", "rounds"), [(0.01, 14), (0.5, 42)])
+def test_noise_makes_more_rounds(noise: float, rounds: int) -> None:
+    draw = random.Random(4)
+    pair = Pair("x", lambda: draw.lognormvariate(0, noise), lambda: draw.lognormvariate(0, noise))
+    assert compare(pair, lane="here", rounds=14, most=42).n == rounds
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.06, 0.1, 0.2])
+def test_rounds_that_are_added_favour_neither_side(noise: float) -> None:
+    draw = random.Random(5)
+    pair = Pair("x", lambda: draw.lognormvariate(0, noise), lambda: draw.lognormvariate(0, noise))
+    ratios = [compare(pair, lane="here", rounds=14, most=42).ratio for _ in range(2000)]
+    assert sum(1 for ratio in ratios if ratio <= 1) / len(ratios) == pytest.approx(0.5, abs=0.04)
+
+
 @pytest.mark.parametrize("rounds", [7, 8, 11, 14])
 def test_who_goes_first_does_not_matter(rounds: int) -> None:
     """Whoever begins a round, and so works twice in a row, pays for it."""
