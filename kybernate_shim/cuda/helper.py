@@ -107,7 +107,6 @@ class Helper:
 
     async def lock(self, request: wire.VerbRequest) -> wire.VerbResponse:
         seconds = request.timeout_ms / 1000 + LOCK_GRACE_SECONDS
-        await asyncio.gather(*map(self.keeper.shut, set(request.pids)))
         return await self._verb("lock", request.pids, [request.timeout_ms], seconds)
 
     async def checkpoint(self, request: wire.VerbRequest) -> wire.VerbResponse:
@@ -135,9 +134,9 @@ class Helper:
         return reply
 
     async def warm(self, request: wire.VerbRequest) -> wire.VerbResponse:
-        return wire.VerbResponse(
-            outcomes=await self._move("warm", self.keeper.warm, request.pids, request.timeout_ms / 1000)
-        )
+        outcomes = await self._move("warm", self.keeper.warm, request.pids, request.timeout_ms / 1000)
+        await self.keeper.shut(set(request.pids))
+        return wire.VerbResponse(outcomes=outcomes)
 
     async def expect(self, request: wire.ExpectRequest) -> wire.VerbResponse:
         expect = partial(self.keeper.expect, gpus=request.gpu_uuids)

@@ -6,7 +6,8 @@ ratios of two neighbouring rounds each, because one machine is not as fast in on
 because to go first may cost something: checkpoints of 2 GiB took 5 % more, and of an odd number of rounds, whose ratios
 lie in two heaps then, the median is in the larger heap. How much such a median is worth is told beside it: between
 which ratios the true one lies, in 95 of 100 runs. Where the bar is among them, and they are far apart because the
-machine has much else to do, more rounds are made.
+machine has much else to do, three times as many rounds are made; it is looked at once, as more looks would find what
+they wait for.
 """
 
 from __future__ import annotations
@@ -70,28 +71,32 @@ class Pair:
 def compare(pair: Pair, *, lane: str, rounds: int, most: int = 0) -> Figure:
     """Measure both sides `rounds` times, made even, after one unmeasured round in which caches fill.
 
-    With `most`, up to so many times, until the bar is outside of the interval, or that is narrow.
+    With `most`, so many times, if the bar is in the interval by then, and that is wide.
     """
     if pair.within:
         return Figure(pair.name, lane, pair.ours(), pair.stock(), pair.unit, pair.bar, pair.within)
     ours: list[float] = []
     stock: list[float] = []
     ratios: list[float] = []  # of two rounds each: one side went first in one of them
-    pair.stock(), pair.ours()
-    while len(ours) < rounds or (len(ours) < most and _unclear(interval(ratios), pair.bar)):
+    pair.stock()
+    pair.ours()
+    while len(ours) < rounds:
         ours.append(pair.ours())
         stock += [pair.stock(), pair.stock()]
         ours.append(pair.ours())
         ratios.append(sum(ours[-2:]) / sum(stock[-2:]))
+        if len(ours) >= rounds and _unclear(interval(ratios), pair.bar):
+            rounds = max(rounds, most)
     middles = (statistics.median(values) for values in (ours, stock))
     ratio = statistics.median(ratios)
     return Figure(pair.name, lane, *middles, pair.unit, pair.bar, len(ours), ratio, interval(ratios))
 
 
 def _unclear(between: tuple[float, float] | None, bar: float | None) -> bool:
-    return bar is not None and (
-        between is None or (between[0] <= bar <= between[1] and between[1] - between[0] > WIDTH)
-    )
+    if between is None or bar is None:
+        return bar is not None
+    low, high = between
+    return low <= bar <= high and high / low > 1 + WIDTH
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -88,7 +88,7 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
             return [*program, what, str(arguments.mib)]
         if what == "one":
             return [*program, str(min(arguments.mib, 2)), "20"]
-        both = " ".join(f'({" ".join(program)} 1 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
+        both = " ".join(f'({" ".join(program)} 2 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
         return ["sh", "-c", f"{both} wait"]
 
     return Bench(machine, images, payload, flags, arguments.mib, bool(arena))

@@ -45,7 +45,8 @@ class Bench:
             self.kybernate("checkpoint", id, str(image), "--no-rootfs", "--json", *flags)
         )
         manifest = json.loads((image / "kybernate-manifest.json").read_text())
-        assert bool(manifest.get("arena")) == self.arena, f"the arena, in {sorted(manifest)}"
+        through = bool(manifest.get("arena"))
+        assert through == self.arena, f"{'' if through else 'not '}through the arena: {manifest.get('data_path')}"
         self.note(name, answer["steps"])
         self.rows.append((name, "whole checkpoint", answer["seconds"], answer["bytes"]))
         return answer

@@ -114,12 +114,12 @@ class Control:
         self._map.close()
 
     def blocks(self) -> list[Block]:
-        """Read the table's entries that are in use. Raises ControlInvalid."""
+        """Read the table's entries that are in use, and in no thread's hands. Raises ControlInvalid."""
         used = min(self._word(USED), MOST_BLOCKS)
         found = []
         for index, entry in enumerate(BLOCK.iter_unpack(self._map[TABLE_AT : TABLE_AT + used * BLOCK.size])):
             address, size, _, _, state, flags, device, descriptor, *_ = entry
-            if state == BlockState.UNUSED:
+            if state in (BlockState.UNUSED, BlockState.BUSY):
                 continue
             if state > max(BlockState) or not 0 < size <= MOST_BYTES or (size % GRAIN and not flags & PRIVATE):
                 raise ControlInvalid(f"block {index} of process {self.pid} has state {state} and {size} bytes")

@@ -76,7 +76,6 @@ class Keeper:
         self._worker = SharedWorker(["arena", str(folder), as_text(sizes)])
         self._last_use = 0.0
         self._prefetched: dict[int, float] = {}  # by pid, since when
-        self._warm: set[int] = set()  # what will be locked and taken next
         self._leaving: Counter[int] = Counter()  # what is on its way out of VRAM
         self._remarks: set[str] = set()
 
@@ -92,24 +91,26 @@ class Keeper:
             if answer["name"] != BUSY:
                 break
             await asyncio.sleep(pause)
-        self._warm.add(pid)
         return _moved(answer)
 
-    async def shut(self, pid: int) -> None:
-        """Keep a process that is warm, and is locked next, from the middle of an allocation, where none is taken."""
-        if pid in self._warm:
-            self._warm.discard(pid)
-            await asyncio.to_thread(_shut, pid)
+    async def shut(self, pids: Iterable[int]) -> None:
+        """Keep the one of them that has the library, and is locked next, from beginning an allocation for a moment.
+
+        Of several, one might wait for what another one is about to do.
+        """
+        known = [pid for pid in pids if self._sizes and _has_library(pid)]
+        if len(known) == 1:
+            await asyncio.to_thread(_shut, known[0])
 
     @contextmanager
     def leaving(self, pids: Iterable[int]) -> Iterator[None]:
-        """Bring other processes' bytes back more slowly meanwhile: these need the card's link, too, to make room."""
-        wanted = list(pids)
-        self._leaving.update(wanted)
+        """Bring others' bytes back to the same card more slowly, if they begin meanwhile: these need its link, too."""
+        wanted = Counter(pids)
+        self._leaving += wanted
         try:
             yield
         finally:
-            self._leaving.subtract(wanted)
+            self._leaving -= wanted
 
     async def expect(self, pid: int, seconds: float, gpus: Sequence[str]) -> Moved:
         """Get contexts on `gpus` ready, and the room that `pid` has claimed for processes that are not restored yet."""
@@ -222,10 +223,10 @@ class Keeper:
         card has no room, the process is locked again, with its bytes still in the arena, and NotMoved raised.
         """
         reasons = [why]
-        gently = any(count and other != pid for other, count in self._leaving.items())
+        leaving = [other for other in self._leaving if other != pid]
         for hashing in (True, False):  # which it needs not have
             try:
-                answer = await self._ask("settle", pid, seconds, hashing, gently)
+                answer = await self._ask("settle", pid, seconds, hashing, leaving)
                 self._prefetched.pop(pid, None)
             except (WorkerDied, DriverUnavailable) as error:
                 reasons.append(str(error))
@@ -271,9 +272,9 @@ class Keeper:
 
 
 def _shut(pid: int) -> None:
-    """Have the library hold threads off from allocations, and wait for those that are in one; it is only for speed.
+    """Have the library hold threads off from allocations, and wait for those that are in one.
 
-    What is wrong with the library shows when it is asked for the memory, and one of an older release cannot do this.
+    It is only for speed: what is wrong shows when the memory is asked for, and older libraries cannot do this.
     """
     until = time.monotonic() + SHUT_SECONDS
     with suppress(control.ControlInvalid, control.ControlSilent, OSError):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -67,6 +67,7 @@ class Mover:
     _transfer: Transfer | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
     _prefetches: dict[Owner, Prefetch] = field(default_factory=dict)
+    _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the cards that its bytes were taken from last
 
     @property
     def verbs(self) -> Mapping[str, Callable[..., Answer]]:
@@ -98,8 +99,8 @@ class Mover:
     def give(self, pid: int) -> Answer:
         return _answered(lambda: self._give(pid))
 
-    def settle(self, pid: int, hashing: bool = True, gently: bool = False) -> Answer:
-        return _answered(lambda: self._settle(pid, hashing, gently))
+    def settle(self, pid: int, hashing: bool = True, leaving: Collection[int] = ()) -> Answer:
+        return _answered(lambda: self._settle(pid, hashing, leaving))
 
     def _warm(self, pid: int) -> Answer:
         """Look at one block of each of the program's cards to learn which card of ours that is."""
@@ -190,21 +191,24 @@ class Mover:
                 for one in released:
                     one.result()
             self.memory.confirm(owner, update)
+        self._left[owner.pid] = {block.card for block in blocks}
         size = sum(block.size for block in wanted)
         return Answer(bytes=size, clean_bytes=update.clean, zero_bytes=update.zero, remark=blind)
 
-    def _give(self, pid: int, hashing: bool = True, gently: bool = False) -> Answer:
+    def _give(self, pid: int, hashing: bool = True, leaving: Collection[int] = ()) -> Answer:
         owner = Owner.of(pid)
         note = self.memory.note(owner)
         with self._prefetched(owner, note) as prefetched:
             try:
-                return self._bring_back(owner, note, prefetched, hashing, gently)
+                return self._bring_back(owner, note, prefetched, hashing, leaving)
             except ControlFailed as error:
                 if error.code != OUT_OF_MEMORY or not prefetched.size:
                     raise
-        return self._bring_back(owner, note, NOTHING, hashing, gently)  # somebody has come: there was no room for both
+        return self._bring_back(owner, note, NOTHING, hashing, leaving)  # somebody has come: there was no room for both
 
-    def _bring_back(self, owner: Owner, note: Note, prefetched: Prefetched, hashing: bool, gently: bool) -> Answer:
+    def _bring_back(
+        self, owner: Owner, note: Note, prefetched: Prefetched, hashing: bool, leaving: Collection[int]
+    ) -> Answer:
         kept = {one.index: one for one in note.kept}
         blind = ""
         with _opened(owner.pid) as (control, pidfd):
@@ -216,6 +220,7 @@ class Mover:
                         with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
                             new = stack.enter_context(self._copies().mapped(descriptors, [one.size for one in batch]))
                         wanted = [list(parts(one.extents)) for one in batch]
+                        gently = not self._elsewhere(leaving, {block.card for block in new})
                         self._copies().back(new, wanted, prefetched, gently=gently)
                         blocks += new
                     if hashing:
@@ -228,6 +233,10 @@ class Mover:
         size = sum(one.size for one in away)
         zero = size - sum(total(one.extents) for one in away)
         return Answer(bytes=size, zero_bytes=zero, prefetched_bytes=prefetched.size, remark=blind)
+
+    def _elsewhere(self, leaving: Collection[int], cards: Collection[int]) -> bool:
+        """Tell whether processes that leave have taken their bytes from other cards than these, as far as is known."""
+        return all(self._left.get(pid, set(cards)).isdisjoint(cards) for pid in leaving)
 
     @contextmanager
     def _prefetched(self, owner: Owner, note: Note) -> Iterator[Prefetched]:
@@ -255,11 +264,11 @@ class Mover:
             )
         return blind
 
-    def _settle(self, pid: int, hashing: bool, gently: bool) -> Answer:
+    def _settle(self, pid: int, hashing: bool, leaving: Collection[int]) -> Answer:
         with _opened(pid) as (control, _):
             for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
                 control.ask(verb, seconds=ANSWER_SECONDS)
-        return self._give(pid, hashing, gently)
+        return self._give(pid, hashing, leaving)
 
     def _copies(self) -> Transfer:
         """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""

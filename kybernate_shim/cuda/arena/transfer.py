@@ -258,8 +258,8 @@ class Transfer:
                         checked(cuda.cuMemcpyDtoDAsync(at, there[host], size, stream))
                     else:
                         checked(call(self._start + host, at, size, stream))
-                    if gently:
-                        checked(cuda.cuStreamSynchronize(stream))
+                        if gently:
+                            checked(cuda.cuStreamSynchronize(stream))
                 for stream in streams:
                     checked(cuda.cuStreamSynchronize(stream))
 

@@ -1,6 +1,6 @@
 /* The thread that the node's CUDA helper talks to: it does in this process what only this process can.
  *
- * While it works, the program's threads are stopped or wait for the driver, wherever they were. So nothing here may
+ * Mostly, the program's threads are stopped meanwhile or wait for the driver, wherever they were. So nothing here may
  * wait for them: the table's lock is tried for, and memory that a thread was about to change is an answer of its own.
  */
 #include "answer.h"
@@ -160,6 +160,7 @@ static void *answer(void *argument)
         }
         if (try_lock_blocks()) {
             control->result = perform(control);
+            notice_away(control);
             unlock_blocks();
         } else {
             control->result = -EBUSY;

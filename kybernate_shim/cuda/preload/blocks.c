@@ -2,6 +2,7 @@
 #include "blocks.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
@@ -15,7 +16,8 @@
 
 enum { SEALABLE = 2 /* MFD_ALLOW_SEALING */, CLOSE_ON_EXEC = 1, ADD_SEALS = 1033, SHRINK = 2, GROW = 4 };
 enum { TRIES = 2000 }; /* of a lock that a stopped thread may hold, 0.1 ms apart */
-enum { SHUT_NANOSECONDS = 1000000000 };
+enum { WAIT = 128, WAKE = 129 }; /* FUTEX_WAIT_PRIVATE and FUTEX_WAKE_PRIVATE */
+enum { SECOND = 1000000000 };
 
 static const uint64_t TAG = 0x6b79000000000000; /* of our handles; the driver's have nothing so high up */
 
@@ -23,9 +25,11 @@ static struct control *control;
 static pthread_once_t made = PTHREAD_ONCE_INIT;
 static atomic_flag locked = ATOMIC_FLAG_INIT;
 static uint32_t generations;
-static uint64_t shut_until; /* of CLOCK_MONOTONIC; 0: open */
 
-static const struct timespec a_moment = {0, 100000};
+/* The gate. */
+static uint64_t shut_until; /* of CLOCK_MONOTONIC, in nanoseconds; 0: not shut */
+static bool away;           /* some block is AWAY or REBUILT */
+static _Atomic uint32_t openings; /* a futex(2) */
 
 /* A spinning lock, since a mutex may not be used by a child of fork(2) that another thread held it in. */
 void lock_blocks(void)
@@ -36,10 +40,11 @@ void lock_blocks(void)
 
 bool try_lock_blocks(void)
 {
+    const struct timespec pause = {0, 100000};
     for (int i = 0; i < TRIES; i++) {
         if (!atomic_flag_test_and_set_explicit(&locked, memory_order_acquire))
             return true;
-        nanosleep(&a_moment, NULL);
+        nanosleep(&pause, NULL);
     }
     return false;
 }
@@ -53,34 +58,58 @@ static uint64_t now(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+    return (uint64_t)time.tv_sec * SECOND + (uint64_t)time.tv_nsec;
+}
+
+/* How long to wait at the gate before the next look, 0: it is open. */
+static uint64_t shut_for(void)
+{
+    uint64_t left = shut_until ? shut_until - now() : 0;
+    if (left > SECOND) /* it is over, or the clock was set back, as by a restore on another node */
+        left = 0;
+    if (!left)
+        shut_until = 0;
+    return away ? SECOND : left;
+}
+
+static void let_pass(void)
+{
+    atomic_fetch_add(&openings, 1);
+    syscall(SYS_futex, &openings, WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void shut_blocks(void)
 {
-    shut_until = now() + SHUT_NANOSECONDS;
+    if (!shut_until || !shut_for())
+        shut_until = now() + SECOND;
 }
 
 void open_blocks(void)
 {
     shut_until = 0;
+    let_pass();
 }
 
-/* More is left than ever was when it is over, and where the clock was set back, as by a restore on another node. */
-static bool still_shut(void)
+void notice_away(const struct control *page)
 {
-    if (shut_until && shut_until - now() > SHUT_NANOSECONDS)
-        open_blocks();
-    return shut_until;
+    bool before = away;
+    away = false;
+    for (uint32_t i = 0; i < page->used && !away; i++)
+        away = page->blocks[i].state == AWAY || page->blocks[i].state == REBUILT;
+    if (before && !away)
+        let_pass();
 }
 
-/* Lock the table to mark a block BUSY, which nobody does while it is shut. */
+/* Lock the table to mark a block BUSY, as soon as the gate is open. Cancelling a thread does not end it here, where it
+ * may have `passing`: a bare system call is no point for that. */
 static void lock_open_blocks(void)
 {
     lock_blocks();
-    while (still_shut()) {
+    for (uint64_t left; (left = shut_for());) {
+        uint32_t seen = atomic_load(&openings);
+        const struct timespec most = {(time_t)(left / SECOND), (long)(left % SECOND)};
         unlock_blocks();
-        nanosleep(&a_moment, NULL);
+        syscall(SYS_futex, &openings, WAIT, seen, &most, NULL, 0);
         lock_blocks();
     }
 }
@@ -89,7 +118,8 @@ static void lock_open_blocks(void)
 static void after_fork(void)
 {
     control = NULL;
-    open_blocks();
+    shut_until = 0;
+    away = false;
     unlock_blocks();
 }
 
@@ -210,7 +240,7 @@ void mark_passing(choice *wanted, uint64_t low, uint64_t high)
     lock_open_blocks();
     for (uint32_t i = 0; i < control->used; i++) {
         struct block *it = &control->blocks[i];
-        if (it->state == HERE && wanted(it, low, high)) {
+        if ((it->state == HERE || it->state == SHARED) && wanted(it, low, high)) {
             it->state = BUSY;
             it->flags |= PASSING;
         }

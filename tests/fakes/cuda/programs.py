@@ -137,18 +137,18 @@ class Holder:
         for piece, value in enumerate(self._content):
             self.fill(piece, value)
 
-    def begin_to_renew(self) -> None:
-        """Free all and allocate it again, which `has_answered` tells of; its content is anything afterwards."""
-        self._tell("renew")
+    def do(self, step: str) -> None:
+        """Have it do what needs no more than a word."""
+        self._ask(step)
+
+    def begin(self, step: str) -> None:
+        """Do as `do`, but let `has_answered` tell of the answer."""
+        self._tell(step)
 
     def has_answered(self, seconds: float) -> bool:
         """Tell whether the answer to what was begun comes within so many seconds."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0]) and bool(self._told())
-
-    def churn(self) -> None:
-        """Allocate and free without a pause from now on."""
-        self._ask("churn")
 
     def share(self) -> None:
         """Import memory, as from another process."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +26,19 @@ class Worker:
 
     def __init__(self) -> None:
         self.jobs: list[str] = []
-        self.gently: list[bool] = []  # of each settling
+        self.leaving: list[list[int]] = []  # what each settling was told of
         self.dead = False
 
     async def call(self, verb: str, pid: int, *arguments: Any, seconds: float) -> dict[str, Any]:
         self.jobs.append(verb)
         if verb == "settle":
-            self.gently.append(arguments[1])
+            self.leaving.append(arguments[1])
         if self.dead:
             raise WorkerDied("it is gone")
         return ANSWER | {"prefetched_bytes": 0, "remark": ""}
 
     async def close(self) -> None:
         self.jobs.append("close")
-
-
-@contextmanager
-def sleeper() -> Iterator[int]:
-    """Yield the pid of a process whose threads can be stopped."""
-    process = subprocess.Popen(["sleep", "infinity"])
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
 
 
 Story = Callable[[Keeper, Worker], Awaitable[None]]
@@ -114,14 +102,23 @@ def test_worker_that_is_gone_took_it_along(tell: Callable[[Story], list[str]]) -
     assert tell(story) == ["prefetch", "drop", "prefetch", "close"]
 
 
-def test_bytes_come_back_gently_while_another_process_leaves(tell: Callable[[Story], list[str]]) -> None:
-    other = os.getppid()
+def test_worker_is_told_who_leaves_meanwhile(
+    tell: Callable[[Story], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = os.getpid(), os.getppid()
+
+    @asynccontextmanager
+    async def stopped(pid: int) -> AsyncIterator[None]:
+        yield
 
     async def story(keeper: Keeper, worker: Worker) -> None:
-        with sleeper() as pid:
-            for leaving in ([], [other], [other, pid], [pid], []):
-                with keeper.leaving(leaving), keeper.leaving(leaving):
-                    await keeper.give(pid, 1)
-            assert worker.gently == [False, True, True, False, False]
+        monkeypatch.setattr(keeper, "_stopped", stopped)
+        for leaving in ([], [other], [other, mine], [mine]):
+            with keeper.leaving(leaving):
+                with keeper.leaving(leaving):
+                    pass
+                await keeper.give(mine, 1)
+        await keeper.give(mine, 1)
+        assert worker.leaving == [[], [other], [other], [], []]
 
     assert tell(story) == ["settle"] * 5
