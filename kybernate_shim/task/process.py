@@ -24,6 +24,7 @@ class Process:
         self.exit: Exit | None = None
         self._ended = asyncio.Event()
         self._stdin_closed = False
+        self._size: tuple[int, int] | None = None  # of the terminal
 
     def move(self, verb: str) -> None:
         """Take one step in the table of lifecycle.py. Raises InvalidMove."""
@@ -46,11 +47,22 @@ class Process:
         if self.stdio is not None:
             self.stdio.close_stdin()
 
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the terminal, if it has one; remembered where there is no stdio yet.
+
+        containerd's CRI passes the client's size on as soon as it has it, which may be before an exec is started.
+        """
+        self._size = width, height
+        if self.stdio is not None:
+            self.stdio.resize(width, height)
+
     def adopt(self, stdio: Stdio) -> None:
         """Take the stdio that was opened for this process."""
         self.stdio = stdio
         if self._stdin_closed:
             stdio.close_stdin()
+        if self._size is not None:
+            stdio.resize(*self._size)
 
     async def drain(self, seconds: float) -> bool:
         """Wait until all output has reached the client; return False when it has not after `seconds`."""

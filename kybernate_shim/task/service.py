@@ -205,9 +205,7 @@ class TaskService:
         return Empty()
 
     async def resize_pty(self, request: wire.ResizePtyRequest) -> Empty:
-        process = self._process(request.id, request.exec_id)
-        if process.stdio is not None:
-            process.stdio.resize(request.width, request.height)
+        self._process(request.id, request.exec_id).resize(request.width, request.height)
         return Empty()
 
     async def close_io(self, request: wire.CloseIORequest) -> Empty:

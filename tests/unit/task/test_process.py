@@ -1,4 +1,4 @@
-"""One process: its end, and a CloseIO that comes too early."""
+"""One process: its end, and a CloseIO or a size of its terminal that comes too early."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ class RecordedStdio:
     def close_stdin(self) -> None:
         self.asked.append("close_stdin")
 
+    def resize(self, width: int, height: int) -> None:
+        self.asked.append(f"resize {width} {height}")
+
     def close(self) -> None:
         self.asked.append("close")
 
@@ -43,6 +46,15 @@ def test_closed_input_is_remembered_until_there_is_one(early: bool) -> None:
         assert stdio.asked == []
         process.close_stdin()
     assert stdio.asked == ["close_stdin"]
+
+
+def test_size_is_remembered_until_there_is_a_terminal() -> None:
+    process, stdio = Process("", SILENT), RecordedStdio()
+    process.resize(80, 25)
+    process.resize(97, 31)
+    process.adopt(cast(Stdio, stdio))
+    process.resize(120, 42)
+    assert stdio.asked == ["resize 97 31", "resize 120 42"]
 
 
 def test_everyone_who_waits_learns_the_exit() -> None:
