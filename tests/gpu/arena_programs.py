@@ -113,7 +113,7 @@ def node(gib: float, folder: Path, programs: int = 1) -> Iterator[Path]:
         os.kill(pid, 15)
         os.waitpid(pid, 0)
         print("".join(f"  {line}\n" for line in log_path(socket).read_text().splitlines() if '"error"' in line), end="")
-        subprocess.run(["umount", FOLDER], check=False)
+        subprocess.run(["umount", "--lazy", FOLDER], check=False)  # a worker gives its memory back for a while
 
 
 async def ahead(helper: CudaHelper, pid: int, taken: int, card: int = 0) -> Ahead:
