@@ -87,6 +87,11 @@ def on_a_terminal(
     os.close(slave)
     try:
         yield client, master
+    except subprocess.TimeoutExpired as error:  # that it did not end says too little
+        os.set_blocking(master, False)
+        with suppress(OSError):
+            error.add_note(f"its terminal shows: {os.read(master, 4096).decode(errors='replace')!r}")
+        raise
     finally:
         client.kill()
         client.wait()
