@@ -50,9 +50,11 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.rootfs import find_overlay
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs_diff import write_diff
+from kybernate_shim.checkpoint.standstill import stand_still
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.cuda.vram.errors import VramError
+from kybernate_shim.linux.cgroups import FreezeTimedOut
 from kybernate_shim.linux.mountinfo import read_mountinfo
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
@@ -131,7 +133,7 @@ async def dump(
     except TimeoutError as error:
         why = str(error) or f"it had not ended after {request.deadline:g} s"  # the deadline itself comes without words
         raise TimeoutError(f"{_failed(target)}: {why}") from error
-    except (OSError, VramError) as error:
+    except (OSError, VramError, FreezeTimedOut) as error:
         raise DumpFailed(f"{_failed(target)}: {error}") from error
     if lost is not None:
         raise lost
@@ -191,7 +193,7 @@ async def _steps(
             back.push_async_callback(set_frozen, False)
         begin = time.monotonic()
         with operation.step("freeze"):
-            await to_the_end(cgroup.freeze)
+            await to_the_end(partial(stand_still, cgroup))
         with Digester() as digester:
             await _run_criu(target, request, operation, look, digester)
             if request.rootfs_diff:

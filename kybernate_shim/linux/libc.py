@@ -6,6 +6,7 @@ x86-64 and arm64 share.
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import cache
 from typing import TYPE_CHECKING
@@ -86,6 +87,8 @@ _OPENAT2 = 437
 _PIDFD_GETFD = 438
 _MOUNT_SETATTR = 442
 _MBIND = {"x86_64": 237, "aarch64": 235}
+_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_VM = 1
 
 _Argument = int | bytes | str | None
 
@@ -192,6 +195,16 @@ def mbind(address: int, size: int, mode: int, nodes: bytes) -> None:
     """Set where pages of a mapping come from: `mode` is an MPOL_*, `nodes` a mask of them, the lowest byte first."""
     number, bits = _MBIND[os.uname().machine], len(nodes) * 8
     _syscall(number, address, size, mode, nodes, bits + 1, 0, subject=f"NUMA policy {mode}")
+
+
+def same_memory(pid: int, other: int) -> bool:
+    """Tell whether two processes have one address space, see kcmp(2). A kernel without that call knows of none."""
+    try:
+        return _syscall(_KCMP[os.uname().machine], pid, other, _KCMP_VM, 0, 0, subject=f"pids {pid} and {other}") == 0
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return False
+        raise
 
 
 # -- Mounts, the old calls --------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Facts about a process by its pid, from /proc. Source: proc(5).
 
-Every function raises ProcessLookupError when there is no such process (any more).
+Every function but `name_of` raises ProcessLookupError when there is no such process (any more).
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ def set_oom_score_adj(pid: int, score: int) -> None:
         raise _translated(error, pid) from None
 
 
+def name_of(pid: int) -> str:
+    """Return the name of its program, for a text; "?" where there is no such process any more."""
+    try:
+        return _read(pid, "comm").strip()
+    except ProcessLookupError:
+        return "?"
+
+
 def holders(path: Path) -> list[str]:
     """Name the processes that have their root, working directory or an open file at `path` or below, for an error."""
-    return [f"{_name(pid)}[{pid}]" for pid in _all() if any(link.is_relative_to(path) for link in _links(pid))]
+    return [f"{name_of(pid)}[{pid}]" for pid in _all() if any(link.is_relative_to(path) for link in _links(pid))]
 
 
 def _all() -> list[int]:
@@ -63,13 +71,6 @@ def _links(pid: int) -> list[Path]:
         except OSError:
             pass  # it ended, or closed the file, while we looked
     return links
-
-
-def _name(pid: int) -> str:
-    try:
-        return _read(pid, "comm").strip()
-    except ProcessLookupError:
-        return "?"
 
 
 def _stat(pid: int) -> list[str]:

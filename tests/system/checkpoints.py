@@ -52,6 +52,26 @@ while True:
     print(number, flush=True)
     time.sleep(0.05)
 """
+# Counts as well, while its init is nearly always in the middle of a vfork: the child waits for a FIFO to be opened
+# before it executes its program, which another process does that many seconds later, or never if it is 0.
+VFORKING = """
+import os, sys, time
+os.mkfifo("/fifo")
+seconds = float(sys.argv[1])
+if os.fork() == 0:
+    number = 0
+    while True:
+        number += 1
+        print(number, flush=True)
+        time.sleep(0.05)
+if seconds and os.fork() == 0:
+    while True:
+        time.sleep(seconds)
+        os.close(os.open("/fifo", os.O_WRONLY))
+while True:
+    wait_for_it = (os.POSIX_SPAWN_OPEN, 9, "/fifo", os.O_RDONLY, 0)
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=[wait_for_it]), 0)
+"""
 
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -28,6 +29,7 @@ from tests.system.checkpoints import (
     HOLDING,
     MANIFEST,
     PYTHON,
+    VFORKING,
     Witness,
     assert_no_image,
     assert_whole,
@@ -191,6 +193,39 @@ def test_failure_keeps_what_else_lies_in_the_directory(ours: Ctr, place: Path, s
     with holding(ours, 256) as witness:
         save_refused(ours, witness, place)
         assert [path.name for path in place.iterdir() if path.suffix != ".log"] == ["notes.tar"]
+        witness.assert_goes_on()
+
+
+# -- dump: a vfork ----------------------------------------------------------------------------------------------------
+
+
+def vforking(ctr: Ctr, seconds: float) -> AbstractContextManager[Witness]:
+    """Run a counting container whose init has a vfork under way nearly always, each for so long, 0: for ever."""
+    return counting(ctr, "python3", "-c", VFORKING, str(seconds), image=PYTHON)
+
+
+def test_container_is_not_caught_in_the_middle_of_a_vfork(ours: Ctr, state: str, place: Path) -> None:
+    """CRIU would wait for a process that waits for its child, which CRIU has stopped."""
+    with vforking(ours, 0.02) as witness:
+        for image in (place / name for name in "abc"):
+            brought_to(ours, witness.id, state)
+            save(ours, witness.id, image)
+            assert_whole(image)
+            assert_as_before(ours, witness, state, place)
+        with restored(ours, image, container_image=PYTHON, log=place.parent / "log") as again:
+            again.assert_goes_on()
+
+
+def test_vfork_that_does_not_end_is_named(ours: Ctr, state: str, place: Path) -> None:
+    with vforking(ours, 0) as witness:
+        brought_to(ours, witness.id, state)
+        said = save_refused(ours, witness, place)
+        assert re.search(r"it goes on as before: python3\[\d+] and python3\[\d+], its child, have shared", said)
+        assert not place.exists()
+        assert ours.status(witness.id) == state
+        if state == "PAUSED":
+            witness.assert_stands_still()
+            ours("task", "resume", witness.id)
         witness.assert_goes_on()
 
 
