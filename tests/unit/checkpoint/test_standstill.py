@@ -1,0 +1,102 @@
+"""A container is frozen where CRIU can take hold of it: not while a vfork waits for its child's program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+
+from kybernate_shim.checkpoint import standstill
+from kybernate_shim.checkpoint.standstill import MemoryShared, stand_still, vforks
+from kybernate_shim.linux.cgroups import Cgroup
+
+BEGIN = """
+import os, sys
+until_open = (os.POSIX_SPAWN_OPEN, 9, sys.argv[1], os.O_RDONLY, 0)
+os.waitpid(os.posix_spawn(sys.executable, ["python", "-c", "input()"], {}, file_actions=[until_open]), 0)
+"""
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def vforking(fifo: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose child executes its program once somebody writes to the FIFO, and then stays."""
+    with subprocess.Popen([sys.executable, "-c", BEGIN, str(fifo)], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def family(process: subprocess.Popen[bytes], seconds: float = 20) -> list[int]:
+    """Return the pids of a process and its child, which it may be about to begin."""
+    until = time.monotonic() + seconds
+    while not (children := psutil.Process(process.pid).children()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return [process.pid, *(child.pid for child in children)]
+
+
+class FakeCgroup:
+    """Has these processes in it whenever it is frozen, one list after the other, and notes what it is told."""
+
+    def __init__(self, *pids: list[int]) -> None:
+        self.pids = list(pids)
+        self.orders: list[str] = []
+
+    def freeze(self) -> None:
+        self.orders.append("freeze")
+
+    def thaw(self) -> None:
+        self.orders.append("thaw")
+
+    def processes(self) -> list[int]:
+        return self.pids.pop(0) if len(self.pids) > 1 else self.pids[0]
+
+
+def test_vfork_is_seen_until_its_child_executes_a_program(vforking: subprocess.Popen[bytes], fifo: Path) -> None:
+    parent, child = family(vforking)
+    assert list(vforks([parent, child])) == [(parent, child)]
+    assert not list(vforks([child]))
+    assert not list(vforks([parent]))
+    fifo.write_text("")
+    until = time.monotonic() + 20
+    while list(vforks([parent, child])):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_processes_of_their_own_and_those_that_have_ended_are_no_vfork() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        assert not list(vforks([os.getpid(), child.pid]))
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not list(vforks([os.getpid(), child.pid]))
+    assert not list(vforks([os.getpid(), child.pid]))
+
+
+def test_cgroup_is_frozen_anew_after_a_vfork(vforking: subprocess.Popen[bytes]) -> None:
+    pids = family(vforking)
+    cgroup = FakeCgroup(pids, pids, pids[:1])
+    stand_still(cast(Cgroup, cgroup))
+    assert cgroup.orders == ["freeze", "thaw", "freeze", "thaw", "freeze"]
+
+
+def test_vfork_that_does_not_end_is_named(vforking: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = family(vforking)
+    cgroup = FakeCgroup([parent, child])
+    monkeypatch.setattr(standstill, "name_of", lambda pid: {parent: "one", child: "two"}[pid])
+    with pytest.raises(MemoryShared, match=rf"one\[{parent}] and two\[{child}], its child"):
+        stand_still(cast(Cgroup, cgroup), seconds=0.1)
+    assert cgroup.orders[-1] == "thaw"
