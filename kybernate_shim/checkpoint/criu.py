@@ -52,8 +52,10 @@ class CriuOptionInvalid(Exception):
 class CriuOptions:
     """What we want of CRIU, for a dump and, the same, for the restore of it.
 
-    `ghost_limit` is the most bytes of a deleted but open file that are carried along; `timeout` seconds for all of a
-    container's processes to stop; `libdir` the directory of plugins, which is a matter of the node: None for none.
+    `ghost_limit` is the most bytes of a deleted but open file that are carried along. `timeout` is in seconds, for CRIU
+    to take hold of all of a container's threads, which stand still already: its own 10 s may be few for thousands of
+    them, but one that cannot be taken hold of keeps the others standing as long. `libdir` is the directory of plugins,
+    which is a matter of the node: None for none.
     """
 
     tcp: TcpPolicy = "close"
@@ -63,7 +65,7 @@ class CriuOptions:
     link_remap: bool = True
     ext_unix_sk: bool = False
     ghost_limit: int = 512 << 20
-    timeout: int = 600
+    timeout: int = 60
     libdir: Path | None = None
     extra: tuple[str, ...] = ()  # whole lines, of mounts for example
 

@@ -66,7 +66,7 @@ def test_defaults_close_connections_and_lock_nothing() -> None:
         "file-locks",
         "link-remap",
         "ghost-limit 536870912",
-        "timeout 600",
+        "timeout 60",
         "network-lock skip",
     ]
 
@@ -137,7 +137,7 @@ def test_the_users_file_has_the_last_word(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "kybernate-criu.conf") == [
         "skip-in-flight",
         "link-remap",
-        "timeout 600",
+        "timeout 60",
         f"libdir {tmp_path / 'kybernate-criu-plugins'}",
         "tcp-established",
         "no-file-locks",
