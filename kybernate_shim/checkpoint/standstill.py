@@ -2,8 +2,8 @@
 
 A process that has called vfork(2), as shells and posix_spawn(3) do, waits in the kernel until its child executes a
 program or ends, and no ptrace stop gets through to it before. The freezer takes both for frozen. CRIU then stops the
-child, waits for the parent, and so both wait for each other, until CRIU's own limit of many minutes is over. So a
-container that is caught at that moment is let run for another one, and frozen anew.
+child, waits for the parent, and so both wait for each other, until CRIU's own limit is over. So a container that is
+caught at that moment is let run for another one, and frozen anew.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def stand_still(cgroup: Cgroup, *, seconds: float = SECONDS) -> None:
         pair = next(vforks(cgroup.processes()), None)
         if pair is None:
             return
+        parent, child = (f"{name_of(pid)}[{pid}]" for pid in pair)
         cgroup.thaw()
         if time.monotonic() > until:
-            parent, child = (f"{name_of(pid)}[{pid}]" for pid in pair)
             raise MemoryShared(
                 f"{parent} and {child}, its child, have shared their memory for {seconds:g} s, as when a vfork waits"
                 f" for the child's program: CRIU cannot take hold of them. See what {child} waits for, and try again"
