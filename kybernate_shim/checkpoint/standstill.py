@@ -14,7 +14,7 @@ from typing import Final
 
 from kybernate_shim.linux.cgroups import Cgroup, FreezeTimedOut
 from kybernate_shim.linux.libc import same_memory
-from kybernate_shim.linux.process import is_exiting, name_of, parent_of
+from kybernate_shim.linux.process import is_exiting, parent_of, title_of
 
 SECONDS: Final = 5.0  # a child executes its program within milliseconds, or waits for somebody
 PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds; each is twice the last one
@@ -35,7 +35,7 @@ def stand_still(cgroup: Cgroup, *, seconds: float = SECONDS) -> None:
         pair = next(vforks(cgroup.processes()), None)
         if pair is None:
             return
-        parent, child = (f"{name_of(pid)}[{pid}]" for pid in pair)
+        parent, child = map(title_of, pair)
         cgroup.thaw()
         if time.monotonic() > until:
             raise MemoryShared(
@@ -55,8 +55,8 @@ def vforks(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
     for child in known:
         try:
             parent = parent_of(child)
-            # What is on its way out has no memory any more, which would be the same as that of others without.
-            if parent in known and not is_exiting(child) and same_memory(parent, child):
+            # What is on its way out has no memory any more, which is the same as that of others without.
+            if parent in known and same_memory(parent, child) and not is_exiting(child):
                 yield parent, child
         except ProcessLookupError:
             pass  # killed, which a frozen process of version 2 can be

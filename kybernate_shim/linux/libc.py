@@ -198,9 +198,12 @@ def mbind(address: int, size: int, mode: int, nodes: bytes) -> None:
 
 
 def same_memory(pid: int, other: int) -> bool:
-    """Tell whether two processes have one address space, see kcmp(2). A kernel without that call knows of none."""
+    """Tell whether two processes have one address space, see kcmp(2). A machine without that call knows of none."""
+    number = _KCMP.get(os.uname().machine)
+    if number is None:
+        return False
     try:
-        return _syscall(_KCMP[os.uname().machine], pid, other, _KCMP_VM, 0, 0, subject=f"pids {pid} and {other}") == 0
+        return _syscall(number, pid, other, _KCMP_VM, 0, 0, subject=f"pids {pid} and {other}") == 0
     except OSError as error:
         if error.errno == errno.ENOSYS:
             return False

@@ -1,6 +1,6 @@
 """Facts about a process by its pid, from /proc. Source: proc(5).
 
-Every function but `name_of` raises ProcessLookupError when there is no such process (any more).
+Every function but `title_of` raises ProcessLookupError when there is no such process (any more).
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ def set_oom_score_adj(pid: int, score: int) -> None:
         raise _translated(error, pid) from None
 
 
-def name_of(pid: int) -> str:
-    """Return the name of its program, for a text; "?" where there is no such process any more."""
+def title_of(pid: int) -> str:
+    """Return the name of its program and its pid, as in sh[17], for a text; ?[17] where there is no such process."""
     try:
-        return _read(pid, "comm").strip()
+        name = _read(pid, "comm").strip()
     except ProcessLookupError:
-        return "?"
+        name = "?"
+    return f"{name}[{pid}]"
 
 
 def holders(path: Path) -> list[str]:
     """Name the processes that have their root, working directory or an open file at `path` or below, for an error."""
-    return [f"{name_of(pid)}[{pid}]" for pid in _all() if any(link.is_relative_to(path) for link in _links(pid))]
+    return [title_of(pid) for pid in _all() if any(link.is_relative_to(path) for link in _links(pid))]
 
 
 def _all() -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -16,6 +15,7 @@ import pytest
 from kybernate_shim.checkpoint import standstill
 from kybernate_shim.checkpoint.standstill import MemoryShared, stand_still, vforks
 from kybernate_shim.linux.cgroups import Cgroup
+from tests.fakes.actor import eventually
 
 BEGIN = """
 import os, sys
@@ -39,13 +39,11 @@ def vforking(fifo: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def family(process: subprocess.Popen[bytes], seconds: float = 20) -> list[int]:
+def family(process: subprocess.Popen[bytes]) -> list[int]:
     """Return the pids of a process and its child, which it may be about to begin."""
-    until = time.monotonic() + seconds
-    while not (children := psutil.Process(process.pid).children()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return [process.pid, *(child.pid for child in children)]
+    parent = psutil.Process(process.pid)
+    assert eventually(lambda: bool(parent.children()))
+    return [parent.pid, *(child.pid for child in parent.children())]
 
 
 class FakeCgroup:
@@ -71,10 +69,7 @@ def test_vfork_is_seen_until_its_child_executes_a_program(vforking: subprocess.P
     assert not list(vforks([child]))
     assert not list(vforks([parent]))
     fifo.write_text("")
-    until = time.monotonic() + 20
-    while list(vforks([parent, child])):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert eventually(lambda: not list(vforks([parent, child])))
 
 
 def test_processes_of_their_own_and_those_that_have_ended_are_no_vfork() -> None:
@@ -96,7 +91,7 @@ def test_cgroup_is_frozen_anew_after_a_vfork(vforking: subprocess.Popen[bytes]) 
 def test_vfork_that_does_not_end_is_named(vforking: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     parent, child = family(vforking)
     cgroup = FakeCgroup([parent, child])
-    monkeypatch.setattr(standstill, "name_of", lambda pid: {parent: "one", child: "two"}[pid])
+    monkeypatch.setattr(standstill, "title_of", lambda pid: {parent: f"one[{parent}]", child: f"two[{child}]"}[pid])
     with pytest.raises(MemoryShared, match=rf"one\[{parent}] and two\[{child}], its child"):
         stand_still(cast(Cgroup, cgroup), seconds=0.1)
     assert cgroup.orders[-1] == "thaw"
