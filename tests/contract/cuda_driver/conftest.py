@@ -20,7 +20,7 @@ from kybernate_shim.native import PRELOAD
 from kybernate_shim.native import build as build_native
 from tests.contract.cuda_driver.helper_processes import helpers, kill_helpers
 from tests.fakes.cuda import GIB, Cards, build
-from tests.fakes.cuda.programs import Program
+from tests.fakes.cuda.programs import Holder, Program
 
 ARENA_BYTES = 64 << 20
 CAPABILITY = 9, 0  # of a pretended card
@@ -81,6 +81,23 @@ def start(cards: Cards, libraries: Path) -> Iterator[Callable[..., Program]]:
 @pytest.fixture(scope="session")
 def preload(libraries: Path) -> Path:
     return build_native(PRELOAD, libraries)
+
+
+@pytest.fixture
+def start_holder(cards: Cards, libraries: Path, preload: Path) -> Iterator[Callable[..., Holder]]:
+    """Start a Holder with the arena's library, each piece with another value; all of them are killed afterwards."""
+    started: list[Holder] = []
+
+    def begin(pieces: int, *, zeros: bool = False, library: Path = preload, **options: Any) -> Holder:
+        holder = Holder(cards, libraries, pieces, library, **options)
+        started.append(holder)
+        for piece in range(0 if zeros else pieces):
+            holder.fill(piece, piece + 1)
+        return holder
+
+    yield begin
+    for holder in started:
+        holder.kill()
 
 
 @pytest.fixture

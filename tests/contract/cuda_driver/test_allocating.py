@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kybernate_shim.cuda.arena.control import BlockState, Control, ControlFailed
 from kybernate_shim.cuda.client import CudaHelper, log_path
 from kybernate_shim.cuda.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
+from tests.fakes.actor import eventually
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Holder
 
@@ -33,20 +34,9 @@ PATIENCE = 30.0
 
 
 @pytest.fixture
-def hold(cards: Cards, libraries: Path, preload: Path) -> Iterator[Hold]:
-    """Start a Holder, each piece with another value; it is killed afterwards."""
-    started: list[Holder] = []
-
-    def begin(switches: str = "", library: Path = preload) -> Holder:
-        holder = Holder(cards, libraries, PIECES, library, switches=switches)
-        started.append(holder)
-        for piece in range(PIECES):
-            holder.fill(piece, piece + 1)
-        return holder
-
-    yield begin
-    for holder in started:
-        holder.kill()
+def hold(start_holder: Hold) -> Hold:
+    """Start a Holder of PIECES in one allocation."""
+    return partial(start_holder, PIECES)
 
 
 @pytest.fixture
@@ -150,10 +140,7 @@ def test_allocation_that_was_begun_is_told_of(hold: Hold) -> None:
     control = control_of(holder.pid)
     assert control is not None
     with control:
-        until = time.monotonic() + PATIENCE
-        while not busy_at_once(control):
-            assert time.monotonic() < until, "it has not come to the call that hangs"
-            time.sleep(0.01)
+        assert eventually(lambda: busy_at_once(control), seconds=PATIENCE), "it has not come to the call that hangs"
 
 
 def busy_at_once(control: Control) -> bool:

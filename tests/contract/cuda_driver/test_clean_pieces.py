@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,13 @@ PIECES = 8
 
 
 @pytest.fixture
-def hold(cards: Cards, libraries: Path, preload: Path) -> Iterator[Hold]:
-    """Start a Holder of some pieces, each filled with another value; all of them are killed afterwards."""
-    started: list[Holder] = []
+def hold(start_holder: Hold) -> Hold:
+    """Start a Holder of PIECES, or of so many pieces."""
 
-    def begin(pieces: int = PIECES, *, zeros: bool = False) -> Holder:
-        holder = Holder(cards, libraries, pieces, preload)
-        started.append(holder)
-        for piece in range(0 if zeros else pieces):
-            holder.fill(piece, piece + 1)
-        return holder
+    def begin(pieces: int = PIECES, **options: Any) -> Holder:
+        return start_holder(pieces, **options)
 
-    yield begin
-    for holder in started:
-        holder.kill()
+    return begin
 
 
 async def out(helper: CudaHelper, *holders: Holder) -> Suspended:

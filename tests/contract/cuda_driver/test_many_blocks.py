@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,9 @@ BLOCKS = 10
 
 
 @pytest.fixture
-def hold(cards: Cards, libraries: Path, preload: Path) -> Iterator[Hold]:
-    """Start a Holder of BLOCKS allocations of a piece, each with another value; it is killed afterwards."""
-    started: list[Holder] = []
-
-    def begin(switches: str = "", library: Path = preload) -> Holder:
-        holder = Holder(cards, libraries, BLOCKS, library, allocations=BLOCKS, switches=switches)
-        started.append(holder)
-        for piece in range(BLOCKS):
-            holder.fill(piece, piece + 1)
-        return holder
-
-    yield begin
-    for holder in started:
-        holder.kill()
+def hold(start_holder: Hold) -> Hold:
+    """Start a Holder of BLOCKS allocations of a piece."""
+    return partial(start_holder, BLOCKS, allocations=BLOCKS)
 
 
 async def out(helper: CudaHelper, holder: Holder) -> Suspended:
