@@ -12,13 +12,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fcntl import F_DUPFD_CLOEXEC, fcntl
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
-from kybernate_shim.linux import sealed
+from kybernate_shim.linux import libc, sealed
 
+CLONE_FS = 0x200  # umask, working directory and root, of unshare(2)
 END_POLL_SECONDS = 0.005
 OUTPUT_LIMIT = 64 * 1024  # the tail of a program's output that is kept for its error message
 
@@ -106,12 +109,13 @@ class Children:
         *,
         env: Mapping[str, str] | None = None,
         fds: Mapping[int, int] | None = None,
+        umask: int | None = None,
     ) -> Child:
         """Start `argv` (looked up in PATH of `env`) and return at once.
 
         `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them. Python
         opens every other descriptor close-on-exec, so none is inherited. The child leads its own session, with
-        default signal handling.
+        default signal handling, and has the given `umask`, or ours.
         Raises FileNotFoundError or PermissionError when the program cannot be executed.
         """
         environment = dict(os.environ if env is None else env)
@@ -136,10 +140,31 @@ class Children:
             )
 
         try:
-            pid = _spawn(spawn_from, _find(argv[0], environment))
+            path = _find(argv[0], environment)
+            pid = _spawn(spawn_from, path) if umask is None else _with_umask(umask, partial(_spawn, spawn_from, path))
         finally:
             for copy in wanted.values():
                 os.close(copy)
+        child = Child(pid, asyncio.get_running_loop().create_future())
+        self._spawned[pid] = child
+        return child
+
+    def fork(self, work: Callable[[], int]) -> Child:
+        """Run `work` in a copy of this process, which ends with the status that it returns, and do not wait for it.
+
+        An exception is status 1. The copy has all descriptors and none of the threads: `work` must not wait for a lock,
+        an import or the event loop. It leads a process group, with default signal handling, and ends with the daemon.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                _be_copy(work, parent)
+            with suppress(PermissionError, ProcessLookupError):
+                os.setpgid(pid, pid)  # the copy does the same: whichever is first, it can be ended from now on
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         child = Child(pid, asyncio.get_running_loop().create_future())
         self._spawned[pid] = child
         return child
@@ -152,6 +177,7 @@ class Children:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        umask: int | None = None,
     ) -> Finished:
         """Run `argv` to its end and return what it printed on those of fds 1 and 2 that `fds` leaves free.
 
@@ -166,7 +192,7 @@ class Children:
             own[0] = os.memfd_create("stdin")
             os.pwrite(own[0], stdin, 0)
         try:
-            child = self.spawn(argv, env=env, fds={**own, **(fds or {})})
+            child = self.spawn(argv, env=env, fds={**own, **(fds or {})}, umask=umask)
             ended = await self._end_of(child, argv, timeout)
             return Finished(tuple(argv), ended.status, _tail(own.get(1)), _tail(own.get(2)))
         finally:
@@ -230,6 +256,22 @@ class Children:
                 collector.add(exit_)
 
 
+def _be_copy(work: Callable[[], int], parent: int) -> NoReturn:
+    """Run `work` and end. Signals are blocked until nothing is left by which they would reach the daemon's loop."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if os.getppid() == parent:
+            status = work()
+    finally:
+        os._exit(status)
+
+
 def _status(code: int) -> int:
     return 128 + os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)
 
@@ -242,6 +284,21 @@ def _spawn(spawn_from: Callable[[str], int], path: str) -> int:
         except OSError:
             sealed.forget()
     return spawn_from(path)
+
+
+def _with_umask(umask: int, spawn: Callable[[], int]) -> int:
+    """Call `spawn` in a thread with an umask of its own: ours belongs to all threads, which create files meanwhile."""
+    from concurrent.futures import ThreadPoolExecutor  # only checkpoints need it
+
+    from kybernate_shim.linux.libc import unshare
+
+    def alone() -> int:
+        unshare(CLONE_FS)
+        os.umask(umask)
+        return spawn()
+
+    with ThreadPoolExecutor(1, "spawn") as thread:
+        return thread.submit(alone).result()
 
 
 def _find(program: str, env: Mapping[str, str]) -> str:

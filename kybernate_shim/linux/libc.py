@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ctypes
 
+PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
@@ -69,6 +70,9 @@ MOUNT_ATTR_NOATIME = 0x10
 MOUNT_ATTR_STRICTATIME = 0x20
 MOUNT_ATTR_NODIRATIME = 0x80
 MOUNT_ATTR_IDMAP = 0x100000
+RESOLVE_NO_MAGICLINKS = 0x2
+RESOLVE_NO_SYMLINKS = 0x4
+RESOLVE_BENEATH = 0x8
 RESOLVE_IN_ROOT = 0x10
 
 CLONE_FS = 0x200
@@ -261,10 +265,15 @@ def fsmount(context: int, flags: int = FSMOUNT_CLOEXEC, attributes: int = 0) -> 
 
 def open_in_root(root: int, path: str, flags: int) -> int:
     """Open `path` as a process would whose root directory is the descriptor `root`: no symlink leads out of it."""
+    return openat2(root, path, flags, RESOLVE_IN_ROOT)
+
+
+def openat2(directory: int, path: str, flags: int, resolve: int) -> int:
+    """Open `path` below a directory, resolved by the rules of `resolve` (RESOLVE_*)."""
     from struct import pack
 
-    how = pack("=QQQ", flags | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT)
-    return _syscall(_OPENAT2, root, path, how, len(how), subject=path)
+    how = pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    return _syscall(_OPENAT2, directory, path, how, len(how), subject=path)
 
 
 # -- Notices ----------------------------------------------------------------------------------------------------------

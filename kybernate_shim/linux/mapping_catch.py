@@ -11,7 +11,7 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from kybernate_shim.linux.ptrace import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ_WRITE, own_abi
-from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee
+from kybernate_shim.linux.tracee import Changed, InjectionFailed, TargetEnded, Tracee
 
 MAP_POPULATE = 0x8000
 FLAGS, DESCRIPTOR, OFFSET = 3, 4, 5  # of mmap's arguments
@@ -71,7 +71,7 @@ class MappingCatch:
         self._plan = plan
         self._seconds = seconds
         self._over = False  # there is nothing to look for any more
-        self._changed: tuple[int, dict[int, int]] | None = None  # who is in the changed call, and its own arguments
+        self._changed: tuple[int, Changed] | None = None  # who is in the changed call, and what it was
         self._failure: BaseException | None = None
         self._ready, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mapping-catch", daemon=True)
@@ -96,17 +96,19 @@ class MappingCatch:
         tracees: list[Tracee] = []
         try:
             for tid in self._tids:
-                tracees.append(Tracee(tid, self._abi, monotonic() + self._seconds, followed=True))
+                tracees.append(Tracee(tid, self._abi, monotonic() + self._seconds))
             for tracee in tracees:
                 tracee.go_to_call()
         except InjectionFailed as error:
             self._failure = error
         finally:
             self._ready.set()
-        if self._failure is None:
-            self._follow(tracees)
-        for tracee in tracees:
-            tracee.leave()
+        try:
+            if self._failure is None:
+                self._follow(tracees)
+        finally:
+            for tracee in tracees:
+                tracee.leave()
 
     def _follow(self, tracees: list[Tracee]) -> None:
         while tracees and not self._over and (self._changed is not None or not self._end.is_set()):
@@ -134,8 +136,7 @@ class MappingCatch:
         elif self._changed is not None and self._changed[0] == tracee.tid:
             self._over = True
             start = tracee.returned()
-            tracee.change_arguments(self._changed[1])
-            if start > 0:
+            if tracee.put_back(self._changed[1]) and start > 0:
                 self._plan.made(start, self._call_of(tracee))
 
     def _call_of(self, tracee: Tracee) -> Call:

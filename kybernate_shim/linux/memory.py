@@ -43,9 +43,14 @@ class ShortCopy(Exception):
 
 
 def parse_maps(text: str) -> list[Region]:
-    """Read the text of /proc/PID/maps, in order of address."""
+    """Read the text of /proc/PID/maps, in order of address.
+
+    Names of files are any bytes but a line's end, which the kernel escapes; other separators do not end a line.
+    """
     regions = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
+        if not line:
+            continue
         span, perms, _offset, device, inode, *name = line.split(None, 5)
         start, _, end = span.partition("-")
         major, _, minor = device.partition(":")
@@ -56,7 +61,7 @@ def parse_maps(text: str) -> list[Region]:
 
 def read_maps(pid: int) -> list[Region]:
     """Read the map of process `pid`; a zombie's is empty. Raises OSError (ENOENT, ESRCH, EACCES)."""
-    return parse_maps(Path(f"/proc/{pid}/maps").read_text())
+    return parse_maps(Path(f"/proc/{pid}/maps").read_bytes().decode(errors="surrogateescape"))
 
 
 class _IoVec(ctypes.Structure):

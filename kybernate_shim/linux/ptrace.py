@@ -20,7 +20,7 @@ from time import monotonic
 
 from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.syscall_abi import Abi, of_this_machine
-from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, Tracee, TracingRefused
+from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee, TracingRefused
 
 PROT_READ_WRITE = 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x1, 0x2, 0x10, 0x20, 0x4000
@@ -140,6 +140,8 @@ class Held:
         """Stop the threads that are there, then those that they have started meanwhile, until there is no new one."""
         ended: set[int] = set()
         while new := [tid for tid in _threads(self._pid) if tid not in self._tracees and tid not in ended]:
+            if monotonic() > deadline:
+                raise TargetUnresponsive(f"process {self._pid} starts threads faster than they can be stopped")
             for tid in new:
                 try:
                     if spare(_name(self._pid, tid)):
@@ -222,14 +224,14 @@ def _threads(pid: int) -> list[int]:
 
 def _name(pid: int, tid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/task/{tid}/comm").read_text().removesuffix("\n")
+        return Path(f"/proc/{pid}/task/{tid}/comm").read_text(errors="replace").removesuffix("\n")
     except (FileNotFoundError, ProcessLookupError):
         raise TargetEnded(f"thread {tid} has ended") from None
 
 
 def _stops_easily(pid: int, tid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/task/{tid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state in EASILY_STOPPED

@@ -2,7 +2,9 @@
 
 The process has no path to the file: it may be in other namespaces. So it is made, by ptrace, to open a pair of
 sockets; we take one end, and hand it the file's descriptor through that. All of it is closed again; what stays is the
-mapping. Sources: pidfd_getfd(2), unix(7) "Ancillary messages", cmsg(3).
+mapping. What the page of the process says may be changed by its other threads: no step waits for what they do, and the
+descriptor is compared with ours. The process may keep it: lend no more than the process may have for ever.
+Sources: pidfd_getfd(2), unix(7) "Ancillary messages", cmsg(3).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from kybernate_shim.linux import memory
 from kybernate_shim.linux.libc import pidfd_getfd
@@ -26,7 +29,7 @@ from kybernate_shim.linux.ptrace import (
     PROT_READ_WRITE,
     Held,
 )
-from kybernate_shim.linux.tracee import InjectionFailed
+from kybernate_shim.linux.tracee import InjectionFailed, TargetInterferes
 
 PAGE = 4096
 # Where things lie in the page that the process lends us.
@@ -73,15 +76,21 @@ class Lent:
     def _hand_over(self, fd: int) -> int:
         """Return the number that our descriptor gets in the process."""
         held, page = self._held, self._page
-        socket.send_fds(self._ours, [b"f"], [fd])
+        try:
+            socket.send_fds(self._ours, [b"f"], [fd])
+        except OSError as error:
+            raise InjectionFailed(f"the socket of process {held.pid} takes no descriptor: {error.strerror}") from error
         vector = struct.pack("=QQ", page + BYTE, 1)
         header = struct.pack(HEADER_FORMAT, 0, 0, page + VECTOR, 1, page + CONTROL, CONTROL_BYTES, 0)
         _write(held.pid, page + VECTOR, vector)
         _write(held.pid, page + HEADER, header)
-        _checked(held.call(held.abi.recvmsg, self._theirs, page + HEADER, socket.MSG_CMSG_CLOEXEC), "recvmsg")
+        flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        _checked(held.call(held.abi.recvmsg, self._theirs, page + HEADER, flags), "recvmsg")
         length, level, kind, number = struct.unpack(CONTROL_FORMAT, _read(held.pid, page + CONTROL, CONTROL_BYTES))
         if (length, level, kind) != (20, socket.SOL_SOCKET, socket.SCM_RIGHTS):
             raise InjectionFailed(f"process {held.pid} took no descriptor: is its limit of open files reached?")
+        if not _is_same_file(held.pid, number, fd):
+            raise TargetInterferes(f"descriptor {number} of process {held.pid} is not the one that it was given")
         return int(number)
 
 
@@ -101,12 +110,33 @@ def lending(held: Held) -> Iterator[Lent]:
         near, far = struct.unpack("=ii", _read(held.pid, page + PAIR, 8))
         undo.callback(held.call, abi.close, far)
         undo.callback(held.call, abi.close, near)
-        try:
-            ours = socket.socket(fileno=pidfd_getfd(held.pid, near))
-        except OSError as error:
-            raise InjectionFailed(f"a descriptor of process {held.pid} cannot be had: {error.strerror}") from error
-        undo.enter_context(ours)
+        ours = undo.enter_context(_taken_socket(held.pid, near))
         yield Lent(held, page, ours, far)
+
+
+def _taken_socket(pid: int, number: int) -> socket.socket:
+    """Return one end of the pair that a process has; it never waits. Raises InjectionFailed."""
+    try:
+        fd = pidfd_getfd(pid, number)
+    except OSError as error:
+        raise InjectionFailed(f"a descriptor of process {pid} cannot be had: {error.strerror}") from error
+    try:
+        ours = socket.socket(fileno=fd)
+    except OSError as error:
+        os.close(fd)
+        raise TargetInterferes(f"descriptor {number} of process {pid} is no socket") from error
+    if (ours.family, ours.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        ours.close()
+        raise TargetInterferes(f"descriptor {number} of process {pid} is not the socket that it opened")
+    ours.setblocking(False)
+    return ours
+
+
+def _is_same_file(pid: int, number: int, fd: int) -> bool:
+    try:
+        return os.path.samestat(Path(f"/proc/{pid}/fd/{number}").stat(), os.fstat(fd))
+    except OSError:
+        return False
 
 
 def _checked(result: int, name: str) -> int:

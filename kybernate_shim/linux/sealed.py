@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from kybernate_shim.linux.private import make_directory
+
 NUMBER = 63  # the copy's descriptor in all of them, for one link; the table of descriptors need not grow for it
 DIRECTORY = Path("/run/kybernate/programs")  # of links by the programs' names, which become those of the processes
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE  # runc 1.1 wants these alone
@@ -76,7 +78,7 @@ def forget() -> None:
 
 
 def _link(name: str) -> None:
-    DIRECTORY.mkdir(mode=0o711, parents=True, exist_ok=True)
+    make_directory(DIRECTORY)  # runtimes are executed as root
     link = DIRECTORY / f".{name}-{os.getpid()}"
     link.symlink_to(f"/proc/self/fd/{NUMBER}")
     link.replace(DIRECTORY / name)

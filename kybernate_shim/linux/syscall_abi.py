@@ -13,8 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Abi:
-    """One processor. `interrupted` is the register that says to restart an interrupted call, -1 where there is none."""
+    """One processor.
 
+    `architecture` is what audit and seccomp call it (AUDIT_ARCH_*). `under_way` is the register that holds the number
+    of the call in which a thread is, -1 where there is none: the kernel restarts an interrupted call by it, and
+    executes the call at whose entry a thread is by it.
+    """
+
+    architecture: int
     words: int
     instruction: bytes
     alignment: int  # of instructions, in bytes
@@ -22,7 +28,7 @@ class Abi:
     arguments: tuple[int, ...]
     result: int
     pc: int
-    interrupted: int
+    under_way: int
     branch_state: tuple[int, int]  # register and bits to clear: where an indirect branch would have to land
     madvise: int
     getpid: int
@@ -39,11 +45,16 @@ class Abi:
         changed[self.number] = number
         for register, value in zip(self.arguments, arguments, strict=False):
             changed[register] = value % 2**64
-        if self.interrupted >= 0:
-            changed[self.interrupted] = 2**64 - 1  # not in a call, or the kernel restarts the old one at our address
+        if self.under_way >= 0:
+            changed[self.under_way] = 2**64 - 1  # not in a call, or the kernel restarts the old one at our address
         register, bits = self.branch_state
         changed[register] &= ~bits
         return changed
+
+    def entered(self, prepared: list[int], number: int) -> tuple[int, ...]:
+        """Return what a tracer sees at the entry of the call that `prepare` made ready, as CallInfo.call."""
+        behind = prepared[self.pc] + len(self.instruction)
+        return (self.architecture, behind, number, *(prepared[register] for register in self.arguments))
 
     def find(self, code: bytes) -> int:
         """Return the offset of the first system call instruction in `code`, -1 where there is none."""
@@ -54,6 +65,7 @@ class Abi:
 
 
 X86_64 = Abi(
+    architecture=0xC000003E,
     words=27,
     instruction=b"\x0f\x05",
     alignment=1,
@@ -61,7 +73,7 @@ X86_64 = Abi(
     arguments=(14, 13, 12, 7, 9, 8),  # rdi rsi rdx r10 r8 r9
     result=10,
     pc=16,
-    interrupted=15,  # orig_rax
+    under_way=15,  # orig_rax
     branch_state=(16, 0),
     madvise=28,
     getpid=39,
@@ -72,6 +84,7 @@ X86_64 = Abi(
     close=3,
 )
 ARM64 = Abi(
+    architecture=0xC00000B7,
     words=34,
     instruction=b"\x01\x00\x00\xd4",  # svc #0
     alignment=4,
@@ -79,7 +92,7 @@ ARM64 = Abi(
     arguments=(0, 1, 2, 3, 4, 5),
     result=0,
     pc=32,
-    interrupted=-1,  # arm64 has set the registers for the restart before it stops for a tracer
+    under_way=-1,  # arm64 has set the registers for the restart before it stops for a tracer
     branch_state=(33, 0b11 << 10),  # pstate.BTYPE
     madvise=233,
     getpid=172,

@@ -9,15 +9,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def to_the_end(work: Callable[[], T]) -> T:
+async def to_the_end(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
     """Run `work` in a thread and return what it returns; a cancelled caller waits for it before it goes on.
 
     A thread cannot be stopped. Were it left behind, it would freeze the container after the undo has thawed it, or
-    write into a directory that has just been cleared.
+    write into a directory that has just been cleared. `stop` is called then, for work that can end early.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        stop()
         await asyncio.wait({task})
         raise

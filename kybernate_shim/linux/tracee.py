@@ -2,14 +2,19 @@
 
 Stops are waited for with a deadline, because a frozen thread never stops. System calls are followed by
 PTRACE_SYSCALL, not by single steps: those raise SIGTRAP, which costs a target that ignores it its signal disposition.
-Source: ptrace(2), "Stopped states" and "PTRACE_SEIZE".
+
+Another process may have the target's code as memory that it can write, so which call the thread makes is known only at
+the call's entry. There it is compared with the one that was asked for, and another one is taken back: its number
+becomes -1, and the kernel executes nothing. The kernel asks seccomp after that stop (since Linux 4.8), so the target's
+filters are suspended there, for the one call, and nowhere else. A call that is taken back passes them as well: a
+filter may end its process for the number -1.
+Source: ptrace(2), "Stopped states", "Syscall-stops" and "PTRACE_SEIZE"; the kernel's kernel/entry/common.c.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import math
 import os
 import signal
@@ -17,19 +22,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+from kybernate_shim.linux import ptrace_requests as requests
+from kybernate_shim.linux.ptrace_requests import CONT, DETACH, INTERRUPT, SEIZE, SETOPTIONS, SYSCALL, CallInfo, ptrace
 from kybernate_shim.linux.syscall_abi import Abi
 
-CONT, DETACH, SYSCALL = 7, 17, 24
-SETOPTIONS, SEIZE, INTERRUPT = 0x4200, 0x4206, 0x4207
-GET_SYSCALL_INFO = 0x420E
-GETREGSET, SETREGSET, GETSIGMASK, SETSIGMASK = 0x4204, 0x4205, 0x420A, 0x420B
-O_TRACESYSGOOD, O_SUSPEND_SECCOMP = 1, 1 << 21
-NT_PRSTATUS = 1
+O_TRACESYSGOOD, O_SUSPEND_SECCOMP = requests.O_TRACESYSGOOD, requests.O_SUSPEND_SECCOMP
+AT_ENTRY = requests.AT_ENTRY
 EVENT_STOP = 128
 CALL_STOP = signal.SIGTRAP | 0x80
 WALL = 0x40000000
-SIGSET_BYTES = 8  # of the kernel's sigset_t
 PAUSE = 0.0002  # between two looks at a thread that is about to stop
 GRACE = 1.0  # for getting back a thread whose call has passed its deadline
 
@@ -46,47 +49,39 @@ class TargetEnded(InjectionFailed):
     """The thread, or the whole process, is gone or has ended meanwhile."""
 
 
+class TargetInterferes(InjectionFailed):
+    """The code of the target was changed while the call was made: another call was seen, which was not executed."""
+
+
 class TargetUnresponsive(InjectionFailed):
     """The target did not stop, or did not finish the call, in time: is it frozen?"""
 
 
-class _IoVec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+class Changed(NamedTuple):
+    """A call whose arguments are others than the thread's own: where it is, and both, by their index."""
 
-
-class _CallInfo(ctypes.Structure):
-    """What PTRACE_GET_SYSCALL_INFO tells; `words` are number and arguments at an entry, the result at an exit."""
-
-    _fields_ = (
-        ("stop", ctypes.c_uint8),
-        ("padding", ctypes.c_uint8 * 3),
-        ("architecture", ctypes.c_uint32),
-        ("instruction", ctypes.c_uint64),
-        ("stack", ctypes.c_uint64),
-        ("words", ctypes.c_uint64 * 8),
-    )
-
-
-AT_ENTRY, AT_EXIT = 1, 2
+    place: tuple[int, int]
+    arguments: Mapping[int, int]
+    own: Mapping[int, int]
 
 
 class Tracee:
     """A stopped thread. Raises as the classes above say when it cannot be had by `deadline` (time.monotonic).
 
-    It is made to make calls, or, `followed`, stops at its own ones. Without a deadline it need not have stopped yet: of
-    many threads, all are told to before `arrive` waits for each.
+    It is made to make calls, or stops at its own ones. Without a deadline it need not have stopped yet: of many
+    threads, all are told to before `arrive` waits for each.
     """
 
-    def __init__(self, tid: int, abi: Abi, deadline: float | None, *, followed: bool = False) -> None:
+    def __init__(self, tid: int, abi: Abi, deadline: float | None) -> None:
         self.tid = tid
         self._abi = abi
-        self._followed = followed
         self._own: tuple[list[int], int] | None = None  # its registers and signal mask, while it has ours
         self._running = False
-        self._passed = 0  # of the two stops of a call, at its entry and at its exit
+        self._unfiltered = False
+        self._seen: CallInfo | None = None  # the last of its own calls that was looked at
         self._seize()
         with self._let_go_on_failure():
-            _ptrace()(INTERRUPT, tid, 0, 0)
+            ptrace(INTERRUPT, tid)
         if deadline is not None:
             self.arrive(deadline)
 
@@ -94,27 +89,23 @@ class Tracee:
         """Wait until the thread has stopped."""
         with self._let_go_on_failure():
             self._await_event_stop(deadline)
-            if not self._followed:
-                self._suspend_seccomp()
 
     def call(self, address: int, number: int, arguments: Sequence[int], deadline: float) -> int:
         """Execute one system call by the instruction at `address`; return its signed result.
 
-        After TargetUnresponsive the call may have been made or not.
+        After TargetUnresponsive the call may have been made or not; after TargetInterferes it has not.
         """
         try:
             if self._own is not None:
                 self._come_back(deadline)
-            registers = self._registers()
-            self._own, self._passed = (registers, self._signal_mask()), 0
-            self._set_signal_mask(2**64 - 1)
-            self._set_registers(self._abi.prepare(registers, address, number, arguments))
-            self._pass_through_call(deadline)
-            result = self._registers()[self._abi.result]
-            self._restore()
+            own = self._registers()
+            prepared = self._abi.prepare(own, address, number, arguments)
+            self._own = own, requests.signal_mask(self.tid)
+            requests.set_signal_mask(self.tid, 2**64 - 1)
+            self._set_registers(prepared)
+            return self._pass_through_call(self._abi.entered(prepared, number), deadline)
         except OSError as error:
             raise self._translated(error) from error
-        return ctypes.c_int64(result).value
 
     def detach(self) -> None:
         """Let the thread go on. One that has ended, or never stopped, is left to the end of the tracing thread.
@@ -144,7 +135,7 @@ class Tracee:
     def _detach(self, number: int) -> None:
         """Let the thread go on without us, with the signal `number`; 0 for none."""
         try:
-            _ptrace()(DETACH, self.tid, 0, number)
+            ptrace(DETACH, self.tid, 0, number)
         except OSError as error:
             if error.errno != errno.ESRCH:
                 raise
@@ -165,12 +156,18 @@ class Tracee:
         return False
 
     def entered(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return number and arguments of the call at whose entry the thread stands, None at an exit."""
-        info = self._call_info()
-        return (info.words[0], tuple(info.words[1:7])) if info.stop == AT_ENTRY else None
+        """Return number and arguments of the call at whose entry the thread is, None at an exit.
+
+        The number is -1 for a call of another architecture, such as one of 32 bits.
+        """
+        info = self._seen = self._call_info()
+        if info.stop != AT_ENTRY:
+            return None
+        number = info.words[0] if info.architecture == self._abi.architecture else -1
+        return number, tuple(info.words[1:7])
 
     def returned(self) -> int:
-        """Return the result of the call at whose exit the thread stands; negative is -errno."""
+        """Return the result of the call at whose exit the thread is; negative is -errno."""
         return ctypes.c_int64(self._call_info().words[0]).value
 
     def call_here(self, number: int, arguments: Sequence[int], deadline: float) -> int:
@@ -181,27 +178,48 @@ class Tracee:
             raise self._translated(error) from error
         return self.call(address, number, arguments, deadline)
 
-    def change_arguments(self, changed: Mapping[int, int]) -> dict[int, int]:
-        """Change arguments, by their index, of the call at which the thread stands; return what they were.
+    def change_arguments(self, changes: Mapping[int, int]) -> Changed:
+        """Change arguments, by their index, of the call that `entered` has returned.
 
         They have to be put back at the call's exit: a program takes all but the result for unchanged.
+        Raises TargetEnded where the thread has left that call: a program that is replaced by execve(2) may get its
+        thread id.
         """
         try:
+            info = requests.call_info(self.tid)
+            if self._seen is None or _identity(info) != _identity(self._seen):
+                raise TargetEnded(f"thread {self.tid} is not at the call any more that it made")
             registers = self._registers()
-            before = {index: registers[self._abi.arguments[index]] for index in changed}
-            for index, value in changed.items():
-                registers[self._abi.arguments[index]] = value % 2**64
-            self._set_registers(registers)
+            own = {index: registers[self._abi.arguments[index]] for index in changes}
+            values = {index: value % 2**64 for index, value in changes.items()}
+            self._set_arguments(registers, values)
         except OSError as error:
             raise self._translated(error) from error
-        return before
+        return Changed(info.place, values, own)
+
+    def put_back(self, changed: Changed) -> bool:
+        """Put the own arguments back at the exit of a changed call; return False where the thread is not there."""
+        try:
+            registers = self._registers()
+            found = {index: registers[self._abi.arguments[index]] for index in changed.arguments}
+            if requests.call_info(self.tid).place != changed.place or found != changed.arguments:
+                return False
+            self._set_arguments(registers, changed.own)
+        except OSError as error:
+            raise self._translated(error) from error
+        return True
+
+    def _set_arguments(self, registers: list[int], values: Mapping[int, int]) -> None:
+        for index, value in values.items():
+            registers[self._abi.arguments[index]] = value
+        self._set_registers(registers)
 
     def leave(self) -> None:
         """Let go of a thread that stands at a call or is on its way to one, and wait for one deep in the kernel."""
         number = 0
         try:
             if self._running:
-                _ptrace()(INTERRUPT, self.tid, 0, 0)
+                ptrace(INTERRUPT, self.tid)
                 status = self._await_stop(math.inf)
                 number = 0 if os.WSTOPSIG(status) == CALL_STOP else _delivered(status)
         except TargetEnded:
@@ -217,24 +235,23 @@ class Tracee:
         except OSError as error:
             raise self._translated(error) from error
 
-    def _call_info(self) -> _CallInfo:
-        info = _CallInfo()
+    def _call_info(self) -> CallInfo:
         try:
-            _ptrace()(GET_SYSCALL_INFO, self.tid, ctypes.sizeof(info), ctypes.addressof(info))
+            return requests.call_info(self.tid)
         except OSError as error:
             raise self._translated(error) from error
-        return info
 
     def _seize(self) -> None:
         try:
-            _ptrace()(SEIZE, self.tid, 0, O_TRACESYSGOOD)
+            ptrace(SEIZE, self.tid, 0, O_TRACESYSGOOD)
         except OSError as error:
             raise self._translated(error) from error
 
     def _suspend_seccomp(self) -> None:
         """A profile of the container may forbid the call to its own processes; needs CAP_SYS_ADMIN, else stays."""
         try:
-            _ptrace()(SETOPTIONS, self.tid, 0, O_TRACESYSGOOD | O_SUSPEND_SECCOMP)
+            ptrace(SETOPTIONS, self.tid, 0, O_TRACESYSGOOD | O_SUSPEND_SECCOMP)
+            self._unfiltered = True
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise
@@ -246,44 +263,83 @@ class Tracee:
 
     def _resume(self, request: int, number: int) -> None:
         """Let the thread go on to its next stop, with the signal `number`; 0 for none."""
-        _ptrace()(request, self.tid, 0, number)
+        ptrace(request, self.tid, 0, number)
         self._running = True
 
-    def _pass_through_call(self, deadline: float) -> None:
-        """Run from before a call's instruction to behind it.
-
-        SIGSTOP cannot be blocked: it is delivered, and the group stop that follows does not concern a tracee.
-        """
-        number = 0
+    def _pass_through_call(self, wanted: tuple[int, ...], deadline: float) -> int:
+        """Run from before a call's instruction to behind it; return the result of the call, if it is `wanted`."""
         try:
-            while self._passed < 2:
-                self._resume(SYSCALL, number)
-                number = self._count(self._await_stop(deadline))
+            self._run_to_call(deadline)
+            if found := self._other_than(wanted):
+                self._take_back()
+                self._run_to_call(deadline)
+                self._restore()
+                raise TargetInterferes(f"thread {self.tid} made {found} in place of the call that it was made to make")
+            self._suspend_seccomp()
+            self._run_to_call(deadline)
+            result = requests.call_info(self.tid).words[0]
+            self._restore()
         except TargetUnresponsive:
-            _ptrace()(INTERRUPT, self.tid, 0, 0)
+            ptrace(INTERRUPT, self.tid)
             self._come_back(time.monotonic() + GRACE)
             raise
+        return ctypes.c_int64(result).value
+
+    def _run_to_call(self, deadline: float) -> None:
+        """Run to the entry of a call, or from there to its exit.
+
+        SIGSTOP cannot be blocked: it is delivered, and the group stop that follows does not concern a tracee. Any other
+        signal is a fault of code that is not what it was; it is not delivered.
+        """
+        number = 0
+        while True:
+            self._resume(SYSCALL, number)
+            status = self._await_stop(deadline)
+            if os.WSTOPSIG(status) == CALL_STOP:
+                return
+            number = _delivered(status)
+            if number not in (0, signal.SIGSTOP):
+                self._restore()
+                name = signal.Signals(number).name
+                raise TargetInterferes(f"thread {self.tid} got {name} in place of the call that it was made to make")
+
+    def _other_than(self, wanted: tuple[int, ...]) -> str:
+        """Return which call is at its entry, "" if it is the `wanted` one."""
+        found = requests.call_info(self.tid)
+        if found.stop == AT_ENTRY and found.call == wanted:
+            return ""
+        return f"call {ctypes.c_int64(found.words[0]).value} at {found.instruction:#x}"
+
+    def _take_back(self) -> None:
+        """Have the kernel execute nothing in place of the call at whose entry the thread is."""
+        if self._abi.under_way >= 0:
+            registers = self._registers()
+            registers[self._abi.under_way] = requests.NO_CALL % 2**64
+            self._set_registers(registers)
+        else:
+            requests.set_arm_call_number(self.tid, requests.NO_CALL)
+        self._suspend_seccomp()
 
     def _come_back(self, deadline: float) -> None:
-        """Wait until an interrupted thread stands before or behind its call, and give it its registers back."""
+        """Wait until an interrupted thread is before or behind its call, and give it its registers back."""
         while self._running:
-            number = self._count(self._await_stop(deadline))
-            if self._passed == 1 or number:
-                self._resume(SYSCALL, number)
+            status = self._await_stop(deadline)
+            if os.WSTOPSIG(status) == CALL_STOP:
+                if requests.call_info(self.tid).stop == AT_ENTRY:
+                    self._take_back()
+                    self._resume(SYSCALL, 0)
+            elif _delivered(status) == signal.SIGSTOP:
+                self._resume(SYSCALL, signal.SIGSTOP)
         self._restore()
-
-    def _count(self, status: int) -> int:
-        """Count a stop at a call's entry or exit; return the signal to go on with."""
-        if os.WSTOPSIG(status) == CALL_STOP:
-            self._passed += 1
-            return 0
-        return _delivered(status)
 
     def _restore(self) -> None:
         assert self._own is not None
+        if self._unfiltered:
+            ptrace(SETOPTIONS, self.tid, 0, O_TRACESYSGOOD)
+            self._unfiltered = False
         registers, mask = self._own
         self._set_registers(registers)
-        self._set_signal_mask(mask)
+        requests.set_signal_mask(self.tid, mask)
         self._own = None
 
     def _poll(self) -> int | None:
@@ -308,26 +364,13 @@ class Tracee:
             time.sleep(PAUSE)
 
     def _registers(self) -> list[int]:
-        words = (ctypes.c_uint64 * (self._abi.words + 1))()
-        vector = _IoVec(ctypes.addressof(words), ctypes.sizeof(words))
-        _ptrace()(GETREGSET, self.tid, NT_PRSTATUS, ctypes.addressof(vector))
-        if vector.length != self._abi.words * 8:
+        found = requests.registers(self.tid, self._abi.words + 1)
+        if len(found) != self._abi.words:
             raise TracingRefused(f"thread {self.tid} is not a 64-bit one")
-        return list(words)[: self._abi.words]
+        return found
 
     def _set_registers(self, registers: list[int]) -> None:
-        words = (ctypes.c_uint64 * self._abi.words)(*registers)
-        vector = _IoVec(ctypes.addressof(words), ctypes.sizeof(words))
-        _ptrace()(SETREGSET, self.tid, NT_PRSTATUS, ctypes.addressof(vector))
-
-    def _signal_mask(self) -> int:
-        mask = ctypes.c_uint64()
-        _ptrace()(GETSIGMASK, self.tid, SIGSET_BYTES, ctypes.addressof(mask))
-        return mask.value
-
-    def _set_signal_mask(self, value: int) -> None:
-        mask = ctypes.c_uint64(value)
-        _ptrace()(SETSIGMASK, self.tid, SIGSET_BYTES, ctypes.addressof(mask))
+        requests.set_registers(self.tid, registers)
 
     def _translated(self, error: OSError) -> InjectionFailed:
         if _has_ended(self.tid):
@@ -343,20 +386,8 @@ class Tracee:
         return TracingRefused(f"thread {self.tid} cannot be traced: {error.strerror}{by}")
 
 
-@functools.cache
-def _ptrace() -> Callable[[int, int, int, int], int]:
-    call = ctypes.CDLL(None, use_errno=True).ptrace
-    call.restype = ctypes.c_long
-    call.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-
-    def checked(request: int, tid: int, address: int, data: int) -> int:
-        ctypes.set_errno(0)
-        answer: int = call(request, tid, address, data)
-        if answer == -1 and (number := ctypes.get_errno()):
-            raise OSError(number, os.strerror(number))
-        return answer
-
-    return checked
+def _identity(info: CallInfo) -> tuple[int, tuple[int, int], tuple[int, ...]]:
+    return info.stop, info.place, info.call
 
 
 def _delivered(status: int) -> int:
@@ -366,10 +397,10 @@ def _delivered(status: int) -> int:
 
 def _status(tid: int) -> dict[str, str]:
     try:
-        text = Path(f"/proc/{tid}/status").read_text()
+        text = Path(f"/proc/{tid}/status").read_text(errors="replace")  # a name may be any bytes
     except (FileNotFoundError, ProcessLookupError):
         return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.split("\n"))}
 
 
 def _has_ended(tid: int) -> bool:

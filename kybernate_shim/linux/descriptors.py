@@ -1,0 +1,61 @@
+"""Which files of the node's a process holds: descriptors, directories and its program, by the mount that each is on.
+
+CRIU opens files for restored processes by path, as root. A link that was put in place after the checkpoint could lead
+such a path out of the container. What was opened that way lies on a mount that no mount namespace of the container has.
+Source: proc(5), /proc/PID/fdinfo and /proc/PID/mountinfo.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+# The kernel's own mounts are in no mountinfo: of memory, and of what is no file at all, whose names begin without /.
+INTERNAL: Final = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/[aio]", "/anon_hugepage")
+LINKS: Final = ("cwd", "root", "exe")
+MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+
+
+def outside(pids: Iterable[int]) -> Iterator[str]:
+    """Yield a sentence for everything that one of the processes holds of a mount that none of them can see.
+
+    For processes that do not run. Raises OSError where one has ended.
+    """
+    pids = list(pids)
+    mounts = {number for pid in pids for number in _mounts(pid)}
+    for pid in pids:
+        for name in [entry.name for entry in os.scandir(f"/proc/{pid}/fd")]:
+            link = str(Path(f"/proc/{pid}/fd/{name}").readlink())
+            if _is_path(link) and _mount_of(f"/proc/{pid}/fdinfo/{name}") not in mounts:
+                yield f"process {pid}: descriptor {name} is {link!a}, which is on no mount of the container"
+        for name in LINKS:
+            link = str(Path(f"/proc/{pid}/{name}").readlink())
+            if _is_path(link) and _mount_of_link(f"/proc/{pid}/{name}") not in mounts:
+                yield f"process {pid}: {name} is {link!a}, which is on no mount of the container"
+
+
+def _is_path(link: str) -> bool:
+    return link.startswith("/") and not link.startswith(INTERNAL)
+
+
+def _mounts(pid: int) -> Iterator[int]:
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:  # noqa: PTH123  # a loop over hundreds of small files
+        for line in file:
+            yield int(line.split(b" ", 1)[0])
+
+
+def _mount_of(path: str) -> int:
+    with open(path) as file:  # noqa: PTH123
+        found = MOUNT_ID.search(file.read())
+    return int(found[1]) if found else -1
+
+
+def _mount_of_link(path: str) -> int:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return _mount_of(f"/proc/self/fdinfo/{fd}")
+    finally:
+        os.close(fd)

@@ -1,0 +1,39 @@
+"""Who made the call that is answered now: kept beside the task that answers it, for the audit line.
+
+The container's author and the caller are two: a pod's annotation asks for a restore, and containerd makes the call.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from kybernate_shim.ttrpc import Call
+
+OWN_SERVICE: Final = "kybernate.shim.v1.Shim"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A ttrpc call. `uid` and `pid` are those of the process that connected, None where the socket does not say."""
+
+    service: str
+    method: str
+    uid: int | None = None
+    pid: int | None = None
+
+    @property
+    def by(self) -> str:
+        """Return whose client it is: `kybernate` for our own service, else `containerd`."""
+        return "kybernate" if self.service == OWN_SERVICE else "containerd"
+
+
+CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
+
+
+def called_by(call: Call) -> Caller:
+    """Return who made a call, by the kernel's word (SO_PEERCRED)."""
+    if call.peer is None:
+        return Caller(call.service, call.method)
+    return Caller(call.service, call.method, call.peer.uid, call.peer.pid)

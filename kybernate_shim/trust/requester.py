@@ -1,0 +1,64 @@
+"""Who chose what a container asks for: the one place that tells a tenant's container from one of the node's root.
+
+containerd's CRI plugin marks every container and sandbox that it creates with annotations of its own, which a pod
+cannot take away. The author of such a pod chose its annotations, environment, image and the content of its volumes, and
+is not trusted with anything else. A container without these marks was made by a client of containerd's socket, which
+only root can open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kybernate_shim.oci.spec import Spec
+
+Kind = Literal["tenant", "node"]
+
+# containerd's marks; those of CRI-O and of the kubelet's labels as other runtimes write them make a tenant as well.
+CRI: Final = ("io.kubernetes.cri.", "io.kubernetes.cri-o.", "io.kubernetes.pod.", "io.container.manager")
+CONTAINER_TYPE: Final = "io.kubernetes.cri.container-type"
+POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
+POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
+POD_UID: Final = "io.kubernetes.cri.sandbox-uid"
+CONTAINER_NAME: Final = "io.kubernetes.cri.container-name"
+
+
+@dataclass(frozen=True)
+class Requester:
+    """The author of a container's configuration. For `node`, the node's root, the other fields are empty.
+
+    `namespace`, `pod` and `uid` are Kubernetes' words for the pod, `container` is the name of the container in it.
+    """
+
+    kind: Kind
+    namespace: str = ""
+    pod: str = ""
+    uid: str = ""
+    container: str = ""
+
+    @property
+    def is_tenant(self) -> bool:
+        return self.kind == "tenant"
+
+    def __str__(self) -> str:
+        if not self.is_tenant:
+            return "the node's root"
+        return f"pod {self.namespace}/{self.pod}" + (f", container {self.container}" if self.container else "")
+
+
+NODE: Final = Requester("node")
+
+
+def requester_of(spec: Spec) -> Requester:
+    """Return who chose annotations, environment, image and volumes of the container with this config.json."""
+    notes = spec.annotations
+    if not any(name.startswith(CRI) for name in notes):
+        return NODE
+    return Requester(
+        "tenant",
+        namespace=notes.get(POD_NAMESPACE, ""),
+        pod=notes.get(POD_NAME, ""),
+        uid=notes.get(POD_UID, ""),
+        container=notes.get(CONTAINER_NAME, ""),
+    )
