@@ -14,6 +14,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from kybernate_shim.linux.private import make_directory
+
 SOCKETS = Path("/run/containerd/s")  # compiled into containerd's own shim: not containerd's --state
 GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ENOENT)
@@ -36,7 +38,7 @@ def group_of(config: Path, container: str) -> str:
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Let one process at a time look, bind and listen: containers of a pod are started side by side."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -66,6 +66,13 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
+def _share(value: object) -> float:
+    number = _seconds(value)
+    if not 0 < number <= 1:
+        raise ValueError
+    return number
+
+
 def _directory(value: object) -> Path:
     path = Path(_text(value))
     if not path.is_absolute():
@@ -94,6 +101,10 @@ def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError
     return tuple(_text(item) for item in value)
+
+
+def _directories(value: object) -> tuple[Path, ...]:
+    return tuple(map(_directory, _texts(value)))
 
 
 def _among(*words: str) -> Form:
@@ -143,6 +154,23 @@ def _split_unit(text: str) -> tuple[str, str]:
     return text.removesuffix(unit).strip(), unit
 
 
+# What nvidia-container-cli and NVIDIA's CDI specifications mount: programs, libraries, firmware and sockets of the
+# driver.
+HOOK_MOUNTS: Final = (
+    "/usr/bin/nvidia-*",
+    "/usr/lib/*/libnvidia-*",
+    "/usr/lib/*/libcuda*",
+    "/usr/lib/*/libnvcuvid*",
+    "/usr/lib/*/libnvoptix*",
+    "/usr/lib/*/vdpau/libvdpau_nvidia*",
+    "/usr/lib64/libnvidia-*",
+    "/usr/lib64/libcuda*",
+    "/lib/firmware/nvidia/*/gsp_*.bin",
+    "/usr/lib/firmware/nvidia/*/gsp_*.bin",
+    "/run/nvidia-persistenced/socket",
+    "/run/nvidia-fabricmanager/socket",
+    "/usr/share/nvidia/*",
+)
 UNITS: Final[Mapping[str, int]] = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 TEXT = Form("a string", _text)
 SWITCH = Form('"auto", true or false', _switch)
@@ -152,11 +180,13 @@ NODE_SIZES = Form(
 )
 YES_OR_NO = Form("true or false", _yes_or_no)
 SECONDS = Form("a number of seconds, 0 or more", _seconds)
+SHARE = Form("a number above 0 and up to 1", _share)
 DIRECTORY = Form("an absolute path", _directory)
 OPTIONAL_PATH = Form('an absolute path, or "" for none', _optional_path)
 CRIU = Form('an absolute path that ends in /criu, the name that runtimes look for in PATH, or "" for PATH', _criu)
 LEVEL = Form('"debug", "info", "warning" or "error"', _level)
 TEXTS = Form("a list of strings", _texts)
+DIRECTORIES = Form("a list of absolute paths", _directories)
 THREADS = Form(f"a number from 1 to {MOST_THREADS}, 0 to choose", _whole_number)
 
 
@@ -192,8 +222,10 @@ class Deadlines:
     delete: float = setting(30.0, SECONDS, "it removes a container", by=OPTIONS)
     freeze: float = setting(30.0, SECONDS, "it pauses or resumes one", by=OPTIONS)
     update: float = setting(30.0, SECONDS, "it changes the limits of one", by=OPTIONS)
-    checkpoint: float = setting(0.0, SECONDS, "it writes a checkpoint", by=OPTIONS)
-    restore: float = setting(0.0, SECONDS, "it restores one", by=OPTIONS)
+    checkpoint: float = setting(
+        3600.0, SECONDS, "a checkpoint, all steps together: 1 TiB at 300 MB/s takes this long", by=OPTIONS
+    )
+    restore: float = setting(1800.0, SECONDS, "a restore, all steps together: 512 GiB at 300 MB/s", by=OPTIONS)
     io_drain: float = setting(
         10.0, SECONDS, "a process that has ended may leave output unread before Delete goes on", by=OPTIONS
     )
@@ -228,6 +260,11 @@ class Gpu:
         _among("annotated", "all"),
         'which containers with GPUs can use it: those with `kybernate.io/arena: "true"`, or all but `"false"`',
     )
+    arena_share: float = setting(
+        1.0,
+        SHARE,
+        "part of the arena that one pod may have, or one container without a pod; what is more goes the driver's way",
+    )
     image_pool: Path | None = setting(
         None,
         OPTIONAL_PATH,
@@ -238,6 +275,12 @@ class Gpu:
         (), SIZES, "what is kept ready there: one file for the VRAM of each process of such an image"
     )
     helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
+    visible_devices_env: bool = setting(
+        False,
+        YES_OR_NO,
+        "a restore believes NVIDIA_VISIBLE_DEVICES of a pod, which its author can set; false: only devices count that"
+        " containerd has put into the container's configuration, as by CDI",
+    )
     denied_drivers: tuple[str, ...] = setting(
         ("570.158.*", "595.*"), TEXTS, "driver versions whose checkpoints are refused; `*` stands for any text"
     )
@@ -272,11 +315,40 @@ class Config:
     checkpoint_root: Path = setting(
         Path("/var/lib/kybernate/checkpoints"), DIRECTORY, "where relative names of checkpoint images are looked up"
     )
+    trusted_roots: tuple[Path, ...] = setting(
+        (),
+        DIRECTORIES,
+        "further directories from which pods may name images by path; root's own, writable by no other user",
+    )
+    restore_from_env: bool = setting(
+        False, YES_OR_NO, "pods may name an image by the environment variable RESTORE_FROM, too"
+    )
+    hook_mounts: tuple[str, ...] = setting(
+        HOOK_MOUNTS,
+        TEXTS,
+        "paths of the node that a restore may mount where the image says that a hook had mounted them; `*` stands for "
+        "any text but /",
+        unset="NVIDIA's driver files",
+    )
+    key_directory: Path = setting(
+        Path("/var/lib/kybernate/keys"), DIRECTORY, "keys that sign and verify images; `node.key` is made at first use"
+    )
+    shared_key: Path | None = setting(
+        None,
+        OPTIONAL_PATH,
+        "file with the key that signs images which move between nodes",
+        unset="the node's own key signs",
+    )
     work_root: Path = setting(
         Path("/var/lib/kybernate/work"), DIRECTORY, "scratch space and logs of checkpoints and restores"
     )
     log_file: Path | None = setting(
         None, OPTIONAL_PATH, "file for the daemons' logs, in addition to containerd's", unset="containerd's log alone"
+    )
+    audit_log: Path | None = setting(
+        Path("/var/log/kybernate/audit.jsonl"),
+        OPTIONAL_PATH,
+        "file with one line of JSON for each checkpoint, restore, suspend, resume and import, allowed or refused",
     )
     log_level: str = setting("info", LEVEL, "the least severe message that is logged; containerd's -debug lowers it")
     verify: bool = setting(
@@ -286,6 +358,12 @@ class Config:
         ("kybernate.io/*",),
         TEXTS,
         "annotations that pods may use; `*` stands for any text",
+    )
+    encryption_key: Path | None = setting(
+        None,
+        OPTIONAL_PATH,
+        "file with the keys that encrypt checkpoint images: root's own, mode 0600, 64 hexadecimal digits a line",
+        unset="images are not encrypted",
     )
     runtime_in_memory: bool = setting(
         True,

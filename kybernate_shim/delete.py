@@ -52,6 +52,7 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
     from kybernate_shim.checkpoint.cgroup_lease import forget, inherited
     from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME
     from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
+    from kybernate_shim.checkpoint.staging import remove_stale
     from kybernate_shim.linux.cgroups import NotOnlyTheirs
 
     problems = []
@@ -70,6 +71,7 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
                 traces.end_programs(seconds=OPERATION_SECONDS)
         except (RemainsStay, NotOnlyTheirs, OSError) as error:
             problems.append(str(error))
+        remove_stale()  # the daemon has ended, and now CRIU has, too
         problems += _forget_in_runtime(invocation, bundle)  # which kills by the cgroup as well
         if ours and not problems:
             forget(cgroups_path)

@@ -6,6 +6,7 @@ answer, unless the daemon's socket is left.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 NAME = "deleted"
@@ -17,5 +18,6 @@ def leave_answer(bundle: Path, answer: bytes) -> None:
     `answer` is a serialised DeleteResponse. Raises OSError; `delete` then looks for itself.
     """
     new = bundle / f".{NAME}"
-    new.write_bytes(answer)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(answer)
     new.rename(bundle / NAME)

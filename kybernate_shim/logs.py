@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kybernate_shim.imports import postpone, without
+from kybernate_shim.linux.private import make_directory
 
 if TYPE_CHECKING:
     import structlog
@@ -100,7 +101,7 @@ def _open_file(path: Path | None) -> int | None:
     if path is None:
         return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        make_directory(path.parent)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None  # the FIFO still carries the line

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kybernate_shim.address import answers, exclusive, group_of, listen, socket_path
 from kybernate_shim.invocation import Invocation
+from kybernate_shim.linux.private import write_private
 
 OWN_FD_LIMIT = 3  # 0, 1 and 2 stay open in the daemon, on /dev/null
 
@@ -193,5 +194,5 @@ def _place_in_cgroup(options: bytes, pid: int) -> None:
 def _write_address(address: str) -> None:
     """Write the file from which containerd 1.7 finds the daemon again after its own restart."""
     temporary = Path(f".address.{os.getpid()}")
-    temporary.write_text(address)
+    write_private(temporary, address)
     temporary.rename("address")

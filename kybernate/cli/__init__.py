@@ -6,11 +6,25 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli import checkpoint, cuda, doctor, inspect, pool, restore, status, suspend, swap
+from kybernate.cli import (
+    checkpoint,
+    cuda,
+    doctor,
+    encrypt,
+    images,
+    importing,
+    inspect,
+    keys,
+    pool,
+    restore,
+    status,
+    suspend,
+    swap,
+)
 from kybernate.cli.reporting import Reporting
 from kybernate_shim import __version__
 
-MODULES = (checkpoint, restore, inspect, status, suspend, swap, pool, cuda, doctor)
+MODULES = (checkpoint, restore, images, inspect, importing, keys, encrypt, status, suspend, swap, pool, cuda, doctor)
 
 HELP = "Checkpoint, restore and suspend the containers of this node."
 

@@ -39,7 +39,7 @@ def checkpoint(
         str,
         typer.Argument(
             metavar="PATH",
-            help="Directory for the image; a name without a slash is made in the node's checkpoint root.",
+            help="Name of the new image, for a pod's container in the directory of its namespace; or a directory.",
             show_default="NAME-TIME",
         ),
     ] = "",

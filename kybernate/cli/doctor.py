@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -16,12 +17,17 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(as_json: Json = False) -> None:
-    """Examine this node: kernel, CRIU, runtimes, GPUs and their driver.
+def doctor(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Close images, logs and state to other users, where they are open.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Examine this node: kernel, CRIU, runtimes, files that are open to other users, GPUs and their driver.
 
     The exit status is 1 when something will fail.
     """
-    findings = examine()
+    findings = examine(fix=fix)
     if as_json:
         show_json([asdict(finding) for finding in findings])
     else:

@@ -10,10 +10,15 @@ import typer
 from kybernate.cli.options import ImageName, Json
 from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
 from kybernate.cli.places import ImageUnusable, locate, open_image, unfound
+from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
+from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
+from kybernate_shim.checkpoint.encrypted import memory_bytes
 from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, Image, Problem, verify
 from kybernate_shim.checkpoint.manifest import Gpu, Manifest
 from kybernate_shim.checkpoint.record import to_json
+from kybernate_shim.config import Config
+from kybernate_shim.trust.keys import KeyUnusable
 
 INDENT = "  "
 INSIDE = ("pseudo", "private", "hook")  # mounts that a restore makes by itself, or its hooks do
@@ -50,11 +55,13 @@ def inspect(
 def _verified(name: str) -> list[Problem]:
     try:
         with Bar(f"verify {name}") as bar:
-            return verify(locate(name), bar.count)
+            return verify(locate(name), bar.count, encryption_key=Config.load().encryption_key)
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
         raise ImageUnusable(f"damaged checkpoint image: {error}", advice="it cannot be restored") from error
+    except KeyUnusable as error:
+        raise ImageUnusable(f"cannot verify: {error}", state="without --verify, no key is needed") from error
 
 
 def _show_problems(path: Path, problems: list[Problem], *, as_json: bool) -> None:
@@ -79,8 +86,31 @@ def _document(image: Image, problems: list[Problem] | None) -> dict[str, Any]:
         "vram_bytes": vram(manifest),
         "verified": None if problems is None else not problems,
         "problems": [],
+        "signature": _signature(image),
         "manifest": to_json(manifest),
     }
+
+
+def _signature(image: Image) -> dict[str, Any]:
+    """Return the key that the manifest names, and whether its signature is valid on this node."""
+    try:
+        signed = signature_of(image, ring_of(known_keys(Config.load())))
+    except KeysUnreadable as error:
+        return {"key": image.manifest.signature.key, "valid": False, "problem": f"not checked: {error}"}
+    return {"key": signed.id, "valid": signed.key is not None, "problem": signed.reason}
+
+
+def _signer(image: Image) -> str:
+    """Say who has signed the image."""
+    try:
+        keys = known_keys(Config.load())
+    except KeysUnreadable as error:
+        return f"not checked: {error}"
+    signed = signature_of(image, ring_of(keys))
+    if signed.fault == "unsigned":
+        return "not signed"
+    kinds = [file.kind for file in keys if file.key is not None and signed.key is not None and file.key.id == signed.id]
+    return f"key {signed.id} ({kinds[0]} key), valid here" if kinds else signed.reason
 
 
 def memory(manifest: Manifest) -> int:
@@ -106,6 +136,7 @@ def _show(image: Image) -> None:
     manifest = image.manifest
     show_fields(_summary(image))
     _section("processes", ("PID", "NAME", "MEMORY"), [(p.pid, p.name, size(p.rss_bytes)) for p in manifest.processes])
+    show_processes(manifest)
     _section("processes with CUDA state", ("PID", "VRAM"), [(p.pid, _told(p.bytes)) for p in manifest.cuda_processes])
     _section("GPUs", ("UUID", "MODEL", "VRAM"), [(gpu.uuid, gpu.model, _told(_held(gpu))) for gpu in manifest.gpus])
     used = {gpu.uuid for gpu in manifest.gpus}
@@ -148,7 +179,11 @@ def _summary(image: Image) -> dict[str, object]:
         "pod": pod,
         "image": source.image,
         "digest": source.image_digest,
+        "signature": _signer(image),
         "size": f"{size(manifest.bytes)} in {len(manifest.files)} files",
+        "encrypted": f"key {manifest.encryption.key_id}, {manifest.encryption.algorithm}"
+        if manifest.encryption
+        else "",
         "memory": size(memory(manifest)),
         "VRAM": _told(vram(manifest)) if manifest.has_gpu_state else "",
         "VRAM bytes": _way(manifest) if manifest.has_gpu_state else "",
@@ -181,6 +216,11 @@ def needs(manifest: Manifest) -> list[str]:
         f"a {gpu.model} with {size(_held(gpu)) if _held(gpu) else 'enough'} of free VRAM, driver {gpu.driver}"
         for gpu in manifest.gpus
     ]
+    if manifest.encryption:
+        wanted.append(
+            f"key {manifest.encryption.key_id} (`encryption_key`), and {size(memory_bytes(manifest.files))} of memory"
+            " more, for the decrypted files"
+        )
     if manifest.arena:
         wanted.append(f"{size(manifest.arena_bytes)} free in the node's arena (`gpu.arena`)")
     if (count := len(manifest.visible_gpus)) > 1:

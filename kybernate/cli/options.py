@@ -20,7 +20,7 @@ ImageName = Annotated[
     str,
     typer.Argument(
         metavar="IMAGE",
-        help="Directory of a checkpoint image; a name without a slash is looked up in the node's checkpoint root.",
+        help="Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; or its directory.",
         show_default=False,
     ),
 ]

@@ -17,7 +17,7 @@ def show_json(document: object) -> None:
 
 def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, indent: str = "") -> None:
     """Print a table; no cell is ever cut, because somebody will pipe it."""
-    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    lines = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         padded = GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -26,10 +26,32 @@ def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, ind
 
 def show_fields(fields: Mapping[str, object]) -> None:
     """Print one field a line; those that are empty are left out."""
-    shown = {name: str(value) for name, value in fields.items() if value not in ("", None)}
+    shown = {name: printable(str(value)) for name, value in fields.items() if value not in ("", None)}
     width = max(map(len, shown), default=0) + 1
     for name, value in shown.items():
         typer.echo(f"{name + ':':{width}} {value}")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return the text with every character escaped that a terminal would act on, except those in `keep`.
+
+    Names of processes, mounts and pods are their authors' choice: one could move the cursor, and change the line above.
+    """
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() or mark in keep else _escaped(mark) for mark in text)
+
+
+def _escaped(mark: str) -> str:
+    return mark.encode("unicode_escape", errors="surrogatepass").decode("ascii")
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, in one unit as `kubectl` has it: 40s, 12m, 5h, 3d; 0s for the future."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{max(0, seconds):.0f}s"
 
 
 def size(count: int) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from kybernate.cli.output import printable
 from kybernate.node.failure import Failure
 from kybernate_shim.config import ConfigInvalid
 
 TRACE = "KYBERNATE_TRACE"
+KEPT = "\n\t"  # what a message of ours is made of, and what it quotes cannot abuse
 
 
 class Interrupted(Failure):
@@ -35,9 +37,9 @@ class Reporting(TyperGroup):
 
 def report(error: Exception) -> None:
     """Print what failed and why, the state of things, and what to do."""
-    typer.echo(f"kybernate: {error}", err=True)
+    typer.echo(f"kybernate: {printable(str(error), keep=KEPT)}", err=True)
     for title in ("state", "advice"):
         if text := getattr(error, title, ""):
-            typer.echo(f"  {title + ':':7} {text}", err=True)
+            typer.echo(f"  {title + ':':7} {printable(str(text), keep=KEPT)}", err=True)
     if os.environ.get(TRACE):
         typer.echo("".join(traceback.format_exception(error)), err=True)

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kybernate.cli.options import ADDRESS, Address, ImageName, Json
 from kybernate.cli.output import show_fields, show_json
 from kybernate.cli.places import open_image
+from kybernate.cli.privileges import summary
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.node import restore as restoring
+from kybernate.node.audited import image_ref, note
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import Container
 from kybernate.node.shim import shim_of, watching
-from kybernate.node.spec import for_restore
+from kybernate.node.spec import RESTORE_FROM, for_restore, with_requester
 from kybernate.node.stdio import Stdio, attached, into_log
+from kybernate.node.trusted import ImageUntrusted, require_named, require_trusted
 from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.config import DEFAULT_PATH, Config
 
 RUNTIME = "io.containerd.kybernate.v1"
 SNAPSHOTTER = "overlayfs"
@@ -41,6 +45,12 @@ class ImageUnknown(Failure):
     """The checkpoint does not say which container image it needs."""
 
     advice = "name it with --image"
+
+
+class AnnotationOff(Failure):
+    """The node's configuration keeps the shim from reading the annotation that names the image."""
+
+    advice = "allow it: without the annotation, the shim would start the container from nothing"
 
 
 def register(app: typer.Typer) -> None:
@@ -90,8 +100,9 @@ def restore(
     if (log or as_json) and not detach:
         raise typer.BadParameter("it goes with --detach only", param_hint="--log" if log else "--json")
     found = open_image(checkpoint)
+    saved = _trusted_spec(found)
     with Containerd(address) as containerd:
-        plan = _plan(containerd, found, name, image, runtime, snapshotter, namespace, force=force)
+        plan = _plan(containerd, found, saved, name, image, runtime, snapshotter, namespace, force=force)
         terminal = bool((plan.spec.get("process") or {}).get("terminal"))
         if not detach:
             raise typer.Exit(_foreground(containerd, plan, terminal=terminal))
@@ -102,9 +113,29 @@ def restore(
         show_fields({"container": container.id, "pid": pid})
 
 
+def _trusted_spec(image: Image) -> dict[str, Any]:
+    """Return the saved spec of an image that may be restored. Raises ImageUntrusted, with what the image asks for."""
+    config = Config.load()
+    if not config.pod_may_use(RESTORE_FROM):
+        raise AnnotationOff(
+            f"`annotations` in {DEFAULT_PATH} does not allow {RESTORE_FROM}", state="nothing was created"
+        )
+    try:
+        require_trusted(image, config)
+        spec = with_requester(restoring.saved_spec(image, config.encryption_key), image.manifest.source)
+        require_named(image, spec, config)
+    except ImageUntrusted as error:
+        note("restore", "refused", image_ref(image.path, image.manifest, image.digest), config, reason=str(error))
+        if words := summary(image):
+            error.args = (f"{error}\n{words}",)
+        raise
+    return spec
+
+
 def _plan(
     containerd: Containerd,
     checkpoint: Image,
+    saved: Mapping[str, Any],
     name: str,
     image: str,
     runtime: str,
@@ -121,7 +152,7 @@ def _plan(
     if not image and not force:
         _same_image(containerd, namespace, reference, source.image_digest)
     id = name or source.container
-    spec = for_restore(restoring.saved_spec(checkpoint.path), namespace=namespace, id=id, image=checkpoint.path)
+    spec = for_restore(saved, namespace=namespace, id=id, image=checkpoint.path)
     if force:
         spec["annotations"]["kybernate.io/force"] = "true"
     return restoring.Plan(namespace, id, checkpoint.path, spec, reference, runtime, snapshotter)

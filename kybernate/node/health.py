@@ -1,4 +1,6 @@
-"""What this node can do and what keeps it from more, each with what to do about it. Reads only; asks CRIU and driver.
+"""What this node can do and what keeps it from more, each with what to do about it.
+
+Asks CRIU and driver. Changes nothing but the modes of files, on demand.
 
 A finding is "ok", "note" (works, but knows better) or "bad" (something that Kybernate is for will fail).
 """
@@ -11,9 +13,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from kybernate.node.exposed import Exposed, find, repair
 from kybernate_shim.checkpoint.criu import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, NO_NODE, Config, ConfigInvalid, NodeSizes
 from kybernate_shim.cuda.arena import banks
@@ -26,6 +30,7 @@ from kybernate_shim.cuda.vram.pool import lacking
 from kybernate_shim.linux.cgroups import hierarchy_version
 from kybernate_shim.linux.numa import memory_of_nodes
 from kybernate_shim.oci.select import DIRECTORIES, GPU_RUNTIME
+from kybernate_shim.trust.places import PlaceUntrusted, require_private
 
 Verdict = Literal["ok", "note", "bad"]
 PROGRAM_SECONDS = 60
@@ -49,8 +54,8 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at everything; a look that fails is a finding itself."""
+def examine(*, fix: bool = False) -> list[Finding]:
+    """Look at everything; a look that fails is a finding itself. With `fix`, files are closed to other users."""
     try:
         config = Config.load()
     except ConfigInvalid as error:
@@ -62,6 +67,7 @@ def examine() -> list[Finding]:
         _criu,
         _runtimes,
         _tiers,
+        partial(_files, fix=fix),
         _data_path,
         _arena,
         _gpus,
@@ -156,6 +162,47 @@ def _tiers(config: Config) -> Iterator[Finding]:
         )
 
 
+def _files(config: Config, *, fix: bool) -> Iterator[Finding]:
+    """Tell what other users can read or change, by directory."""
+    for root in (config.checkpoint_root, config.work_root):
+        try:
+            require_private(root)
+        except PlaceUntrusted as error:
+            yield Finding("files", "bad", str(error), "without it, every checkpoint and restore there is refused")
+        except OSError:
+            pass  # it is made when it is first used, or cannot be seen without root
+    try:
+        exposed = find(config)
+    except OSError as error:
+        yield Finding("files", "note", f"cannot be looked at: {error}", "run as root")
+        return
+    groups: dict[str, list[Exposed]] = {}
+    for one in exposed:
+        groups.setdefault(one.path if one.kind == "directory" else str(Path(one.path).parent), []).append(one)
+    for directory, group in groups.items():
+        yield _closed(directory, group) if fix else _open(directory, group)
+    if not exposed:
+        yield Finding("files", "ok", "no other user can read images, logs and keys, or change the configuration")
+
+
+def _open(directory: str, group: Sequence[Exposed]) -> Finding:
+    more = f", and {len(group) - 1} more in {directory}" if len(group) > 1 else ""
+    return Finding("files", "note", f"open to other users: {group[0]}{more}", "`kybernate doctor --fix` closes it")
+
+
+def _closed(directory: str, group: Sequence[Exposed]) -> Finding:
+    left = []
+    for one in group:
+        try:
+            repair(one)
+        except OSError as error:
+            left.append(str(error))
+    closed = len(group) - len(left)
+    if left:
+        return Finding("files", "note", f"{'; '.join(left)}; {closed} closed", "it stays open to other users")
+    return Finding("files", "ok", f"closed to other users: {directory}, {closed} in all")
+
+
 def _data_path(config: Config) -> Iterator[Finding]:
     if config.gpu.data_path == "plain":
         yield Finding(
@@ -179,6 +226,7 @@ def _arena(config: Config) -> Iterator[Finding]:
     try:
         if there := memory.banks:
             found = f"{_by_node((bank.node, bank.extent.size) for bank in there)}; {_gib(memory.free())} free"
+            found += "".join(f"; {_gib(size)} of {account}" for account, size in sorted(memory.holders().items()))
         else:
             found = f"{_by_node(sizes)}, made when it is first used"
     except OSError as error:

@@ -24,10 +24,19 @@ from kybernate.node import rootfs
 from kybernate.node.containerd import Containerd, ContainerdRefused, described
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import Container
+from kybernate.node.reading import FileOdd, opened_directory, read_listed, require_listed
 from kybernate.node.stdio import Stdio
+from kybernate_shim.checkpoint.digests import DigestUnknown
+from kybernate_shim.checkpoint.encrypted import read_file
+from kybernate_shim.checkpoint.image import CheckpointInvalid, Image
+from kybernate_shim.checkpoint.manifest import File
+from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.messages.any import OCI_SPEC, pack_json
+from kybernate_shim.trust.keys import KeyUnusable
 
 SAVED_SPEC = "kybernate-spec.json"  # in the image: config.json of the source's bundle, as containerd wrote it
+MOST_SPEC = 16 << 20  # bytes
+KEY_ADVICE = "the image is encrypted: the node needs its key (`encryption_key`)"
 SIGKILL = 9
 KILL_SECONDS = 10.0
 RESTORED_FROM = "kybernate.io/restored-from"  # label of the new container
@@ -70,18 +79,33 @@ class Prepared:
     start: Callable[[], int]  # brings the processes back and returns the first one's pid; raises RestoreFailed
 
 
-def saved_spec(checkpoint: Path) -> dict[str, Any]:
-    """Return the OCI spec that the checkpoint image holds. Raises SpecMissing."""
-    path = checkpoint / SAVED_SPEC
+def saved_spec(checkpoint: Image, encryption_key: Path | None = None) -> dict[str, Any]:
+    """Return the OCI spec that the checkpoint image holds, with the digest that its manifest lists. Raises SpecMissing.
+
+    The bytes that are compared are those that are parsed.
+    """
+    file = next((one for one in checkpoint.manifest.files if one.name == SAVED_SPEC), None)
+    if file is None:
+        raise SpecMissing(f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be made again from it")
     try:
-        spec = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise SpecMissing(f"{checkpoint} has no {SAVED_SPEC}, so its container cannot be made again from it") from None
-    except (OSError, ValueError) as error:
-        raise SpecMissing(f"{path} cannot be read: {error}") from error
+        spec = json.loads(_listed(checkpoint, file, encryption_key))
+    except (FileOdd, DigestUnknown, VramError, OSError, ValueError, RecursionError) as error:
+        raise SpecMissing(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}") from error
+    except (KeyUnusable, CheckpointInvalid) as error:
+        raise SpecMissing(f"{checkpoint.path}: {SAVED_SPEC} cannot be decrypted: {error}", advice=KEY_ADVICE) from error
     if not isinstance(spec, dict):
-        raise SpecMissing(f"{path} is not an OCI spec")
+        raise SpecMissing(f"{checkpoint.path / SAVED_SPEC} is not an OCI spec")
     return spec
+
+
+def _listed(checkpoint: Image, file: File, encryption_key: Path | None) -> bytes:
+    """Return the content of a file that the manifest lists, after it was compared with its digest."""
+    if checkpoint.manifest.encryption is None:
+        with opened_directory(checkpoint.path) as directory:
+            return read_listed(file, directory, most=MOST_SPEC)
+    content = read_file(checkpoint, file.name, encryption_key)
+    require_listed(file, content)
+    return content
 
 
 def image_digest(containerd: Containerd, namespace: str, image: str) -> str:

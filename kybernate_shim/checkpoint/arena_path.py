@@ -22,16 +22,18 @@ from kybernate_shim.checkpoint.vram_path import out
 from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda.arena.memory import ArenaUnavailable, Memory
 from kybernate_shim.cuda.vram.client import Spawner, VramWorker, vram_worker
+from kybernate_shim.cuda.vram.digest import KIND
 
 
 class ArenaOut:
     """What the arena has of one checkpoint's processes, `sizes` in bytes by pid. `files` are for its manifest."""
 
-    def __init__(self, children: Spawner, settings: Settings, sizes: Mapping[int, int]) -> None:
+    def __init__(self, children: Spawner, settings: Settings, sizes: Mapping[int, int], digest: str = KIND) -> None:
         self.files: tuple[ArenaFile, ...] = ()
         self.bytes = sum(sizes.values())
         self._children = children
         self._settings = settings
+        self._digest = digest
         self._names = {pid: inner_pid(pid) or pid for pid in sizes}
         self._saving: asyncio.Task[None] | None = None
 
@@ -60,7 +62,7 @@ class ArenaOut:
     async def _save(self, worker: VramWorker, image: Path, operation: Operation) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = await worker.ask("save_arena", names=self._names, **out(image, self._settings))
+        found = await worker.ask("save_arena", names=self._names, **out(image, self._settings, self._digest))
         self.files = tuple(_file(self._names[int(pid)], **one) for pid, one in found.items())
         operation.steps.append(Step("arena-save", loop.time() - began, self.bytes))
 
@@ -120,7 +122,8 @@ class ArenaBack:
         self, worker: VramWorker, image: Image, near: int, get_ready: Callable[[int], Coroutine[Any, Any, None]]
     ) -> None:
         blocks = {file.pid: _blocks(file) for file in image.manifest.arena}
-        await worker.ask("claim_arena", blocks=blocks, arena=self._settings.arena, near=near)
+        settings = self._settings
+        await worker.ask("claim_arena", blocks=blocks, arena=settings.arena, share=settings.arena_share, near=near)
         self._readying = asyncio.ensure_future(get_ready(worker.pid))
         await worker.ask("load_arena", directory=str(image.path), threads=self._settings.threads)
 

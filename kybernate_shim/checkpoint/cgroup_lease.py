@@ -20,6 +20,7 @@ from typing import TextIO
 from kybernate_shim.checkpoint.remains import named, plain_path
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.private import make_directory
 
 DIRECTORY = Path("/run/kybernate/restores")
 MOMENT = 1.0  # seconds, in which who only looks at a note has let go of it
@@ -92,7 +93,7 @@ def _read(path: Path) -> str:
 @contextmanager
 def _locked(path: Path, *, seconds: float = 0) -> Iterator[TextIO | None]:
     """Open and lock a file, which is made if need be; None while another has it, after so many seconds."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(path.parent)
     until = time.monotonic() + seconds
     while True:
         with path.open("a+") as file:

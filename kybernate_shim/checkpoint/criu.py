@@ -3,8 +3,11 @@
 CRIU takes its options from the runtime, and then from a file that the runtime names: the one in the container's
 annotation `org.criu.config`, or else /etc/criu/runc.conf. The file has the last word. So the annotation is made to name
 a file of ours when the container is created; it does not exist until a checkpoint or a restore writes it (CRIU takes a
-file that is not there for an empty one), and it repeats what the user's own file says. Nothing below /etc/criu is
+file that is not there for an empty one), and it repeats what the node's own file says. Nothing below /etc/criu is
 touched.
+
+CRIU runs as root, and some of its options run programs, mount directories of the host or write files. So every line
+goes through one function, `line`, and the lines of the node's own file through a list of options that only tune CRIU.
 
 One option cannot go there: CRIU up to 4.2 crashes on `network-lock` in the runtime's file (fixed by its pull request
 3051). It goes into a second file, named by the environment, which CRIU reads before it hears from the runtime.
@@ -13,7 +16,9 @@ Sources: criu(8), "CONFIGURATION FILES"; runc-checkpoint(8); CRIU's criu/config.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +29,7 @@ from kybernate_shim.checkpoint.claim import FILE_NAME
 from kybernate_shim.checkpoint.manifest import TcpPolicy
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
+from kybernate_shim.linux.private import write_private
 
 EARLY_FILE_NAME: Final = "kybernate-criu-early.conf"
 NO_PLUGINS: Final = "kybernate-criu-plugins"
@@ -36,6 +42,20 @@ CHECK_SECONDS: Final = 30.0
 # Printed as an error where a container lacks CAP_SYS_RESOURCE, and of no consequence.
 HARMLESS: Final = "rlimit: Can't setup RLIMIT_NOFILE"
 
+# What a user's file may say. Not in here, on purpose: what runs programs (action-script, exec-cmd), names files and
+# directories (images-dir, log-file, root, inherit-fd, …), namespaces and cgroups to enter, or another process's label.
+# fmt: off
+ALLOWED: Final = frozenset({
+    "allow-uprobes", "auto-dedup", "cpu-cap", "display-stats", "enable-fs", "evasive-devices", "ext-unix-sk",
+    "external", "file-locks", "file-validation", "force-irmap", "freeze-cgroup", "ghost-fiemap", "ghost-limit",
+    "irmap-scan-path", "libdir", "link-remap", "manage-cgroups", "max-parallel", "mntns-compat-mode", "network-lock",
+    "orphan-pts-master", "shell-job", "skip-in-flight", "skip-file-rwx-check", "skip-fsnotify", "skip-mnt",
+    "tcp-close", "tcp-established", "timeout", "track-mem", "verbosity", "weak-sysctls",
+})
+# fmt: on
+USERS_FILE_BYTES: Final = 64 << 10
+LINE: Final = re.compile(r"[a-z][a-z0-9-]*(?: [^-\s\"#\x00-\x1f\x7f][^\s\"#\x00-\x1f\x7f]*)?")
+
 # Options of which at most one makes sense; the user's choice of one displaces ours of another.
 EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
 
@@ -44,8 +64,8 @@ class CriuUnusable(Refused):
     """There is no CRIU, it is too old, or it cannot work on this kernel. The message has its own words."""
 
 
-class CriuOptionInvalid(Exception):
-    """A value that CRIU's configuration file cannot express."""
+class CriuOptionInvalid(Refused):
+    """A line that CRIU's configuration file cannot express, or that does not belong there."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +101,25 @@ class CriuOptions:
             "ext-unix-sk": self.ext_unix_sk,
         }
         values = {"ghost-limit": self.ghost_limit, "timeout": self.timeout, "libdir": self.libdir}
-        lines = [name for name, wanted in switches.items() if wanted]
+        lines = [line(name) for name, wanted in switches.items() if wanted]
         lines += [line(name, str(value)) for name, value in values.items() if value is not None]
         if not self.network_lock:
-            lines.append("network-lock skip")
+            lines.append(line("network-lock", "skip"))
         return [*lines, *self.extra]
 
 
-def line(option: str, value: str) -> str:
-    """Return one line of CRIU's configuration file. Raises CriuOptionInvalid for what its reader would cut or split."""
-    if re.search(r'[#"\s]', value):
-        raise CriuOptionInvalid(f'{option}: CRIU cannot read {value!r} from a file, because of a blank, " or #')
-    return f"{option} {value}"
+def line(option: str, value: str = "") -> str:
+    """Return one line of CRIU's configuration file.
+
+    Raises CriuOptionInvalid for what its reader would cut, or take for another line or another option.
+    """
+    text = f"{option} {value}" if value else option
+    if not LINE.fullmatch(text):
+        raise CriuOptionInvalid(
+            f'{option}: CRIU cannot read {value!r} from a file, because of a blank, a line break, " or #, or a'
+            " leading -"
+        )
+    return text
 
 
 @dataclass(frozen=True)
@@ -109,10 +136,10 @@ def write_config(directory: Path, options: CriuOptions, users: Iterable[Path | N
     An option that a user's file has, in whatever form, is left to it. Without a directory of plugins, CRIU would load
     all of /usr/lib/criu: so it gets an empty one. Raises CriuOptionInvalid and OSError.
     """
-    theirs = [text for path in users if path for text in read_lines(path)]
+    theirs = [allowed(text, path) for path in users if path for text in read_lines(path)]
     if options.libdir is None:
         empty = directory / NO_PLUGINS
-        empty.mkdir(exist_ok=True)
+        empty.mkdir(mode=0o700, exist_ok=True)
         options = replace(options, libdir=empty)
     lines = (*without(options.lines(), theirs), *theirs)
     early = [text for text in lines if _option(text) in EARLY_OPTIONS]
@@ -136,16 +163,42 @@ def refuse_cuda_plugin(configuration: Configuration) -> None:
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{text}\n" for text in lines))
+    text = "".join(f"{line(*text.split(' ', 1))}\n" for text in lines)  # checked here, wherever they were made
+    write_private(path, text)
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return a configuration file's lines without comments; a file that is not there has none, as CRIU sees it."""
+    """Return a configuration file's lines without comments; a file that is not there has none, as CRIU sees it.
+
+    Raises CriuOptionInvalid for what is no such file, or for one that another user than root can write.
+    """
     try:
-        text = path.read_text()
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > USERS_FILE_BYTES:
+            raise CriuOptionInvalid(f"{path}: not a configuration file of CRIU's. Nothing was changed")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise CriuOptionInvalid(
+                f"{path} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o7777:04o}: CRIU runs as"
+                " root, so"
+                f" only root may write its options (`chown root {path}; chmod go-w {path}`). Nothing was changed"
+            )
+        text = file.read(USERS_FILE_BYTES).decode(errors="replace")
     return [text for raw in text.splitlines() if (text := raw.strip()) and not text.startswith("#")]
+
+
+def allowed(text: str, path: Path) -> str:
+    """Return a line of a user's file in our form. Raises CriuOptionInvalid for an option that is not allowed there."""
+    if _option(text) not in ALLOWED:
+        raise CriuOptionInvalid(
+            f"{path}: the option {text.split()[0]!r} is not allowed: CRIU runs as root, and it could run programs or"
+            " reach"
+            " files there. Remove the line; nothing was changed"
+        )
+    return line(*text.split(maxsplit=1))
 
 
 def without(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.image import LOGS, CheckpointInvalid
 from kybernate_shim.checkpoint.manifest import NAME
+from kybernate_shim.trust.places import close_to_others, make_private
 
 INVENTORY = "inventory.img"  # every dump of CRIU's has one
 
@@ -18,13 +19,13 @@ def draft(directory: Path) -> Iterator[None]:
     """Make the directory for an image; when the block fails, remove it, or what has come into it meanwhile.
 
     Logs stay in a directory that was there before, for whoever wants to know what happened. Raises CheckpointInvalid
-    when it holds an image already, and OSError.
+    when it holds an image already, PlaceUntrusted when other users can write to it or read it, and OSError.
     """
-    made = not directory.exists()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = make_private(directory)
     before = {path.name for path in directory.iterdir()}
     if before & {NAME, INVENTORY}:
         raise CheckpointInvalid(f"{directory}: holds a checkpoint image already; remove it or choose another directory")
+    close_to_others(directory, empty=all(name.endswith(LOGS) for name in before))
     try:
         yield
     except BaseException:

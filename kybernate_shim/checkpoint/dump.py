@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kybernate_shim.checkpoint import criu_images, mounts, sockets
+from kybernate_shim.checkpoint import criu_credentials, criu_images, mounts, sockets
 from kybernate_shim.checkpoint.claim import users_file, without_claim
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu import (
@@ -30,9 +30,10 @@ from kybernate_shim.checkpoint.criu import (
     refuse_cuda_plugin,
     write_config,
 )
+from kybernate_shim.checkpoint.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.draft import draft
-from kybernate_shim.checkpoint.image import payload_names, require_space, write_manifest
+from kybernate_shim.checkpoint.image import payload_names, write_manifest
 from kybernate_shim.checkpoint.manifest import (
     ArenaFile,
     DataPath,
@@ -47,20 +48,32 @@ from kybernate_shim.checkpoint.manifest import (
 )
 from kybernate_shim.checkpoint.mounts import HookMount
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.plaintext import encrypted, require_room, staged_for_dump
 from kybernate_shim.checkpoint.rootfs import find_overlay
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs_diff import write_diff
+from kybernate_shim.checkpoint.signature import sign
 from kybernate_shim.checkpoint.standstill import stand_still
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.linux.cgroups import FreezeTimedOut
 from kybernate_shim.linux.mountinfo import read_mountinfo
+from kybernate_shim.linux.plain_files import read_plain
+from kybernate_shim.linux.private import copy_private, write_private
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.options import CheckpointOptions
 from kybernate_shim.oci.runtime import RuntimeFailed
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.credentials import security_of
+from kybernate_shim.trust.keys import Key, signing_key
+from kybernate_shim.trust.places import make_private
+from kybernate_shim.trust.requester import requester_of
+
+if TYPE_CHECKING:
+    from kybernate_shim.checkpoint.encrypted import Sealed  # few nodes encrypt
 
 LOG = "dump.log"  # CRIU's, in the work directory
 STATISTICS = "stats-dump"
@@ -68,10 +81,8 @@ ADVICE = (
     # Its pull request 2719: SO_PASSCRED, which Linux 6.16 took away from all but a few families of sockets.
     ("Can't get 1:16 opt", "CRIU before 4.2 cannot dump network sockets on Linux 6.16 and later: install a newer one"),
 )
+MOST_DESCRIPTORS = 1 << 20  # bytes of descriptors.json
 SPEC = "kybernate-spec.json"  # config.json as containerd wrote it: what a restore without a pod starts from
-POD = "io.kubernetes.cri.sandbox-name"
-POD_NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
-POD_CONTAINER = "io.kubernetes.cri.container-name"
 POD_IMAGE = "io.kubernetes.cri.image-name"
 
 
@@ -84,7 +95,8 @@ class DumpRequest:
     """What a client wants. `image` is the directory for the image, `work` the one for logs and CRIU's scratch files.
 
     `durable`: the image survives a power failure once the call returns; a directory that containerd copies and removes
-    at once need not. `deadline` is in seconds for all steps together, 0 for none.
+    at once need not. `deadline` is in seconds for all steps together, 0 for none. `digest` is the algorithm for files.
+    With a `destination`, `image` is a directory in memory, and the files go to the destination encrypted.
     """
 
     image: Path
@@ -98,6 +110,8 @@ class DumpRequest:
     options: CheckpointOptions = field(default_factory=CheckpointOptions)
     source_image: str = ""
     source_digest: str = ""
+    digest: str = DEFAULT_DIGEST
+    destination: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +140,8 @@ async def dump(
     try:
         with draft(request.image):
             _prepare_work(request.work)
-            async with asyncio.timeout(request.deadline or None):
-                dumped = await _steps(target, request, operation, log, accelerator, lose)
+            async with staged_for_dump(target, request) as staged, asyncio.timeout(request.deadline or None):
+                dumped = await _steps(target, staged, operation, log, accelerator, lose)
     except RuntimeFailed as error:
         raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
@@ -153,7 +167,7 @@ def _advised(message: str) -> str:
 
 def _prepare_work(work: Path) -> None:
     """Make the directory for CRIU's files; what an earlier dump has left there must not be taken for this one's."""
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(work)
     for name in (LOG, STATISTICS):
         (work / name).unlink(missing_ok=True)
 
@@ -185,16 +199,18 @@ async def _steps(
         if accelerator is not None:
             if was_frozen:
                 await to_the_end(cgroup.thaw)
-            leaving = accelerator.detached(operation, request.image, force=request.force)
+            leaving = accelerator.detached(
+                operation, request.image, force=request.force, strong=request.digest != DEFAULT_DIGEST
+            )
             detached = await back.enter_async_context(leaving)
             # Their memory has grown by what was in VRAM, but for what is in the image already.
-            require_space(request.image, _memory_bytes(target) - detached.driven_bytes + detached.arena_bytes)
+            require_room(request, _memory_bytes(target) - detached.driven_bytes + detached.arena_bytes)
             await back.enter_async_context(detached.moved_out(request.image, operation))
             back.push_async_callback(set_frozen, False)
         begin = time.monotonic()
         with operation.step("freeze"):
             await to_the_end(partial(stand_still, cgroup))
-        with Digester() as digester:
+        with Digester(request.digest) as digester:
             await _run_criu(target, request, operation, look, digester)
             if request.rootfs_diff:
                 with operation.step("rootfs") as step:
@@ -207,8 +223,10 @@ async def _steps(
                 except NotBack as error:
                     lose(error)
                 operation.frozen_ms = _since(begin)
+            await to_the_end(partial(_add_own_files, target, request))
+            sealed = await encrypted(request, look.manifest.id, target.config, operation)
             with operation.step("manifest"):
-                dumped = await to_the_end(partial(_finish, target, request, operation, look, detached, digester))
+                dumped = await to_the_end(partial(_finish, request, operation, look, detached, digester, sealed))
         if request.exit:
             operation.frozen_ms = _since(begin)
             if not _criu_kills(request):
@@ -232,10 +250,13 @@ class _Look:
     hooks: Sequence[HookMount]
     configuration: Configuration
     manifest: Manifest
+    key: Key
+    spec: Spec
 
 
 async def _look(target: Target, request: DumpRequest, log: Log) -> _Look:
     assert target.cgroup is not None
+    key = await asyncio.to_thread(signing_key, target.config)
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     pids = await asyncio.to_thread(target.cgroup.processes)
@@ -247,7 +268,7 @@ async def _look(target: Target, request: DumpRequest, log: Log) -> _Look:
             target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo()
         )
     )
-    require_space(request.image, _memory_bytes(target))
+    require_room(request, _memory_bytes(target))
     options = CriuOptions(
         tcp=request.tcp,
         network_lock=sockets.needs_network_lock(found, request.tcp),
@@ -256,7 +277,7 @@ async def _look(target: Target, request: DumpRequest, log: Log) -> _Look:
         libdir=target.config.criu_libdir,
         extra=tuple(mounts.dump_lines(hooks)),
     )
-    configuration = write_config(target.bundle.path, options, [users_file(target.spec.annotations, runtime.name)])
+    configuration = write_config(target.bundle.path, options, [users_file(target.spec, target.config, runtime.name)])
     manifest = Manifest(
         id=Path("/proc/sys/kernel/random/uuid").read_text().strip(),
         time=now(),
@@ -269,7 +290,7 @@ async def _look(target: Target, request: DumpRequest, log: Log) -> _Look:
         rootfs_diff=request.rootfs_diff,
         mounts=mounts.describe_mounts(target.spec, target.bundle.rootfs, hooks),
     )
-    return _Look(pids, hooks, configuration, manifest)
+    return _Look(pids, hooks, configuration, manifest, key, target.spec)
 
 
 async def _run_criu(
@@ -307,22 +328,26 @@ def _write_rootfs_diff(target: Target, image: Path) -> int:
     return write_diff(overlay, image / ROOTFS_DIFF, exclude=hidden).bytes
 
 
+def _add_own_files(target: Target, request: DumpRequest) -> None:
+    """Add the logs that belong to the image, and what its container was."""
+    for name in (LOG, STATISTICS):
+        if (request.work / name).exists() and not (request.image / name).exists():
+            copy_private(request.work / name, request.image / name)
+    spec = without_claim(target.spec.document)
+    write_private(request.image / SPEC, json.dumps(spec, separators=(",", ":"), ensure_ascii=False))
+
+
 def _finish(
-    target: Target,
     request: DumpRequest,
     operation: Operation,
     look: _Look,
     detached: Detached | None,
     digester: Digester,
+    sealed: Sealed | None,
 ) -> Dumped:
-    """Add the logs that belong to the image, and make it one."""
-    for name in (LOG, STATISTICS):
-        if (request.work / name).exists() and not (request.image / name).exists():
-            shutil.copyfile(request.work / name, request.image / name)
+    """Write the manifest, which makes the files an image; they are in its directory, or encrypted where `sealed`."""
     processes = criu_images.processes(request.image)
     there = {process.pid for process in processes}  # one that has ended since it was locked waits for no GPU
-    spec = without_claim(target.spec.document)
-    (request.image / SPEC).write_text(json.dumps(spec, separators=(",", ":"), ensure_ascii=False))
     manifest = replace(
         look.manifest,
         stdio=_stdio_kinds(request.image / "descriptors.json"),
@@ -333,10 +358,14 @@ def _finish(
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
+        security=security_of(look.spec, criu_credentials.credentials(request.image)),
         files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),
         steps=tuple(step for step in operation.steps if step.seconds),
     )
-    return Dumped(manifest, write_manifest(request.image, manifest, durable=request.durable))
+    if sealed is not None:
+        manifest = sealed.manifest(manifest)
+    manifest = sign(manifest, look.key)
+    return Dumped(manifest, write_manifest(request.destination or request.image, manifest, durable=request.durable))
 
 
 def _files(image: Path, moved: Sequence[VramFile | ArenaFile], digester: Digester) -> tuple[File, ...]:
@@ -349,8 +378,10 @@ def _files(image: Path, moved: Sequence[VramFile | ArenaFile], digester: Digeste
 def _stdio_kinds(descriptors: Path) -> tuple[StdioKind, ...]:
     """Return what 0, 1 and 2 were, by the names that the runtime has noted."""
     try:
-        names = json.loads(descriptors.read_text())
-    except (OSError, ValueError):
+        names = json.loads(read_plain(descriptors, most=MOST_DESCRIPTORS))
+    except (OSError, ValueError, RecursionError):
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return ()
     return tuple(map(_stdio_kind, names))
 
@@ -366,12 +397,12 @@ def _stdio_kind(name: str) -> StdioKind:
 
 
 def _source(target: Target, request: DumpRequest) -> Source:
-    notes = target.spec.annotations
+    pod, notes = requester_of(target.spec), target.spec.annotations
     return Source(
         container=target.id,
-        namespace=notes.get(POD_NAMESPACE, ""),
-        pod=notes.get(POD, ""),
-        name=notes.get(POD_CONTAINER, ""),
+        namespace=pod.namespace,
+        pod=pod.pod,
+        name=pod.container,
         image=request.source_image or notes.get(POD_IMAGE, ""),
         image_digest=request.source_digest,
         node=os.uname().nodename,

@@ -8,7 +8,6 @@ the GPUs that its new place has.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -32,9 +31,13 @@ from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.gpu_map import GpuMismatch
 from kybernate_shim.cuda.headroom import headroom
 from kybernate_shim.cuda.processes import cuda_processes
+from kybernate_shim.cuda.vram.digest import KIND, STRONG
 from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.device_nodes import make_char_device
 from kybernate_shim.logs import Log
+from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.rights import Right, may
 
 NVIDIA_MAJOR = 195
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -131,15 +134,18 @@ class CudaAccelerator:
     # -- Leaving ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def detached(self, operation: Operation, image: Path, *, force: bool) -> AsyncIterator[Left]:
+    async def detached(
+        self, operation: Operation, image: Path, *, force: bool, strong: bool = False
+    ) -> AsyncIterator[Left]:
         """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends.
 
-        Some of their bytes may be in files of `image` then.
+        Some of their bytes may be in files of `image` then; `strong`: with digests that find forgery.
 
         Raises PreflightRefused and GpuStepFailed with the container as it was, and NotBack when it could not be brought
         back in the end. A container that was suspended before stays so.
         """
-        way = WayOut(self._target.children, self._settings, self._log)
+        digest = STRONG if strong else KIND
+        way = WayOut(self._target.children, self._settings, self._log, digest)
         async with self._helper() as helper, aclosing(way):
             left = await self._leave(
                 helper,
@@ -151,7 +157,8 @@ class CudaAccelerator:
             )
             left.way = way
             try:
-                left.away = ArenaOut(self._target.children, self._settings, await self._arena_sizes(helper))
+                sizes = await self._arena_sizes(helper)
+                left.away = ArenaOut(self._target.children, self._settings, sizes, digest)
                 yield left
             except BytesLost as error:
                 self._lost = f"{error}; the processes of container {self._target.id} cannot compute on: end it"
@@ -435,27 +442,38 @@ class CudaAccelerator:
 
     def _plan(self, manifest: Manifest, info: CudaInfo) -> gpu_map.Plan:
         spec, config = self._target.spec, self._target.config
-        usable = self._usable(info)
-        return gpu_map.make_plan(
-            [gpu_map.Used(gpu.uuid, gpu.model, bytes_on(gpu)) for gpu in manifest.gpus],
-            manifest.visible_gpus,
-            [gpu for gpu in info.gpus if gpu.uuid in usable],
-            gpu_map.parse_map(config.pods_choice(spec.annotations, gpu_map.ANNOTATION)),
-        )
+        believed = may(requester_of(spec), Right.VISIBLE_DEVICES, config)
+        usable = self._usable(info, devices_only=not believed)
+        try:
+            return gpu_map.make_plan(
+                [gpu_map.Used(gpu.uuid, gpu.model, bytes_on(gpu)) for gpu in manifest.gpus],
+                manifest.visible_gpus,
+                [gpu for gpu in info.gpus if gpu.uuid in usable],
+                gpu_map.parse_map(config.pods_choice(spec.annotations, gpu_map.ANNOTATION)),
+            )
+        except GpuMismatch as error:
+            if believed:
+                raise
+            raise GpuMismatch(
+                f"{error}. Of a pod, the devices in its container's configuration count, as CDI puts them there;"
+                f" {VISIBLE} does only with `gpu.visible_devices_env = true` on this node"
+            ) from error
 
-    def _usable(self, info: CudaInfo) -> list[str]:
+    def _usable(self, info: CudaInfo, *, devices_only: bool = False) -> list[str]:
         spec = self._target.spec
-        return gpu_map.usable_gpus(gpu_map.device_numbers(spec.devices), spec.env(VISIBLE), info.gpus)
+        numbers = gpu_map.device_numbers(spec.devices)
+        return gpu_map.usable_gpus(numbers, spec.env(VISIBLE), info.gpus, devices_only=devices_only)
 
     def _make_device_nodes(self) -> None:
         """Add the GPUs of the new container to its /dev: CRIU restores the old one's, and the driver opens by name."""
         for device in self._target.spec.linux.get("devices") or ():
             if not gpu_map.device_numbers([str(device.get("path"))]) or device.get("type") != "c":
                 continue
-            node = Path(f"/proc/{self._target.init_pid}/root{device['path']}")
-            if not node.exists():
-                os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(device["major"], device["minor"]))
-                node.chmod(0o666)  # whatever our umask is
+            number = os.makedev(device["major"], device["minor"])
+            try:
+                make_char_device(self._target.init_pid, device["path"], number)
+            except OSError as error:
+                raise NotBack(f"{device['path']} cannot be made in the container: {error.strerror}") from error
 
     @asynccontextmanager
     async def _helper(self) -> AsyncIterator[CudaHelper]:

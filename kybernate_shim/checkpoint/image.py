@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.checkpoint import manifest as manifests
@@ -20,7 +21,10 @@ from kybernate_shim.checkpoint.manifest import File, Manifest, ManifestInvalid, 
 from kybernate_shim.cuda.vram import digest as vram_digest
 from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.errors import Damaged, Missing, NoRoom
+from kybernate_shim.linux.plain_files import read_plain
+from kybernate_shim.linux.private import create_private
 
+SHOWN_PROBLEMS = 20
 LOGS = ".log"  # logs are for people: they may grow after the manifest, so they are no part of the image
 
 
@@ -46,6 +50,12 @@ class Image:
     path: Path
     manifest: Manifest
     checked: bool = False
+    content: bytes = field(default=b"", compare=False, repr=False)  # of the manifest's file, for its signature
+
+    @property
+    def digest(self) -> str:
+        """Return the manifest's, `sha256:<hex>`."""
+        return _sha256(self.content)
 
     def piped_streams(self) -> tuple[int, ...]:
         """Return which of 0, 1 and 2 were pipes: they must be pipes again, or CRIU finds none to connect them to."""
@@ -96,12 +106,14 @@ def write_manifest(directory: Path, manifest: Manifest, *, durable: bool = True)
     With `durable`, image and manifest survive a power failure once this returns; without, as fits a directory that
     containerd copies and removes at once, only their order is kept. Raises OSError; there is no image then.
     """
-    from hashlib import sha256  # a checkpoint is rare in a shim's life, OpenSSL's import is not free
-
     content = manifests.encode(manifest)
+    try:
+        manifests.decode(content)  # an image that no restore accepts must fail now, while the container is there
+    except ManifestInvalid as error:
+        raise CheckpointInvalid(f"{directory}: the image cannot be described: {error}") from error
     if durable:
         with ThreadPoolExecutor(4, "fsync") as pool:
-            list(pool.map(lambda file: _sync(directory / file.name), manifest.files))
+            list(pool.map(lambda file: _sync(directory / file.name), manifest.stored_files))
     temporary = directory / f".{manifests.NAME}.tmp"
     try:
         _write(temporary, content, durable=durable)
@@ -112,6 +124,12 @@ def write_manifest(directory: Path, manifest: Manifest, *, durable: bool = True)
     if durable:
         _sync(directory)
         _sync(directory.parent)
+    return _sha256(content)
+
+
+def _sha256(content: bytes) -> str:
+    from hashlib import sha256  # a checkpoint is rare in a shim's life, OpenSSL's import is not free
+
     return f"sha256:{sha256(content).hexdigest()}"
 
 
@@ -121,23 +139,33 @@ def remove_manifest(directory: Path) -> None:
 
 
 def read_image(directory: Path) -> Image:
-    """Return the image in `directory`, after a look at every file's size, but not at its content.
+    """Return the image in `directory`, after a look at every file's size, but not at its content; blocks.
 
     Raises CheckpointNotFound or CheckpointInvalid.
     """
+    manifest, content = _read_manifest(directory)
+    if problems := _size_problems(directory, manifest.stored_files):
+        raise CheckpointInvalid(f"{directory}: {listed(problems)}")
+    return Image(directory, manifest, content=content)
+
+
+def _read_manifest(directory: Path) -> tuple[Manifest, bytes]:
+    """Return the manifest of the image in `directory`, and its bytes. Raises as `read_image` does."""
     try:
-        content = (directory / manifests.NAME).read_bytes()
+        content = read_plain(directory / manifests.NAME, most=manifests.MOST_BYTES)
+        return manifests.decode(content), content
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointNotFound(_absent(directory)) from None
     except OSError as error:
         raise CheckpointInvalid(f"{directory / manifests.NAME}: {error.strerror}") from error
-    try:
-        manifest = manifests.decode(content)
     except ManifestInvalid as error:
         raise CheckpointInvalid(f"{directory / manifests.NAME}: {error}") from error
-    if problems := _size_problems(directory, manifest.files):
-        raise CheckpointInvalid(f"{directory}: {'; '.join(map(str, problems))}")
-    return Image(directory, manifest)
+
+
+def listed(problems: Sequence[Problem]) -> str:
+    """Return the first problems in words, for a message that people read."""
+    more = f"; and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
+    return "; ".join(map(str, problems[:SHOWN_PROBLEMS])) + more
 
 
 def _absent(directory: Path) -> str:
@@ -147,20 +175,36 @@ def _absent(directory: Path) -> str:
 
 
 def verify(
-    directory: Path, progress: Callable[[int, int], object] | None = None, *, vram: bool = True
+    directory: Path,
+    progress: Callable[[int, int], object] | None = None,
+    *,
+    vram: bool = True,
+    encryption_key: Path | None = None,
 ) -> list[Problem]:
     """Compare every file with the manifest, digests included; an empty list means that the image is whole.
 
     Without `vram`, files of VRAM bytes are not read: whoever restores them compares them on the way.
-    `progress` is told the bytes done and the bytes in all, from several threads. Raises CheckpointNotFound, and
-    CheckpointInvalid where the manifest itself cannot be read.
+    `progress` is told the bytes done and the bytes in all, from several threads. An encrypted image is decrypted with
+    a key of the file `encryption_key`, block by block. Raises CheckpointNotFound, KeyUnusable, and CheckpointInvalid
+    where the manifest itself cannot be read.
     """
-    try:
-        manifest = manifests.decode((directory / manifests.NAME).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointNotFound(_absent(directory)) from None
-    except (OSError, ManifestInvalid) as error:
-        raise CheckpointInvalid(f"{directory / manifests.NAME}: {error}") from error
+    manifest, _ = _read_manifest(directory)
+    if manifest.encryption is None:
+        return problems_of(directory, manifest, progress, vram=vram)
+    from kybernate_shim.checkpoint.encrypted import digest_problems  # few images are encrypted
+
+    problems = _size_problems(directory, manifest.stored_files) + _extra(directory, manifest)
+    damaged = {problem.file for problem in problems}
+    whole = [file for file, kept in zip(manifest.files, manifest.stored_files, strict=True) if kept.name not in damaged]
+    count = _Counter(sum(file.size for file in whole), progress or (lambda done, total: None))
+    problems += digest_problems(directory, manifest, whole, encryption_key, count)
+    return sorted(problems, key=lambda problem: problem.file)
+
+
+def problems_of(
+    directory: Path, manifest: Manifest, progress: Callable[[int, int], object] | None = None, *, vram: bool = True
+) -> list[Problem]:
+    """Compare every plain file in `directory` with `manifest`, as `verify` does."""
     problems = _size_problems(directory, manifest.files) + _extra(directory, manifest)
     damaged = {problem.file for problem in problems}
     later = set() if vram else {file.file for file in manifest.moved_files}
@@ -177,6 +221,9 @@ def _size_problems(directory: Path, files: Iterable[File]) -> list[Problem]:
         except FileNotFoundError:
             problems.append(Problem(file.name, "missing", f"{file.size} bytes expected"))
             continue
+        except OSError as error:
+            problems.append(Problem(file.name, "unreadable", error.strerror or str(error)))
+            continue
         if not stat.S_ISREG(status.st_mode):
             problems.append(Problem(file.name, "changed", "not a plain file"))
         elif status.st_size != file.size:
@@ -186,7 +233,7 @@ def _size_problems(directory: Path, files: Iterable[File]) -> list[Problem]:
 
 
 def _extra(directory: Path, manifest: Manifest) -> list[Problem]:
-    known = {file.name for file in manifest.files} | {manifests.NAME}
+    known = {file.name for file in manifest.stored_files} | {manifests.NAME}
     found = {path.name for path in directory.iterdir() if path.suffix != LOGS}
     return [Problem(name, "extra", "the manifest does not list it") for name in found - known]
 
@@ -196,7 +243,7 @@ def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[
     problems = []
     for file in files:
         try:
-            algorithm = vram_digest.KIND if file.digest.startswith(vram_digest.KIND) else algorithm_of(file.digest)
+            algorithm = vram_digest.KIND if vram_digest.is_of_tree(file.digest) else algorithm_of(file.digest)
             groups.setdefault(algorithm, []).append(file)
         except DigestUnknown as error:
             problems.append(Problem(file.name, "unreadable", str(error)))
@@ -206,6 +253,9 @@ def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[
         problems += _compare_vram(directory, file, count)
     for algorithm, group in groups.items():
         with Digester(algorithm, count) as digester:
+            for file in sorted(group, key=lambda file: -file.size):  # the small ones beside the large ones
+                with suppress(OSError, FileChanged):  # which `_compare` finds as well
+                    digester.begin(directory / file.name)
             problems += [problem for file in group if (problem := _compare(digester, directory, file))]
     return problems
 
@@ -232,7 +282,8 @@ def _compare_vram(directory: Path, file: File, count: Callable[[int], None]) -> 
 
     try:
         pieces = vram_digest.piece_bytes_of(file.digest)
-        digest = vram_digest.of_file(directory / file.name, pieces, Transfer(on_progress=progress))
+        how = Transfer(on_progress=progress, digest=file.digest.partition(":")[0])
+        digest = vram_digest.of_file(directory / file.name, pieces, how)
     except VramError as error:
         return [Problem(file.name, "unreadable", str(error))]
     if digest != file.digest:
@@ -254,7 +305,7 @@ class _Counter:
 
 
 def _write(path: Path, content: bytes, *, durable: bool) -> None:
-    with path.open("wb") as stream:
+    with create_private(path) as stream:
         stream.write(content)
         stream.flush()
         if durable:

@@ -7,15 +7,20 @@ on another node is said in compat.py.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 from kybernate_shim.checkpoint.operation import Step
-from kybernate_shim.checkpoint.record import FieldInvalid, from_json, to_json
+from kybernate_shim.checkpoint.record import FieldInvalid, from_json, parse, to_json
+from kybernate_shim.trust.credentials import Security
 
 NAME: Final = "kybernate-manifest.json"
 VERSION: Final = 1
+MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
+LONGEST_NAME: Final = 255  # bytes of a file's name, as Linux has it
+MOST_PIECES: Final = 1 << 18  # of an arena's file: 512 GiB, if each has 2 MiB
+END_OF_MEMORY: Final = 1 << 64
 
 TcpPolicy = Literal["close", "established"]
 StdioKind = Literal["null", "pipe", "file", "socket", "terminal", "other"]
@@ -133,8 +138,8 @@ class ArenaFile:
     size: int
     data_bytes: int
     digest: str
-    blocks: tuple[ArenaBlock, ...]
-    holes: tuple[ArenaHole, ...] = ()
+    blocks: tuple[ArenaBlock, ...] = field(metadata={"most": MOST_PIECES})
+    holes: tuple[ArenaHole, ...] = field(default=(), metadata={"most": MOST_PIECES})
 
 
 @dataclass(frozen=True)
@@ -161,11 +166,39 @@ class Mount:
 
 @dataclass(frozen=True)
 class File:
-    """One file of the image. `digest` has the form of digests.py, or is the one of `vram` or `arena`."""
+    """One file of the image. `digest` has the form of digests.py, or is the one of `vram` or `arena`.
+
+    In an encrypted image both are of the file before encryption, and `stored` is its size on the disk.
+    """
 
     name: str
     size: int
     digest: str
+    stored: int = 0
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """How all files of an image are encrypted; on the disk, their names end with `.enc`. See trust/encryption.py.
+
+    `wrapped_key` is the image's data key, encrypted with the node's key `key_id`.
+    """
+
+    key_id: str
+    wrapped_key: str
+    chunk_bytes: int
+    algorithm: Literal["AES-256-GCM"] = "AES-256-GCM"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Which key vouches for the manifest, and so for the image: an HMAC-SHA-256 in hexadecimal by the key named `key`.
+
+    It covers the bytes of the whole manifest with 64 zeros in the place of `value`. Both are empty where none signed.
+    """
+
+    key: str = ""
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +207,7 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them runs on before it
     is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them.
+    driver's order: a map to others names each of them. `security` is empty in images of older releases.
     """
 
     id: str
@@ -195,8 +228,11 @@ class Manifest:
     arena: tuple[ArenaFile, ...] = ()
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     mounts: tuple[Mount, ...] = ()
-    files: tuple[File, ...] = ()
+    security: Security = field(default_factory=Security)
+    files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
+    encryption: Encryption | None = None
     steps: tuple[Step, ...] = ()
+    signature: Signature = Signature()
     version: int = VERSION
 
     @property
@@ -215,6 +251,13 @@ class Manifest:
         return sum(file.size - sum(hole.size for hole in file.holes) for file in self.arena)
 
     @property
+    def stored_files(self) -> tuple[File, ...]:
+        """The files by their names and sizes on the disk."""
+        if self.encryption is None:
+            return self.files
+        return tuple(replace(file, name=f"{file.name}.enc", size=file.stored) for file in self.files)
+
+    @property
     def bytes(self) -> int:
         """Payload of all files."""
         return sum(file.size for file in self.files)
@@ -231,15 +274,21 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(content: bytes) -> Manifest:
-    """Return the manifest that `encode` wrote. Raises ManifestInvalid."""
+    """Return the manifest that `encode` wrote. Raises ManifestInvalid.
+
+    `content` may come from anywhere; what time and memory this takes is bounded by MOST_BYTES.
+    """
+    if len(content) > MOST_BYTES:
+        raise ManifestInvalid(f"{len(content)} bytes, at most {MOST_BYTES} are accepted")
     try:
-        document = json.loads(content.decode(errors="surrogateescape"))
+        document = parse(content)
     except ValueError as error:
         raise ManifestInvalid(f"not JSON: {error}") from error
     # The version comes first: to complain of a field of another format's version would lead astray.
     version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, int) and version != VERSION:
-        raise ManifestInvalid(f"version: {version} is not understood, only {VERSION} is; use the release that wrote it")
+        shown = version if abs(version) < END_OF_MEMORY else "a huge number"
+        raise ManifestInvalid(f"version: {shown} is not understood, only {VERSION} is; use the release that wrote it")
     try:
         manifest = from_json(Manifest, document)
         _check(manifest)
@@ -260,12 +309,55 @@ def _check(manifest: Manifest) -> None:
         if file.name in seen:
             raise FieldInvalid(place, f"{file.name!r} is there twice")
         seen.add(file.name)
-    for index, vram in enumerate(manifest.vram):
-        if vram.file not in seen:
-            raise FieldInvalid(f"vram[{index}].file", f"{vram.file!r} is not among the files")
-    for index, arena in enumerate(manifest.arena):
-        if arena.file not in seen:
-            raise FieldInvalid(f"arena[{index}].file", f"{arena.file!r} is not among the files")
+    _check_moved(manifest)
+
+
+def _check_moved(manifest: Manifest) -> None:
+    """Check the files of VRAM bytes against the list of files, and that they are for different memory."""
+    files = {file.name: file for file in manifest.files}
+    regions: dict[int, list[tuple[int, int, str]]] = {}
+    used: set[str] = set()
+    vram: list[tuple[str, VramFile | ArenaFile]] = [(f"vram[{i}]", file) for i, file in enumerate(manifest.vram)]
+    arena: list[tuple[str, VramFile | ArenaFile]] = [(f"arena[{i}]", file) for i, file in enumerate(manifest.arena)]
+    for place, file in (*vram, *arena):
+        listed = files.get(file.file)
+        if listed is None:
+            raise FieldInvalid(f"{place}.file", f"{file.file!r} is not among the files")
+        if file.file in used:
+            raise FieldInvalid(f"{place}.file", f"{file.file!r} is there twice")
+        used.add(file.file)
+        if (listed.size, listed.digest) != (file.size, file.digest):
+            raise FieldInvalid(place, f"size or digest differ from those of {file.file!r} among the files")
+        if file.data_bytes > file.size:
+            raise FieldInvalid(f"{place}.data_bytes", f"{file.data_bytes} of {file.size} bytes")
+        if isinstance(file, ArenaFile):
+            _check_arena(file, place)
+        else:
+            regions.setdefault(file.pid, []).append((file.start, file.size, place))
+    for listed_regions in regions.values():
+        _check_apart(listed_regions, END_OF_MEMORY)
+
+
+def _check_arena(file: ArenaFile, place: str) -> None:
+    blocks = [(block.address, block.size, f"{place}.blocks[{index}]") for index, block in enumerate(file.blocks)]
+    _check_apart(blocks, END_OF_MEMORY)
+    if len({block.index for block in file.blocks}) != len(file.blocks):
+        raise FieldInvalid(f"{place}.blocks", "an index is there twice")
+    if sum(size for _, size, _ in blocks) != file.size:
+        raise FieldInvalid(f"{place}.blocks", f"they are not the {file.size} bytes of the file")
+    holes = [(hole.offset, hole.size, f"{place}.holes[{index}]") for index, hole in enumerate(file.holes)]
+    _check_apart(holes, file.size)
+
+
+def _check_apart(ranges: list[tuple[int, int, str]], end: int) -> None:
+    """Refuse ranges (start, size, place) that overlap each other or reach beyond `end`."""
+    done = 0
+    for start, size, place in sorted(ranges):
+        if start < done:
+            raise FieldInvalid(place, f"{size} bytes at {start:#x} overlap others")
+        done = start + size
+        if done > end:
+            raise FieldInvalid(place, f"{size} bytes at {start:#x} reach beyond {end:#x}")
 
 
 def _check_time(text: str) -> None:
@@ -279,4 +371,6 @@ def _check_time(text: str) -> None:
 
 def is_flat(name: str) -> bool:
     """Tell whether `name` is a plain file name, the only kind that survives containerd's flat unpacking."""
-    return bool(name) and "/" not in name and "\0" not in name and ".." not in name and name != "."
+    if not name or "/" in name or ".." in name or name == "." or any(mark < " " or mark == "\x7f" for mark in name):
+        return False
+    return len(name.encode(errors="surrogateescape")) <= LONGEST_NAME

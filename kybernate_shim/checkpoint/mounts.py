@@ -10,6 +10,7 @@ Sources: criu(8), --external and --skip-mnt; criu.org, "External bind mounts".
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
@@ -18,16 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kybernate_shim.checkpoint.criu import line
 from kybernate_shim.checkpoint.criu_images import DumpedMount
-from kybernate_shim.checkpoint.manifest import Mount
+from kybernate_shim.checkpoint.manifest import LONGEST_NAME, Mount
 from kybernate_shim.linux.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
 Action = Literal["keep", "external", "drop"]
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+SHOWN_DIFFERENCES: Final = 20
+SHOWN_PATH: Final = 200  # characters
 
+PRIVATE: Final = ("tmpfs", "mqueue", "devpts", "overlay")  # nothing of the kernel's or the node's is in them
+READ_ONLY: Final = frozenset({"ro", "rro"})
 NULL: Final = "/dev/null"  # the key under which runtimes offer every masked file
 VOLUME: Final = re.compile(r"/volumes/(?:kubernetes\.io~)?([^/]+)/|/volume-(subpaths)/")
 
@@ -46,8 +52,11 @@ class MountUnmatched(Exception):
     """Mounts of the image and of the new container differ. `differences` are sentences, one for each mount."""
 
     def __init__(self, differences: Sequence[str]) -> None:
+        shown = "; ".join(differences[:SHOWN_DIFFERENCES])
+        more = len(differences) - SHOWN_DIFFERENCES
         super().__init__(
-            f"{'; '.join(differences)}. Nothing was restored; give the new container the mounts of the dumped one"
+            f"{shown}{f'; and {more} more' if more > 0 else ''}. Nothing was restored; give the new container the"
+            " mounts of the dumped one"
         )
         self.differences = tuple(differences)
 
@@ -122,17 +131,29 @@ def dump_lines(found: Iterable[HookMount]) -> list[str]:
     lines = []
     for mount in found:
         if mount.action == "external":
-            lines.append(f"external mnt[{mount.destination}]:{mount.destination}")
+            lines.append(line("external", f"mnt[{mount.destination}]:{mount.destination}"))
         elif mount.action == "drop":
-            lines.append(f"skip-mnt {mount.destination}")
+            lines.append(line("skip-mnt", mount.destination))
     return lines
 
 
-def match_mounts(dumped: Iterable[DumpedMount], recorded: Iterable[Mount], spec: Spec, rootfs: Path) -> Matching:
+def match_mounts(
+    dumped: Iterable[DumpedMount],
+    recorded: Iterable[Mount],
+    spec: Spec,
+    rootfs: Path,
+    *,
+    policy: Sequence[str] = (),
+    strict: bool = False,
+    root_writable: bool = False,
+) -> Matching:
     """Compare the mounts in CRIU's images with those of the new container, before anything is restored.
 
-    `recorded` are the manifest's, which say where the mounts of hooks came from. Raises MountUnmatched, which names
-    every difference at once.
+    `recorded` are the manifest's, which say where the mounts of hooks came from; only paths of the node that `policy`
+    names, by patterns in which `*` stands for any text but /, are mounted so. `strict`: a filesystem of the kernel's,
+    such as proc or sysfs, is restored only where config.json mounts it, and every mount, the root (`root_writable` in
+    the image) included, writable only where it is writable there. Both may come from anywhere. Raises MountUnmatched,
+    which names the differences.
     """
     listed = Listed.of(spec, rootfs)
     sources = {mount.destination: mount.source for mount in recorded if mount.kind == "hook" and mount.source}
@@ -140,13 +161,25 @@ def match_mounts(dumped: Iterable[DumpedMount], recorded: Iterable[Mount], spec:
     differences: list[str] = []
     lines: list[str] = []
     for mount in dumped:
-        if not mount.key or listed.offers(mount.key):
+        if not is_normal(mount.destination):
+            differences.append(f"{mount.destination[:SHOWN_PATH]!a} is no path where a mount of a container can be")
+        elif not mount.key or listed.offers(mount.key):
             differences += _changed(mount, listed)
-        elif Path(sources.get(mount.destination, "")).is_absolute() and Path(sources[mount.destination]).exists():
-            lines.append(f"external mnt[{mount.key}]:{sources[mount.destination]}")
+        elif (source := sources.get(mount.destination, "")) and _permits(policy, source) and _exists(source):
+            lines.append(line("external", f"mnt[{mount.key}]:{source}"))
         else:
-            differences.append(_only_dumped(mount, sources.get(mount.destination)))
+            differences.append(_only_dumped(mount, source, policy))
+        if strict:
+            differences += _beyond(mount, listed)
     there = {mount.destination for mount in dumped}
+    if strict and root_writable and (spec.document.get("root") or {}).get("readonly"):
+        differences.append("/ is writable in the image and read-only in the new container's configuration")
+    if strict:
+        differences += [
+            f"{path} is hidden or read-only in the new container's configuration, but was not in the dumped one"
+            for path in sorted((listed.masked | listed.read_only) - there)
+            if os.path.lexists(path)  # of the kernel's own, which runtimes leave out where the kernel has none
+        ]
     differences += [
         f"{destination} is mounted in the new container, but was not in the dumped one"
         for destination in sorted(listed.destinations - there)
@@ -160,9 +193,11 @@ def match_mounts(dumped: Iterable[DumpedMount], recorded: Iterable[Mount], spec:
 def make_mount_points(matching: Matching, rootfs: Path) -> None:
     """Create the mount points that are missing in the mounted root filesystem. Raises OSError.
 
-    No link is followed on the way, since the image decides what lies there.
+    No link and no way up is followed, and nothing is opened that is there, since the image decides what that is.
     """
     for destination in (*matching.directories, *matching.files):
+        if not is_normal(destination):
+            raise OSError(errno.EINVAL, "no path inside the root filesystem", destination)
         *parents, name = destination.strip("/").split("/")
         directory = os.open(rootfs, DIRECTORY)
         try:
@@ -173,7 +208,7 @@ def make_mount_points(matching: Matching, rootfs: Path) -> None:
             if destination in matching.directories:
                 _make_directory(name, directory)
             else:
-                os.close(os.open(name, NEW_FILE, 0o644, dir_fd=directory))
+                _make_file(name, directory)
         finally:
             os.close(directory)
 
@@ -187,6 +222,7 @@ class Listed:
     masked: frozenset[str]
     read_only: frozenset[str]
     devices: frozenset[str]
+    mounted_read_only: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, spec: Spec, rootfs: Path) -> Listed:
@@ -206,6 +242,11 @@ class Listed:
             frozenset(map(str, spec.linux.get("maskedPaths") or ())),
             frozenset(map(str, spec.linux.get("readonlyPaths") or ())),
             frozenset(spec.devices),
+            frozenset(
+                resolve_in(rootfs, str(mount.get("destination") or "/"))
+                for mount in spec.mounts
+                if READ_ONLY & set(mount.get("options") or ())
+            ),
         )
 
     @property
@@ -219,6 +260,20 @@ class Listed:
             or kind.startswith("cgroup")
             or (kind == "devpts" and destination == "/dev/console")
         )
+
+    def place_of(self, destination: str) -> str | None:
+        """Return the entry of config.json by which something is mounted there, None where none is."""
+        if destination in self.destinations | self.masked | self.read_only | self.devices:
+            return destination
+        if destination == "/dev/console":
+            return destination
+        cgroups = (place for place, kind in self.others.items() if kind.startswith("cgroup"))
+        return next((place for place in cgroups if Path(destination).is_relative_to(place)), None)
+
+    @property
+    def unwritable(self) -> frozenset[str]:
+        """What config.json wants read-only or hidden."""
+        return self.mounted_read_only | self.read_only | self.masked
 
     def offers(self, key: str) -> bool:
         """Tell whether the runtime offers CRIU something under `key` when it restores."""
@@ -244,15 +299,52 @@ def resolve_in(rootfs: Path, destination: str) -> str:
         if part == "..":
             done = done[:-1]
             continue
-        here = rootfs.joinpath(*done, part)
-        if here.is_symlink() and followed < 40:  # as many as the kernel follows
+        target = _link(rootfs.joinpath(*done, part)) if followed < 40 else ""  # as many as the kernel follows
+        if target:
             followed += 1
-            target = str(here.readlink())
             done = [] if target.startswith("/") else done
             pending += target.split("/")[::-1]
         else:
             done.append(part)
     return "/" + "/".join(done)
+
+
+def _link(path: Path) -> str:
+    """Return where a link leads, "" for all else, such as a path that is too long for the system."""
+    try:
+        return str(path.readlink())
+    except (OSError, ValueError):
+        return ""
+
+
+def is_normal(destination: str) -> bool:
+    """Tell whether a path is absolute and has no parts that lead up, nor any that no mount point has."""
+    parts = destination.split("/")[1:]
+    return destination.startswith("/") and "" not in parts and all(map(_is_name, parts))
+
+
+def _is_name(part: str) -> bool:
+    if part in (".", "..") or any(mark < " " or mark == "\x7f" for mark in part):
+        return False
+    try:
+        return len(os.fsencode(part)) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def _exists(source: str) -> bool:
+    """Tell whether an absolute path is that of something; one that the system does not even accept is not."""
+    try:
+        return source.startswith("/") and Path(source).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _make_file(name: str, parent: int) -> None:
+    try:
+        os.close(os.open(name, NEW_FILE, 0o644, dir_fd=parent))
+    except FileExistsError:
+        pass
 
 
 def _make_directory(name: str, parent: int) -> None:
@@ -294,7 +386,42 @@ def _same_type(wanted: str, kernel: str) -> bool:
     return wanted == "cgroup" and kernel in ("cgroup2", "tmpfs")
 
 
-def _only_dumped(mount: DumpedMount, source: str | None) -> str:
+def _permits(policy: Sequence[str], source: str) -> bool:
+    """Return whether the node's policy has the path, which must be written without detours."""
+    if not source.startswith("/") or os.path.normpath(source) != source:
+        return False
+    return any(re.fullmatch(_any_name(pattern), source) for pattern in policy)
+
+
+def _any_name(pattern: str) -> str:
+    """Return the regular expression of a pattern in which `*` stands for any text but /."""
+    return r"[^/\x00-\x1f]*".join(re.escape(part) for part in pattern.split("*"))
+
+
+def _beyond(mount: DumpedMount, listed: Listed) -> Iterator[str]:
+    """Yield what a mount would allow and the new container's configuration does not.
+
+    CRIU makes a mount as writable as it was, whatever config.json says of it, that of a volume, too.
+    """
+    place = listed.place_of(mount.destination)
+    if mount.key == NULL or (not mount.key and mount.type in PRIVATE):
+        return  # an empty file, or the container's own; some runtimes leave the tmpfs above version 1 cgroups writable
+    if place is not None and {place, mount.key} & listed.unwritable and mount.writable:
+        yield f"{mount.destination} is writable in the image and read-only in the new container's configuration"
+    if place is None and not mount.key and not _kept(mount):
+        yield f"{mount.destination} is a mount of {mount.type}, which the new container's configuration does not have"
+
+
+def _kept(mount: DumpedMount) -> bool:
+    return any(action == "keep" and fnmatch.fnmatchcase(mount.destination, pattern) for pattern, action in HOOK_POLICY)
+
+
+def _only_dumped(mount: DumpedMount, source: str, policy: Sequence[str]) -> str:
+    if source and not _permits(policy, source):
+        return (
+            f"{mount.destination} was mounted by a hook from {source}, which `hook_mounts` of this node's configuration"
+            " does not have"
+        )
     if mount.key == NULL:
         return f"{mount.destination} was masked in the dumped container, and nothing is in the new one"
     if source:

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from kybernate_shim.linux.cgroups import DECISIVE, Cgroup
@@ -23,7 +24,9 @@ from kybernate_shim.linux.mounts import unmount_tree
 
 SCRATCH = ".criu.cgyard."  # begins the name of the directory where CRIU mounts the cgroup hierarchies
 POLL_SECONDS = 0.005
-EXEC_LOOKS = 100  # at a process that has no environment yet; longer than any exec takes that is not stuck
+ROUND_SECONDS = 0.001
+EXEC_SECONDS = 0.5  # longer than any exec takes that is not stuck
+MOST_ENVIRONMENT = 1 << 20  # bytes; the runtime's is the daemon's, and begins with what containerd was given
 
 
 class RemainsStay(Exception):
@@ -46,7 +49,7 @@ class Traces:
     def end_programs(self, *, seconds: float = 5) -> None:
         """Kill the runtime and CRIU and wait until they are gone. Raises RemainsStay after `seconds`."""
         deadline = time.monotonic() + seconds
-        while pids := told_of(self.configuration):
+        while pids := told_of(self.configuration, everywhere=False):
             _kill(pids, deadline)
 
     def clear_restore(self, *, seconds: float = 5) -> None:
@@ -73,31 +76,86 @@ def work_name(namespace: str, container: str, verb: str = "restore") -> str:
     return f"{namespace}.{container}.{verb}"
 
 
-def told_of(configuration: Path) -> list[int]:
-    """Return the processes in whose environment CRIU's configuration file is that one."""
+def told_of(configuration: Path, *, everywhere: bool = True) -> list[int]:
+    """Return the processes in whose environment CRIU's configuration file is that one.
+
+    Without `everywhere`, only those in our own pid namespace, where the runtime and CRIU itself run: a container's own
+    processes may claim anything. Where none is found, waits EXEC_SECONDS at most for those in the middle of exec,
+    however many they are.
+    """
     sign = b"=" + os.fsencode(configuration) + b"\0"
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                if sign in _environment(Path(entry.path)):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended, or is a zombie or the kernel's own
-    return found
+    ours = _pid_namespace("self")
+    end = time.monotonic() + EXEC_SECONDS
+    found: set[int] = set()
+    done: set[int] = set()
+    while True:
+        waiting = False
+        for pid in _pids() - done:
+            match _look(pid, sign, ours, everywhere=everywhere):
+                case Look.TOLD:
+                    found.add(pid)
+                    done.add(pid)
+                case Look.IN_EXEC:
+                    waiting = True
+                case Look.OTHER:
+                    done.add(pid)
+        if found or not waiting or time.monotonic() > end:
+            return sorted(found)
+        time.sleep(ROUND_SECONDS)
 
 
-def _environment(process: Path) -> bytes:
-    """Return what /proc shows of a process's environment: nothing, too, while the process is in the midst of exec."""
-    for _ in range(EXEC_LOOKS):
-        if environment := (process / "environ").read_bytes():
-            return environment
-        (process / "exe").readlink()  # fails for who has no memory: zombies, and threads of the kernel
-        *_, start, end, _ = (process / "stat").read_text(errors="replace").split()
-        if start == end != "0":
-            break  # it was given none
-        time.sleep(POLL_SECONDS)
-    return b""
+class Look(Enum):
+    """What one look at a process shows."""
+
+    TOLD = "told"
+    OTHER = "other"
+    IN_EXEC = "in exec"
+
+
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208  # names are all that is needed
+
+
+def _look(pid: int, sign: bytes, ours: int, *, everywhere: bool) -> Look:
+    """Look at a process once, and never wait for it.
+
+    The kernel shows no environment in the middle of exec. It shows none either of a process that hides its own, by
+    prctl(2) or by unmapping it, which neither the runtime nor CRIU does. Of those in exec, only programs in our own pid
+    namespace count: CRIU's other processes, which are those that it restores, were forked.
+    """
+    try:
+        inside = _pid_namespace(pid) == ours
+        if not inside and not everywhere:
+            return Look.OTHER
+        environment = _beginning(f"/proc/{pid}/environ")
+        if not environment and inside:
+            os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115  # fails for zombies and threads of the kernel
+            before = _bounds(pid)
+            environment = _beginning(f"/proc/{pid}/environ")
+            if not environment and (before[1] == b"0" or _bounds(pid) != before):
+                return Look.IN_EXEC
+    except (OSError, ValueError):
+        return Look.OTHER  # it has ended, or has no memory
+    return Look.TOLD if sign in environment else Look.OTHER
+
+
+def _bounds(pid: int) -> tuple[bytes, bytes]:
+    """Return where a process's environment begins and ends: 0 before exec has set it, and elsewhere after each exec."""
+    *_, start, end, _ = _beginning(f"/proc/{pid}/stat").split()
+    return start, end
+
+
+def _beginning(path: str) -> bytes:
+    """Return the first bytes of a file in /proc: a process can make its environment as large as its memory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, MOST_ENVIRONMENT)
+    finally:
+        os.close(fd)
+
+
+def _pid_namespace(pid: int | str) -> int:
+    return os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116  # once for each process of the node
 
 
 def named(cgroups_path: str) -> tuple[int, dict[str, Path]]:

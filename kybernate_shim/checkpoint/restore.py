@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
-from kybernate_shim.checkpoint import criu_images, mounts
+from kybernate_shim.checkpoint import gate, mounts
 from kybernate_shim.checkpoint.claim import users_file
 from kybernate_shim.checkpoint.compat import FORCE, Place, compare, read_host, require_compatible
+from kybernate_shim.checkpoint.confined import Inspection, inspecting
 from kybernate_shim.checkpoint.criu import (
     EARLY_FILE_NAME,
     CriuOptions,
@@ -23,20 +26,27 @@ from kybernate_shim.checkpoint.criu import (
     refuse_cuda_plugin,
     write_config,
 )
-from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, verify
+from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, listed, problems_of
 from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
 from kybernate_shim.checkpoint.remains import RemainsStay, Traces, plain_path, work_name
-from kybernate_shim.checkpoint.rootfs_apply import apply_diff
+from kybernate_shim.checkpoint.rootfs_apply import Powers, Stopped, apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.linux.cgroups import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.namespaces import hostname, set_hostname
+from kybernate_shim.linux.private import close_files
+from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
-from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
+from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.credentials import Allowance
+from kybernate_shim.trust.places import make_private
+from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.rights import Right, may
 
 LOG = "restore.log"  # CRIU's, in the work directory
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
@@ -48,10 +58,15 @@ class RestoreFailed(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A restore whose outcome depends on CRIU alone. `piped` are the streams of stdio that were pipes."""
+    """A restore whose outcome depends on CRIU alone.
+
+    `inspection` is what its images say, `allowance` what its processes may have, None for all.
+    """
 
     criu: Criu
     environment: dict[str, str]
+    inspection: Inspection
+    allowance: Allowance | None = None
 
 
 async def prepare(
@@ -65,41 +80,73 @@ async def prepare(
 ) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
-    Raises CheckpointInvalid, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists then.
+    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists
+    then.
     """
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(work)
     (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
-    if target.config.verify and not image.checked:
-        total = image.manifest.bytes - sum(file.size for file in image.manifest.moved_files)
-        with operation.step("verify", total_bytes=total):
-            await _verify(image, operation)
-    with operation.step("compare"):
-        matching = await _compare(target, image, log, accelerator)
-        prepared = _told(target, image, matching, work)
+    optional = may(requester_of(target.spec), Right.SKIP_VERIFY, target.config)
+    limited = not may(requester_of(target.spec), Right.EXCESS, target.config)
+    async with inspecting(target.children, image.path, privileges=limited) as reading:
+        if (target.config.verify or not optional) and not image.checked:
+            total = image.manifest.bytes - sum(file.size for file in image.manifest.moved_files)
+            with operation.step("verify", total_bytes=total):
+                await _verify(image, operation)
+        with operation.step("compare"):
+            inspection = await reading
+            allowance = require_privileges(target.spec, image.manifest.security, inspection.privileges, log)
+            matching = await _compare(target, image, inspection, log, accelerator)
+            prepared = _told(target, image, matching, inspection, work, allowance)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
-            diff = await asyncio.to_thread(apply_diff, image.path / ROOTFS_DIFF, target.bundle.rootfs)
-            step.bytes = diff.bytes
-    await asyncio.to_thread(mounts.make_mount_points, matching, target.bundle.rootfs)
+            step.bytes = await _apply(target, image)
+    await to_the_end(partial(mounts.make_mount_points, matching, target.bundle.rootfs))
     return prepared
 
 
+async def _apply(target: Target, image: Image) -> int:
+    """Apply the diff of the root filesystem and return its bytes; a cancelled caller waits until no more is written."""
+    (size,) = (file.size for file in image.manifest.files if file.name == ROOTFS_DIFF)
+    stop = Event()
+    apply = partial(
+        apply_diff,
+        image.path / ROOTFS_DIFF,
+        target.bundle.rootfs,
+        size=size,
+        powers=Powers.of(target.spec),
+        stopped=stop.is_set,
+    )
+    return (await to_the_end(apply, stop.set)).bytes
+
+
 async def _verify(image: Image, operation: Operation) -> None:
+    stop = Event()
+
     def progress(done: int, total: int) -> None:
+        if stop.is_set():
+            raise Stopped
         operation.done_bytes, operation.total_bytes = done, total
 
-    if problems := await asyncio.to_thread(verify, image.path, progress, vram=False):
-        raise CheckpointInvalid(f"{image.path}: {'; '.join(map(str, problems))}. Nothing was restored")
+    if problems := await to_the_end(partial(problems_of, image.path, image.manifest, progress, vram=False), stop.set):
+        raise CheckpointInvalid(f"{image.path}: {listed(problems)}. Nothing was restored")
 
 
-async def _compare(target: Target, image: Image, log: Log, accelerator: Accelerator | None) -> Matching:
+async def _compare(
+    target: Target, image: Image, inspection: Inspection, log: Log, accelerator: Accelerator | None
+) -> Matching:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     place = Place(read_host(hierarchy_version()), criu.version, runtime.name)
     matching, unmatched = Matching(), None
     try:
         matching = mounts.match_mounts(
-            criu_images.mounts(image.path), image.manifest.mounts, target.spec, target.bundle.rootfs
+            inspection.mounts,
+            image.manifest.mounts,
+            target.spec,
+            target.bundle.rootfs,
+            policy=target.config.hook_mounts,
+            strict=not may(requester_of(target.spec), Right.UNKNOWN_MOUNTS, target.config),
+            root_writable=inspection.root_writable,
         )
     except MountUnmatched as error:
         unmatched = error
@@ -112,7 +159,9 @@ async def _compare(target: Target, image: Image, log: Log, accelerator: Accelera
     return matching
 
 
-def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepared:
+def _told(
+    target: Target, image: Image, matching: Matching, inspection: Inspection, work: Path, allowance: Allowance | None
+) -> Prepared:
     manifest = image.manifest
     options = CriuOptions(
         tcp=manifest.tcp,
@@ -123,10 +172,12 @@ def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepa
         extra=(*matching.lines, *_joined_namespaces(target.spec), *_cgroup_root(target.spec)),
     )
     configuration = write_config(
-        target.bundle.path, options, [users_file(target.spec.annotations, target.runtime.cli.binary.name)]
+        target.bundle.path, options, [users_file(target.spec, target.config, target.runtime.cli.binary.name)]
     )
     if manifest.has_gpu_state:
         refuse_cuda_plugin(configuration)
+    if allowance is not None:
+        gate.arm(configuration)
     words = Criu(
         image.path,
         work,
@@ -134,12 +185,12 @@ def _told(target: Target, image: Image, matching: Matching, work: Path) -> Prepa
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment)
+    return Prepared(words, configuration.environment, inspection, allowance)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
     """Return CRIU's lines to put the processes into the pod's own namespaces: its hostname is theirs then."""
-    return [f"join-ns {kind}:{path}" for kind in JOINED if (path := spec.namespace_path(kind))]
+    return [line("join-ns", f"{kind}:{path}") for kind in JOINED if (path := spec.namespace_path(kind))]
 
 
 def _cgroup_root(spec: Spec) -> list[str]:
@@ -158,18 +209,38 @@ async def run(
 ) -> None:
     """Let CRIU restore the processes; they run when this returns, and init's pid is in the bundle.
 
-    Raises RestoreFailed; nothing of the container is left then.
+    Raises RestoreFailed, and PrivilegesExceeded before an instruction of theirs; nothing of the container is left then.
     """
-    runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
+    seconds = target.runtime.deadlines.restore
     with operation.step("restore"), _kept_hostname(target.spec):
-        try:
-            await runtime.restore(
-                target.id, target.bundle, prepared.criu, fds=fds, console_socket=console, options=target.options
-            )
-        except RuntimeFailed as error:
-            left = await remove_remains(target)
-            log = prepared.criu.work_path / LOG
-            raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+        async with gate.held_back(target.spec, prepared.allowance) as held:
+            runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
+            try:
+                if held is None:
+                    await _criu(target, runtime, prepared, fds, console)
+                else:
+                    await held.guarded(_criu(target, held.known_to(runtime), prepared, fds, console), seconds)
+                    held.require_passed()
+            except PrivilegesExceeded:
+                await remove_remains(target)
+                raise
+            except RuntimeFailed as error:
+                left = await remove_remains(target)
+                if held is not None and held.refusals:
+                    held.require_passed()
+                log = prepared.criu.work_path / LOG
+                raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+
+
+async def _criu(
+    target: Target, runtime: Runtime, prepared: Prepared, fds: Mapping[int, int], console: Path | None
+) -> None:
+    try:
+        await runtime.restore(
+            target.id, target.bundle, prepared.criu, fds=fds, console_socket=console, options=target.options
+        )
+    finally:
+        close_files(prepared.criu.work_path)
 
 
 def _failed(target: Target, left: str) -> str:
@@ -198,7 +269,7 @@ async def complete_or_gone(target: Target) -> AsyncIterator[None]:
     """
     try:
         yield
-    except RestoreFailed:
+    except (RestoreFailed, PrivilegesExceeded):
         raise  # by `run`, which has removed it
     except BaseException as error:
         left = await remove_remains(target)

@@ -16,10 +16,12 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from kybernate_shim.checkpoint.rootfs import Overlay, RootfsUnsupported
+from kybernate_shim.linux.private import create_private
 
 NAME: Final = "kybernate-rootfs-diff.tar"
 WHITEOUT: Final = ".wh."
@@ -27,6 +29,8 @@ OPAQUE: Final = ".wh..wh..opq"
 XATTR: Final = "SCHILY.xattr."
 # A label belongs to the place where a file is, not to the file: the runtime and the policy there give a new one.
 LABELS: Final = frozenset({"security.selinux"})
+MOST_HEADER: Final = 4 << 20  # bytes of an entry's names, attributes and map of holes
+MOST_EXTENTS: Final = 100_000  # their map is at most 40 bytes each; a file with more is written with its holes filled
 BLOCK: Final = tarfile.BLOCKSIZE
 ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Python does it everywhere
 
@@ -59,7 +63,7 @@ def write_diff(overlay: Overlay, target: Path, *, exclude: Iterable[str] = ()) -
     hidden = frozenset(destination.strip("/") for destination in exclude)
     try:
         with (
-            target.open("xb") as stream,
+            create_private(target, exclusive=True) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, encoding=ENCODING) as tar,
         ):
             writer = _Writer(overlay, tar, hidden)
@@ -118,15 +122,22 @@ def _put(writer: _Writer, path: Path, info: tarfile.TarInfo, status: os.stat_res
         return
     writer.diff.bytes += info.size
     with path.open("rb") as content:
-        if status.st_blocks * BLOCK < info.size:
-            _put_sparse(writer.tar, info, content)
+        extents = _extents_of(content, info.size) if status.st_blocks * BLOCK < info.size else []
+        if extents:
+            _put_sparse(writer.tar, info, content, extents)
         else:
             writer.tar.addfile(info, content)
 
 
-def _put_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, content: BinaryIO) -> None:
+def _extents_of(content: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """Return the stretches of data, none where they are too many for a map."""
+    extents = list(islice(_extents(content.fileno(), size), MOST_EXTENTS + 1))
+    os.lseek(content.fileno(), 0, os.SEEK_SET)  # which the stream, whose buffer is empty, does not do by itself
+    return extents if len(extents) <= MOST_EXTENTS else []
+
+
+def _put_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, content: BinaryIO, extents: list[tuple[int, int]]) -> None:
     """Add a file with holes: a map of its data in decimal, filled up to a block, and then the data alone."""
-    extents = list(_extents(content.fileno(), info.size))
     numbers = [len(extents), *(number for extent in extents for number in extent)]
     index = "".join(f"{number}\n" for number in numbers).encode()
     index += bytes(-len(index) % BLOCK)

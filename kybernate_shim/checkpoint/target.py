@@ -82,10 +82,12 @@ class Detached(Protocol):
 class Accelerator(Protocol):
     """Takes a container's processes off their GPUs and puts them back."""
 
-    def detached(self, operation: Operation, image: Path, *, force: bool) -> AbstractAsyncContextManager[Detached]:
+    def detached(
+        self, operation: Operation, image: Path, *, force: bool, strong: bool = False
+    ) -> AbstractAsyncContextManager[Detached]:
         """Keep the processes off their GPUs while the context lasts; they must run, not be frozen, at both ends.
 
-        Some of their bytes may be in files of `image` then.
+        Some of their bytes may be in files of `image` then; `strong`: with digests that find forgery.
 
         Raises, with the container as it was, what would lose their state; `force` overrides mere suspicions.
         """

@@ -16,6 +16,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.criu import OLDEST, CriuUnusable, Runner, criu_version, parse_version
 from kybernate_shim.checkpoint.manifest import Program
+from kybernate_shim.linux.private import make_directory, write_private
 
 VERSION_SECONDS: Final = 10.0
 KNOWN: Final = Path("/run/kybernate/versions")
@@ -66,8 +67,8 @@ def _identity(path: str) -> str:
 def _keep(note: Path, version: str) -> None:
     temporary = note.with_name(f".{note.name}.{os.getpid()}")
     try:
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(version)
+        make_directory(note.parent)
+        write_private(temporary, version)
         temporary.replace(note)
     except OSError:
         pass  # the program is asked again next time

@@ -26,8 +26,9 @@ from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda.sequence import undisturbed
 from kybernate_shim.cuda.vram.client import Spawner, VramWorker, WorkerLost, vram_worker
+from kybernate_shim.cuda.vram.digest import KIND
 from kybernate_shim.cuda.vram.errors import HoldRefused, NotDropped, NotTakenAway, TargetRefused, VramError
-from kybernate_shim.cuda.vram.saved import FILES, SavedRegion, mapped_files, total_bytes
+from kybernate_shim.cuda.vram.saved import FILES, SavedRegion, give_up, mapped_files, total_bytes
 from kybernate_shim.logs import Log
 
 # The processes are as they were when these are raised.
@@ -36,6 +37,7 @@ HOLD_SECONDS = 10.0
 SLOWEST_RATE = 512 << 20  # bytes a second; the driver was measured to move 1.9 GB/s with small pages
 HASTE_BYTES = 2 << 30  # below, a worker's start costs what its help saves
 BY_THE_DRIVER = "the driver wrote into the image itself"
+COPIED = "the driver's file was copied, for a process of the container still had it open"
 LET_GO_SECONDS = 30.0  # longer than the worker itself waits for a thread deep in the driver
 ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is replaced for the second
 
@@ -47,12 +49,13 @@ class BytesLost(Exception):
 class WayOut:
     """The bytes of one checkpoint. `data_path` and `files` are for its manifest; `aclose` ends the worker."""
 
-    def __init__(self, children: Spawner, settings: Settings, log: Log) -> None:
+    def __init__(self, children: Spawner, settings: Settings, log: Log, digest: str = KIND) -> None:
         self.data_path = DataPath("plain", "gpu.data_path")
         self.files: tuple[VramFile, ...] = ()
         self._children = children
         self._settings = settings
         self._log = log
+        self._digest = digest
         self._stack = AsyncExitStack()
         self._worker: VramWorker | None = None
         self._watched: tuple[Sequence[int], Path] = (), Path()
@@ -113,7 +116,8 @@ class WayOut:
                 names=names,
                 huge=self._settings.huge_pages != "off",
                 expected=size // len(pids),
-                **out(image, self._settings),
+                told=max(size, 0),
+                **out(image, self._settings, self._digest),
             )
         except VramError as error:
             await self._go_plain(error)
@@ -194,7 +198,11 @@ class WayOut:
         names = {pid: inner_pid(pid) or pid for pid in self._found}
         with _moving(operation, "vram-save", sum(self._found.values()) + sum(self.driven.values())) as count:
             found = await self._worker.ask(
-                "save", on_progress=count, on_drop=self._note_drop, names=names, **out(image, self._settings)
+                "save",
+                on_progress=count,
+                on_drop=self._note_drop,
+                names=names,
+                **out(image, self._settings, self._digest),
             )
         saved: dict[int, list[SavedRegion]] = {pid: [] for pid in names}
         files = []
@@ -206,6 +214,9 @@ class WayOut:
             ]
         self.files = tuple(files)
         self._saved = saved
+        if any(one.copied for listed in saved.values() for one in listed):
+            self.data_path = DataPath("fast", COPIED)
+            self._log.warning("vram.file_kept_open", why=COPIED)
 
     def _note_drop(self, pid: int, part: SavedRegion) -> None:
         self._dropped.setdefault(pid, []).append(part)
@@ -232,8 +243,7 @@ class WayOut:
         raise BytesLost(f"VRAM bytes could not be put back: {failure}")
 
     def _forget(self, image: Path) -> None:
-        for file in image.glob(FILES):
-            file.unlink()
+        give_up(self._watched[0], image)
         self._driven = {}
         self.files, self._saved, self._dropped = (), {}, {}
 
@@ -319,9 +329,9 @@ def _patience(size: int) -> float:
     return HOLD_SECONDS + size / SLOWEST_RATE
 
 
-def out(image: Path, settings: Settings) -> dict[str, Any]:
+def out(image: Path, settings: Settings, digest: str) -> dict[str, Any]:
     """Say to a worker how bytes travel into new files of `image`."""
-    return {**_how(image, settings), "pool": str(settings.image_pool or "")}
+    return {**_how(image, settings), "pool": str(settings.image_pool or ""), "digest": digest}
 
 
 def _how(image: Path, settings: Settings) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from kybernate_shim.linux.private import create_private, make_directory
+
 DIRECTORY = Path("/run/kybernate/claims")
 POLL_SECONDS = 0.02
 
@@ -18,10 +20,10 @@ async def claimed(gpus: Iterable[str], directory: Path = DIRECTORY) -> AsyncIter
 
     A claim ends with its process, too.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory)
     async with AsyncExitStack() as stack:
         for uuid in sorted(gpus):  # in one order everywhere, so that two never wait for each other
-            file = stack.enter_context((directory / uuid).open("w"))
+            file = stack.enter_context(create_private(directory / uuid))
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

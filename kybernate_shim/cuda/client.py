@@ -25,6 +25,7 @@ from kybernate_shim.cuda.errors import (
     GpuPair,
     join,
 )
+from kybernate_shim.linux.private import make_directory
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Client, Code, RpcError
 
@@ -322,7 +323,7 @@ def start_helper(socket: Path, idle_seconds: float | None = None, options: Seque
     `options` are more of its command line. Of several that are started at once all but one end by themselves. The child
     is reaped by whoever reaps this process's children, which in a shim is one place for all of them.
     """
-    socket.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    make_directory(socket.parent)
     command = [sys.executable, "-m", "kybernate_shim.cuda.helper", "--socket", str(socket)]
     if idle_seconds is not None:
         command += ["--idle", str(idle_seconds)]

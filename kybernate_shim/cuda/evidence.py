@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 VARIABLES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "WORLD_SIZE")
+MOST_ENVIRONMENT = 8 << 20  # bytes; what exec takes with the usual limit of the stack
 LIBRARIES = ("libcuda.so", "libnccl", "nvshmem_bootstrap", "nvshmem_transport")
 ESTABLISHED = "01"
 UNIFIED_DEVICE = "/nvidia-uvm"
@@ -59,6 +60,12 @@ def look(pids: Iterable[int]) -> list[Evidence]:
     return [evidence for pid in pids if (evidence := _look_at(pid, peers.get(pid, frozenset()))) is not None]
 
 
+def _environment(process: Path) -> bytes:
+    """Return the beginning of an environment, which a process can make as large as its memory."""
+    with (process / "environ").open("rb") as stream:
+        return stream.read(MOST_ENVIRONMENT)
+
+
 def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
     process = Path(f"/proc/{pid}")
     try:
@@ -71,7 +78,7 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
             segments=frozenset(path for path in files if path.startswith("/dev/shm/")),
             descriptors=frozenset(_links(process / "fd")),
             sockets=frozenset(_unix_sockets(process)),
-            environment=_variables((process / "environ").read_bytes()),
+            environment=_variables(_environment(process)),
             peers=peers,
             managed_bytes=_managed_bytes(maps),
             imports=_imports(pid, maps),

@@ -87,13 +87,16 @@ def require_room(plan: Plan, node: Sequence[Gpu]) -> None:
             )
 
 
-def usable_gpus(numbers: Sequence[int], visible: str | None, node: Sequence[Gpu]) -> list[str]:
+def usable_gpus(
+    numbers: Sequence[int], visible: str | None, node: Sequence[Gpu], *, devices_only: bool = False
+) -> list[str]:
     """Return the UUIDs of the GPUs that a container may use.
 
     `numbers` are those of its device nodes /dev/nvidiaN, which decide; without any, `visible` does, the value of
-    NVIDIA_VISIBLE_DEVICES; without that, it may use them all, as a privileged one.
+    NVIDIA_VISIBLE_DEVICES; without that, it may use them all, as a privileged one. With `devices_only`, nothing but
+    device nodes gives it a GPU.
     """
-    if numbers:
+    if numbers or devices_only:
         return [gpu.uuid for gpu in node if gpu.number in numbers]
     if visible in (None, "", "all", "none", "void"):
         return [gpu.uuid for gpu in node]

@@ -30,6 +30,7 @@ from kybernate_shim.cuda.arena.banks import from_text
 from kybernate_shim.cuda.arena.keeper import Keeper, Moved, NotMoved
 from kybernate_shim.cuda.arena.memory import FOLDER
 from kybernate_shim.cuda.pool_keeper import PoolKeeper
+from kybernate_shim.linux.private import NO_OTHERS, make_directory
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server, Services
 
@@ -46,10 +47,11 @@ NO_PROCESS = "CUDA_ERROR_OPERATING_SYSTEM"
 
 @dataclass(frozen=True)
 class Arena:
-    """Where the node's arena is, and how large; without any size there is none."""
+    """Where the node's arena is, how large, and which part of it one pod may have; without any size there is none."""
 
     folder: Path
     sizes: NodeSizes
+    share: float = 1.0
 
 
 class Helper:
@@ -58,7 +60,7 @@ class Helper:
     def __init__(self, workers: pool.Workers, arena: Arena, log: Any) -> None:
         self._workers = workers
         self._log = log
-        self.keeper = Keeper(arena.folder, arena.sizes, self._one, log)
+        self.keeper = Keeper(arena.folder, arena.sizes, self._one, log, arena.share)
         self.running = 0
         self.last_call = asyncio.get_running_loop().time()
 
@@ -297,7 +299,7 @@ def _listen(path: Path) -> socket.socket:
 
 def _claim(path: Path) -> TextIO | None:
     """Become the helper of the socket `path`: return the locked file to keep open, or None when there is one."""
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    make_directory(path.parent)
     lock = path.with_name(f"{path.name}.lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -326,7 +328,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="its bytes, or NODE:BYTES,… for NUMA nodes (as the node's configuration says)",
     )
     parser.add_argument("--arena-folder", type=Path, default=FOLDER, metavar="PATH")
+    parser.add_argument("--arena-share", type=float, metavar="SHARE", help="of it, that one pod may have: 0 to 1")
     arguments = parser.parse_args(argv)
+    os.umask(NO_OTHERS)  # of its workers as well: no container inherits it
     lock = _claim(arguments.socket)
     if lock is None:
         return 0
@@ -341,7 +345,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             ],
         )
         settings = _settings(log)
-        arena = Arena(arguments.arena_folder, settings.arena if arguments.arena is None else arguments.arena)
+        sizes = settings.arena if arguments.arena is None else arguments.arena
+        share = settings.arena_share if arguments.arena_share is None else arguments.arena_share
+        arena = Arena(arguments.arena_folder, sizes, share)
         pool_keeper = PoolKeeper(settings.image_pool, settings.image_pool_files, log)
         asyncio.run(serve(arguments.socket, arguments.idle, arena, pool_keeper, log))
     return 0

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from kybernate_shim.linux.private import make_directory, write_private
+
 Mode = Literal["off", "process", "node"]
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 STATE = Path("/run/kybernate/huge-pages")
@@ -67,7 +69,7 @@ def restore_node(switch: Path = SWITCH, state: Path = STATE) -> bool:
 def _enter(switch: Path, state: Path) -> int:
     """Return the descriptor that makes us a user: a lock that the kernel lets go of when we die."""
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(state)
         with _gate(state):
             _restore_if_unused(switch, state)
             previous = state / "previous"
@@ -125,5 +127,5 @@ def _selected(switch: Path) -> str:
 def _write_durably(path: Path, text: str) -> None:
     """Write so that a crash leaves the whole file or none: half a word would be no setting."""
     draft = path.with_suffix(".new")
-    draft.write_text(text)
+    write_private(draft, text)
     draft.replace(path)

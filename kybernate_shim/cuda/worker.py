@@ -2,11 +2,13 @@
 
 It reads jobs from the socket that it inherits and answers them, both as lines of JSON. A verb runs in one thread per
 process, because ranks that talk to each other must be locked at the same time. A call that hangs cannot be cancelled;
-the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`; with `arena FOLDER SIZES`
-behind it, it moves processes' memory to and from the arena there, too, and keeps what that needs.
+the supervisor kills the worker then. Started as `python -m kybernate_shim.cuda.worker FD`; with `arena FOLDER SIZES
+SHARE` behind it, it moves processes' memory to and from the arena there, too, and keeps what that needs. The first
+argument of these verbs is how many seconds the job has: it ends by itself then, so that no other job has to suffer.
 
 Job:    {"verb": "lock", "pids": [17, 18], "arguments": [1000]}, answered by one line per pid, in any order
 Job:    {"verb": "info"}, answered by one line
+Job:    {"verb": "ping"}, answered by one line, whatever the threads do
 Answer: {"pid": 17, "verb": "lock", "code": 0, "name": "", "text": "", "seconds": 0.001, "state": null, "thread": null}
 First of all comes {"ready": true} or {"unusable": "why"}.
 """
@@ -31,6 +33,7 @@ Send = Callable[[dict[str, Any]], None]
 
 def main() -> None:
     """Serve jobs until the supervisor closes its end; then die at once, whatever the threads are waiting for."""
+    os.umask(0o077)  # what is beside the arena is root's alone
     connection = socket.socket(fileno=int(sys.argv[1]))
     writing = threading.Lock()
 
@@ -72,14 +75,16 @@ def _arena_verbs(arguments: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
     from kybernate_shim.cuda.arena.memory import Memory
     from kybernate_shim.cuda.arena.moves import Mover
 
-    _, folder, sizes = arguments
-    return Mover(Memory(from_text(sizes), Path(folder))).verbs
+    _, folder, sizes, share = arguments
+    return Mover(Memory(from_text(sizes), Path(folder), float(share))).verbs
 
 
 def _start(driver: ModuleType, verbs: Mapping[str, Callable[..., Any]], job: dict[str, Any], send: Send) -> None:
     if job["verb"] == "info":
         threading.Thread(target=lambda: send(driver.info()), daemon=True).start()
     verb = job["verb"]
+    if verb == "ping":
+        send({"verb": verb, "pid": 0})
     for pid in job.get("pids", ()):
         work = partial(verbs[verb], pid, *job["arguments"])
         threading.Thread(target=_call, args=(driver, work, {"pid": pid, "verb": verb}, send), daemon=True).start()

@@ -19,7 +19,7 @@ class Process(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., ppid: _Optional[int] = ..., threads: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Core(_message.Message):
-    __slots__ = ("architecture", "task")
+    __slots__ = ("architecture", "task", "kernel", "thread")
     class Architecture(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Core.Architecture]
@@ -42,17 +42,189 @@ class Core(_message.Message):
     RISCV64: Core.Architecture
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    THREAD_FIELD_NUMBER: _ClassVar[int]
     architecture: Core.Architecture
     task: Task
-    def __init__(self, architecture: _Optional[_Union[Core.Architecture, str]] = ..., task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
+    kernel: Kernel
+    thread: Thread
+    def __init__(self, architecture: _Optional[_Union[Core.Architecture, str]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., kernel: _Optional[_Union[Kernel, _Mapping]] = ..., thread: _Optional[_Union[Thread, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("state", "name")
+    __slots__ = ("state", "name", "limits", "login", "oom_score_adj")
     STATE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LOGIN_FIELD_NUMBER: _ClassVar[int]
+    OOM_SCORE_ADJ_FIELD_NUMBER: _ClassVar[int]
     state: int
     name: str
-    def __init__(self, state: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    limits: Limits
+    login: int
+    oom_score_adj: int
+    def __init__(self, state: _Optional[int] = ..., name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., login: _Optional[int] = ..., oom_score_adj: _Optional[int] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("limits",)
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    limits: _containers.RepeatedCompositeFieldContainer[Limit]
+    def __init__(self, limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ...) -> None: ...
+
+class Limit(_message.Message):
+    __slots__ = ("soft", "hard")
+    SOFT_FIELD_NUMBER: _ClassVar[int]
+    HARD_FIELD_NUMBER: _ClassVar[int]
+    soft: int
+    hard: int
+    def __init__(self, soft: _Optional[int] = ..., hard: _Optional[int] = ...) -> None: ...
+
+class Kernel(_message.Message):
+    __slots__ = ("pid", "network", "ipc", "uts", "mount", "user", "cgroup", "time")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    IPC_FIELD_NUMBER: _ClassVar[int]
+    UTS_FIELD_NUMBER: _ClassVar[int]
+    MOUNT_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CGROUP_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    network: int
+    ipc: int
+    uts: int
+    mount: int
+    user: int
+    cgroup: int
+    time: int
+    def __init__(self, pid: _Optional[int] = ..., network: _Optional[int] = ..., ipc: _Optional[int] = ..., uts: _Optional[int] = ..., mount: _Optional[int] = ..., user: _Optional[int] = ..., cgroup: _Optional[int] = ..., time: _Optional[int] = ...) -> None: ...
+
+class Thread(_message.Message):
+    __slots__ = ("nice", "policy", "creds", "seccomp_mode", "seccomp_filter", "cgroup_set")
+    NICE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    CREDS_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_MODE_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_FILTER_FIELD_NUMBER: _ClassVar[int]
+    CGROUP_SET_FIELD_NUMBER: _ClassVar[int]
+    nice: int
+    policy: int
+    creds: Creds
+    seccomp_mode: int
+    seccomp_filter: int
+    cgroup_set: int
+    def __init__(self, nice: _Optional[int] = ..., policy: _Optional[int] = ..., creds: _Optional[_Union[Creds, _Mapping]] = ..., seccomp_mode: _Optional[int] = ..., seccomp_filter: _Optional[int] = ..., cgroup_set: _Optional[int] = ...) -> None: ...
+
+class Creds(_message.Message):
+    __slots__ = ("uid", "gid", "euid", "egid", "suid", "sgid", "fsuid", "fsgid", "inheritable", "permitted", "effective", "bounding", "securebits", "groups", "lsm_profile", "no_new_privs", "ambient")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    GID_FIELD_NUMBER: _ClassVar[int]
+    EUID_FIELD_NUMBER: _ClassVar[int]
+    EGID_FIELD_NUMBER: _ClassVar[int]
+    SUID_FIELD_NUMBER: _ClassVar[int]
+    SGID_FIELD_NUMBER: _ClassVar[int]
+    FSUID_FIELD_NUMBER: _ClassVar[int]
+    FSGID_FIELD_NUMBER: _ClassVar[int]
+    INHERITABLE_FIELD_NUMBER: _ClassVar[int]
+    PERMITTED_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDING_FIELD_NUMBER: _ClassVar[int]
+    SECUREBITS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LSM_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    NO_NEW_PRIVS_FIELD_NUMBER: _ClassVar[int]
+    AMBIENT_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    gid: int
+    euid: int
+    egid: int
+    suid: int
+    sgid: int
+    fsuid: int
+    fsgid: int
+    inheritable: _containers.RepeatedScalarFieldContainer[int]
+    permitted: _containers.RepeatedScalarFieldContainer[int]
+    effective: _containers.RepeatedScalarFieldContainer[int]
+    bounding: _containers.RepeatedScalarFieldContainer[int]
+    securebits: int
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    lsm_profile: str
+    no_new_privs: int
+    ambient: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, uid: _Optional[int] = ..., gid: _Optional[int] = ..., euid: _Optional[int] = ..., egid: _Optional[int] = ..., suid: _Optional[int] = ..., sgid: _Optional[int] = ..., fsuid: _Optional[int] = ..., fsgid: _Optional[int] = ..., inheritable: _Optional[_Iterable[int]] = ..., permitted: _Optional[_Iterable[int]] = ..., effective: _Optional[_Iterable[int]] = ..., bounding: _Optional[_Iterable[int]] = ..., securebits: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., lsm_profile: _Optional[str] = ..., no_new_privs: _Optional[int] = ..., ambient: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Seccomp(_message.Message):
+    __slots__ = ("filters",)
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
+    filters: _containers.RepeatedCompositeFieldContainer[SeccompFilter]
+    def __init__(self, filters: _Optional[_Iterable[_Union[SeccompFilter, _Mapping]]] = ...) -> None: ...
+
+class SeccompFilter(_message.Message):
+    __slots__ = ("program", "previous", "flags")
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    program: bytes
+    previous: int
+    flags: int
+    def __init__(self, program: _Optional[bytes] = ..., previous: _Optional[int] = ..., flags: _Optional[int] = ...) -> None: ...
+
+class UserNamespace(_message.Message):
+    __slots__ = ("users", "groups")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[IdRange]
+    groups: _containers.RepeatedCompositeFieldContainer[IdRange]
+    def __init__(self, users: _Optional[_Iterable[_Union[IdRange, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[IdRange, _Mapping]]] = ...) -> None: ...
+
+class IdRange(_message.Message):
+    __slots__ = ("inside", "outside", "count")
+    INSIDE_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    inside: int
+    outside: int
+    count: int
+    def __init__(self, inside: _Optional[int] = ..., outside: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Cgroups(_message.Message):
+    __slots__ = ("sets", "controllers")
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    sets: _containers.RepeatedCompositeFieldContainer[CgroupSet]
+    controllers: _containers.RepeatedCompositeFieldContainer[CgroupController]
+    def __init__(self, sets: _Optional[_Iterable[_Union[CgroupSet, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[CgroupController, _Mapping]]] = ...) -> None: ...
+
+class CgroupSet(_message.Message):
+    __slots__ = ("id", "members")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    members: _containers.RepeatedCompositeFieldContainer[CgroupMember]
+    def __init__(self, id: _Optional[int] = ..., members: _Optional[_Iterable[_Union[CgroupMember, _Mapping]]] = ...) -> None: ...
+
+class CgroupMember(_message.Message):
+    __slots__ = ("controller", "path")
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    controller: str
+    path: str
+    def __init__(self, controller: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class CgroupController(_message.Message):
+    __slots__ = ("names", "directories")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORIES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    directories: _containers.RepeatedCompositeFieldContainer[CgroupDirectory]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., directories: _Optional[_Iterable[_Union[CgroupDirectory, _Mapping]]] = ...) -> None: ...
+
+class CgroupDirectory(_message.Message):
+    __slots__ = ("name", "children")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    children: _containers.RepeatedCompositeFieldContainer[CgroupDirectory]
+    def __init__(self, name: _Optional[str] = ..., children: _Optional[_Iterable[_Union[CgroupDirectory, _Mapping]]] = ...) -> None: ...
 
 class Pagemap(_message.Message):
     __slots__ = ("address", "short_pages", "pages")
@@ -71,46 +243,62 @@ class PagemapHead(_message.Message):
     def __init__(self, pages_id: _Optional[int] = ...) -> None: ...
 
 class File(_message.Message):
-    __slots__ = ("type", "id")
+    __slots__ = ("type", "id", "internet")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    INTERNET_FIELD_NUMBER: _ClassVar[int]
     type: int
     id: int
-    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ...) -> None: ...
+    internet: InternetSocket
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., internet: _Optional[_Union[InternetSocket, _Mapping]] = ...) -> None: ...
+
+class InternetSocket(_message.Message):
+    __slots__ = ("type",)
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    def __init__(self, type: _Optional[int] = ...) -> None: ...
 
 class Mount(_message.Message):
-    __slots__ = ("type", "id", "device", "parent", "root", "mountpoint", "source", "options", "type_name", "key")
+    __slots__ = ("type", "id", "device", "parent", "flags", "root", "mountpoint", "source", "options", "type_name", "superblock_flags", "key")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MOUNTPOINT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TYPE_NAME_FIELD_NUMBER: _ClassVar[int]
+    SUPERBLOCK_FLAGS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     type: int
     id: int
     device: int
     parent: int
+    flags: int
     root: str
     mountpoint: str
     source: str
     options: str
     type_name: str
+    superblock_flags: int
     key: str
-    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., device: _Optional[int] = ..., parent: _Optional[int] = ..., root: _Optional[str] = ..., mountpoint: _Optional[str] = ..., source: _Optional[str] = ..., options: _Optional[str] = ..., type_name: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., device: _Optional[int] = ..., parent: _Optional[int] = ..., flags: _Optional[int] = ..., root: _Optional[str] = ..., mountpoint: _Optional[str] = ..., source: _Optional[str] = ..., options: _Optional[str] = ..., type_name: _Optional[str] = ..., superblock_flags: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("version", "tcp_close", "plugins")
+    __slots__ = ("version", "node", "node_cgroups", "tcp_close", "plugins")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NODE_CGROUPS_FIELD_NUMBER: _ClassVar[int]
     TCP_CLOSE_FIELD_NUMBER: _ClassVar[int]
     PLUGINS_FIELD_NUMBER: _ClassVar[int]
     version: int
+    node: Kernel
+    node_cgroups: int
     tcp_close: bool
     plugins: Plugins
-    def __init__(self, version: _Optional[int] = ..., tcp_close: _Optional[bool] = ..., plugins: _Optional[_Union[Plugins, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[_Union[Kernel, _Mapping]] = ..., node_cgroups: _Optional[int] = ..., tcp_close: _Optional[bool] = ..., plugins: _Optional[_Union[Plugins, _Mapping]] = ...) -> None: ...
 
 class Plugins(_message.Message):
     __slots__ = ("names",)

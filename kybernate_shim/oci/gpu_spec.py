@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,14 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NONE = ("", "void", "none")
 
 
-async def prepare_restore(runtime: Runtime, bundle: Bundle, container: str) -> Spec:
+async def prepare_restore(runtime: Runtime, bundle: Bundle, container: str, *, believe_environment: bool) -> Spec:
     """Give the bundle of a container that is to be restored its GPUs; a bundle that has them stays as it is.
 
+    Without `believe_environment`, NVIDIA_VISIBLE_DEVICES asks for none: the pod's author could name any.
     Raises RuntimeFailed when NVIDIA's runtime refuses, SpecInvalid and OSError.
     """
+    if not believe_environment and Spec.read(bundle.path).env(VISIBLE) not in (None, *NONE):
+        edit_spec(bundle.path, partial(set_environment, variables={VISIBLE: "void"}))
     if runtime.cli.binary.name == GPU_RUNTIME:
         await _let_runtime_edit(runtime, bundle, container)
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from kybernate_shim.config import Deadlines
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
+from kybernate_shim.linux.private import NO_OTHERS
 from kybernate_shim.oci import freezer, log
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli, Criu
@@ -67,6 +68,7 @@ class Runner(Protocol):
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        umask: int | None = None,
     ) -> Finished: ...
 
 
@@ -203,9 +205,13 @@ class Runtime:
     async def checkpoint(
         self, container: str, criu: Criu, *, leave_running: bool, empty_ns: Sequence[str] = ()
     ) -> None:
-        """Write CRIU's images. Without `leave_running` the container is gone afterwards, from the runtime too."""
+        """Write CRIU's images. Without `leave_running` the container is gone afterwards, from the runtime too.
+
+        No other user can read what is written. A restore keeps our umask: the runtime makes mount points, and
+        hooks make files, in the container's root filesystem, whose modes its programs see.
+        """
         argv = self.cli.checkpoint(container, criu, leave_running=leave_running, empty_ns=empty_ns)
-        await self._run("checkpoint", argv, self.deadlines.checkpoint)
+        await self._run("checkpoint", argv, self.deadlines.checkpoint, umask=NO_OTHERS)
 
     async def restore(
         self,
@@ -263,11 +269,14 @@ class Runtime:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         log_file: Path | None = None,
+        umask: int | None = None,
     ) -> Finished:
         log_file = log_file or self.cli.log
         before = log.size(log_file) if log_file else 0
         try:
-            finished = await self.children.run(argv, env=self.env, fds=fds, stdin=stdin, timeout=deadline or None)
+            finished = await self.children.run(
+                argv, env=self.env, fds=fds, stdin=stdin, timeout=deadline or None, umask=umask
+            )
         except ProgramTimedOut as error:
             said = log.last_error(log_file, before) if log_file else ""
             raise RuntimeTimedOut(verb, f"{error}{f'; it said: {said}' if said else ''}") from error

@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from kybernate_shim.checkpoint.digests import DEFAULT, STRONG
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
+from kybernate_shim.checkpoint.locate import namespace_root
 from kybernate_shim.checkpoint.manifest import TcpPolicy
 from kybernate_shim.checkpoint.remains import work_name
 from kybernate_shim.config import Config
+from kybernate_shim.linux.private import copy_private
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import decode_checkpoint_options
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.requester import requester_of
 
 TCP = "kybernate.io/tcp"
 CRI_NAMESPACE = "k8s.io"
@@ -31,12 +35,14 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
     worth flushing; and it takes the changes of the root filesystem itself. Raises UnsupportedOptions.
     """
     options = decode_checkpoint_options(request.options if request.HasField("options") else None)
+    leaves = not options.image_path  # every reader of containerd's content store can have it
     return DumpRequest(
-        image=Path(options.image_path or request.path),  # containerd 1.7 passes on the first and uses another
-        work=Path(options.work_path) if options.work_path else work,
+        image=Path("/", options.image_path or request.path),  # containerd 1.7 passes on the first and uses another
+        work=Path("/", options.work_path) if options.work_path else work,
         exit=options.exit,
         tcp="established" if options.open_tcp else tcp_policy(spec, config),
         durable=bool(options.image_path),
+        digest=STRONG if config.shared_key or (leaves and requester_of(spec).is_tenant) else DEFAULT,
         deadline=config.deadlines.checkpoint,
         options=options,
     )
@@ -48,7 +54,7 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
     if tcp not in ("close", "established"):
         raise ValueError(f"tcp: expected close or established, found {tcp!r}")
     return DumpRequest(
-        image=config.checkpoint_root / request.path,
+        image=place_of(request.path, spec, config),
         work=Path(request.work_path) if request.work_path else work,
         exit=request.exit,
         tcp="established" if tcp == "established" else "close",
@@ -57,7 +63,16 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         deadline=request.timeout_seconds or config.deadlines.checkpoint,
         source_image=request.image,
         source_digest=request.image_digest,
+        digest=STRONG if config.shared_key else DEFAULT,
     )
+
+
+def place_of(path: str, spec: Spec, config: Config) -> Path:
+    """Return the directory of a new image: a relative name of a pod's lies in its namespace's directory."""
+    requester = requester_of(spec)
+    if requester.is_tenant and not path.startswith("/"):
+        return namespace_root(config, requester.namespace) / path
+    return config.checkpoint_root / path
 
 
 def tcp_policy(spec: Spec, config: Config) -> TcpPolicy:
@@ -101,7 +116,7 @@ def share_with_cri(bundle: Path, namespace: str, container: str, work: Path) -> 
         return
     for name in ("stats-dump", "dump.log"):
         if (work / name).exists() and not (directory / name).exists():
-            shutil.copyfile(work / name, directory / name)
+            copy_private(work / name, directory / name)
 
 
 def response(dumped: Dumped, request: DumpRequest, seconds: float, frozen_ms: int) -> shim_pb2.CheckpointResponse:

@@ -14,6 +14,7 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
 
+from kybernate_shim.linux.private import make_directory
 from kybernate_shim.linux.readiness import until_readable
 
 LONGEST_PATH = 107  # bytes in sockaddr_un.sun_path, less its NUL
@@ -34,7 +35,7 @@ class ConsoleSocket:
         self.path = self._directory / "s"
         if len(os.fsencode(self.path)) > LONGEST_PATH:
             raise ConsoleFailed(f"console socket {self.path}: the path is longer than {LONGEST_PATH} bytes")
-        parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        make_directory(parent)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         try:

@@ -17,12 +17,18 @@ from kybernate_shim.checkpoint.cgroup_lease import leased
 from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
 from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.plaintext import plaintext
 from kybernate_shim.cuda.evidence import holds_driver
 from kybernate_shim.errors import Aborted
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.logs import Log
 from kybernate_shim.oci import gpu_spec
+from kybernate_shim.oci.spec import edit_spec
+from kybernate_shim.task.audited import NO_IMAGE, audit, image_ref
 from kybernate_shim.task.checkpointing import share_with_cri, work_directory
+from kybernate_shim.trust.audit import ImageRef, Verb, decision_of
+from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left
@@ -36,6 +42,10 @@ class CheckpointAborted(Aborted):
     """The container was killed while it was being checkpointed; there is no image."""
 
 
+class RestoreAborted(Aborted):
+    """The container was killed while it was being restored; nothing of it is left."""
+
+
 class Operations:
     """The operations on one container, one at a time. `current` is the one that runs now."""
 
@@ -45,11 +55,13 @@ class Operations:
         self._log = log
         self._gpus: CudaAccelerator | None = None
         self._dump: asyncio.Task[Dumped] | None = None
+        self._image = NO_IMAGE  # that the current operation is about
+        self._restoring: asyncio.Task[None] | None = None
 
     async def checkpoint(self, request: DumpRequest) -> tuple[Dumped, Operation]:
         """Write an image. Raises CheckpointAborted after `abort`, and whatever `dump` raises."""
         container = self._container
-        with self._operating("checkpoint") as operation:
+        with self._operating("checkpoint", ImageRef(str(request.image))) as operation:
             gpus = self._accelerator() if self.driver_pids() else None
             self._dump = asyncio.ensure_future(dump(container, request, operation, self._log, gpus))
             try:
@@ -62,31 +74,76 @@ class Operations:
                 if self._dump.cancelling() and container.cgroup is not None:
                     container.cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
                 self._dump = None
+            self._image = image_ref(request.image, dumped.manifest, dumped.digest)
         share_with_cri(container.bundle.path, container.namespace, container.id, request.work)
         if request.exit:
             await asyncio.wait_for(container.init.wait(), EXIT_SECONDS)
         return dumped, operation
 
     def abort(self) -> None:
-        """End a checkpoint that runs; once only, because a kill that is repeated must not disturb the undo."""
-        if self._dump is not None and not self._dump.cancelling():
-            self._dump.cancel()
+        """End a checkpoint or a restore that runs; once only: a repeated kill must not disturb the undo."""
+        for running in (self._dump, self._restoring):
+            if running is not None and not running.cancelling():
+                running.cancel()
 
     async def restore(self, image: Image) -> None:
-        """Bring the processes of `image` to life. After a failure the container is as before and can be deleted."""
+        """Bring the processes of `image` to life. After a failure the container is as before and can be deleted.
+
+        All steps together may take `deadlines.restore`. Raises RestoreAborted after `abort`, TimeoutError, and whatever
+        the steps raise.
+        """
+        container = self._container
+        self._restoring = asyncio.ensure_future(self._restored_in_time(image))
+        try:
+            await asyncio.shield(self._restoring)
+        except asyncio.CancelledError:
+            if self._restoring.cancelled():
+                raise RestoreAborted(f"restore of container {container.id} ended: it was killed") from None
+            self._restoring.cancel()
+            await asyncio.wait({self._restoring})
+            raise
+        finally:
+            self._restoring = None
+
+    async def _restored_in_time(self, image: Image) -> None:
+        seconds = self._container.config.deadlines.restore
+        try:
+            async with asyncio.timeout(seconds or None) as limit:
+                await self._restore_from(image)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(
+                f"restore of container {self._container.id} failed, nothing is left of it: it had not ended after"
+                f" {seconds:g} s; deadlines.restore sets the limit"
+            ) from error
+
+    async def _restore_from(self, image: Image) -> None:
+        container = self._container
+        with self._operating("restore", image_ref(image.path, image.manifest, image.digest)) as operation:
+            async with plaintext(container, image, operation) as plain:
+                await self._restore(plain, operation)
+
+    async def _restore(self, image: Image, operation: Operation) -> None:
         container = self._container
         stdio = container.init.stdio
         assert stdio is not None
         work = work_directory(container.config, container.namespace, container.id, "restore")
         with (
-            self._operating("restore") as operation,
             leased(container.spec.cgroups_path, container.bundle.path),
             container.children.early_exits() as early,
         ):
             gpus = self._accelerator() if image.manifest.has_gpu_state else None
             if gpus is not None:
-                container.spec = await gpu_spec.prepare_restore(container.runtime, container.bundle, container.id)
+                container.spec = await gpu_spec.prepare_restore(
+                    container.runtime,
+                    container.bundle,
+                    container.id,
+                    believe_environment=may(requester_of(container.spec), Right.VISIBLE_DEVICES, container.config),
+                )
             prepared = await restore.prepare(container, image, operation, self._log, work=work, accelerator=gpus)
+            if prepared.inspection.internet_sockets and loopback.is_own(container.spec.document):
+                container.spec = edit_spec(container.bundle.path, loopback.add_hook)
             async with gpus.expecting(image) if gpus is not None else nullcontext():
                 try:
                     async with restore.complete_or_gone(container):
@@ -159,18 +216,21 @@ class Operations:
         return self._gpus
 
     @contextmanager
-    def _operating(self, verb: str) -> Iterator[Operation]:
-        """Keep the record of an operation while it runs, leave word of it for `delete`, and log what it cost."""
+    def _operating(self, verb: Verb, image: ImageRef = NO_IMAGE) -> Iterator[Operation]:
+        """Keep the record of an operation while it runs, note it for `delete`, log what it cost, and audit it."""
         container = self._container
         self.current = operation = Operation(verb)
+        self._image = image
         container.note(phase=verb)
         try:
             yield operation
         except BaseException as error:
             self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
+            audit(container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds)
             raise
         else:
             self._log.info(f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary())
+            audit(container, verb, "done", self._image, self._log, seconds=operation.seconds)
         finally:
             self.current = None
             container.note(phase="idle")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kybernate_shim.checkpoint.claim import FILE_NAME, claim_config
-from kybernate_shim.checkpoint.requested import requested_image
+from kybernate_shim.checkpoint.requested import wanted_image
 from kybernate_shim.config import Config
 from kybernate_shim.cuda.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.children import Children
@@ -24,12 +25,33 @@ from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
+from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.image import Image
 
 
-def prepare(
+async def prepare(
+    request: wire.CreateTaskRequest, *, namespace: str, config: Config, log: Log, **parts: Any
+) -> Container:
+    """Do as `_prepare`, and audit the decision on a container that is to start from a checkpoint image."""
+    try:
+        container = await _prepare(request, namespace=namespace, config=config, log=log, **parts)
+    except Exception as error:
+        from kybernate_shim.task.audited import audit_refusal  # a Create seldom fails
+
+        audit_refusal(request, namespace, config, log, error)
+        raise
+    if container.image is not None:
+        from kybernate_shim.task.audited import audit, image_ref  # most containers start from none
+
+        image = container.image
+        audit(container, "restore", "allowed", image_ref(image.path, image.manifest, image.digest), log)
+    return container
+
+
+async def _prepare(
     request: wire.CreateTaskRequest,
     *,
     namespace: str,
@@ -41,7 +63,8 @@ def prepare(
     """Decide runtime, options and settings of the container in `request`, and note them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
-    SpecInvalid, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, and OSError when the bundle's disk is full.
+    SpecInvalid, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, TimeoutError where the image cannot be read in
+    time, and OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
     # The runtime remembers the annotation of CRIU's configuration from now on; the file comes with a checkpoint.
@@ -52,17 +75,20 @@ def prepare(
         spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
-    image = _image(request, options, spec, config)
+    image = None
+    if request.checkpoint or options.criu_image_path or wanted_image(spec, config) is not None:
+        # Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile.
+        async with asyncio.timeout(config.deadlines.create or None):
+            image = await asyncio.to_thread(_image, request, options, spec, config, log)
     if wants_library(spec, config) or (image is not None and _had_library(image)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
         else:
             log.warning("arena.unavailable", task=request.id, error=f"{LIBRARY} was not built: `make native` builds it")
     if image is not None:
-        from kybernate_shim.checkpoint import criu_images, loopback
+        from kybernate_shim.checkpoint.plaintext import require_key
 
-        if loopback.is_own(spec.document) and criu_images.has_internet_sockets(image.path):
-            spec = edit_spec(bundle.path, loopback.add_hook)
+        require_key(image, config)
     return Container(
         request.id,
         namespace=namespace,
@@ -84,19 +110,49 @@ def _had_library(image: Image) -> bool:
     return any(mount.destination == DESTINATION for mount in image.manifest.mounts)
 
 
-def _image(request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config) -> Image | None:
-    """Return the checkpoint image to start from, None for a plain start. Raises CheckpointNotFound, CheckpointInvalid.
+def _image(
+    request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
+) -> Image | None:
+    """Return the checkpoint image to start from, None for a plain start.
+
+    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours and KeyUnusable.
+    """
+    if path := request.checkpoint or options.criu_image_path:
+        return _handed_over(Path(path), request, options, spec, config, log)
+    requester = requester_of(spec)
+    wanted = wanted_image(spec, config)
+    if wanted is None:
+        return None
+    if wanted.by_environment and not may(requester, Right.ENVIRONMENT, config):
+        log.warning("restore.not_asked", task=request.id, by=wanted.by, error="restore_from_env is false on this node")
+        return None
+    from kybernate_shim.checkpoint.genuine import require_genuine  # most containers start from no image
+    from kybernate_shim.checkpoint.image import read_image
+    from kybernate_shim.checkpoint.locate import locate
+
+    image = read_image(locate(wanted, requester, config))
+    require_genuine(image, requester, config, log)
+    return image
+
+
+def _handed_over(
+    path: Path, request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
+) -> Image:
+    """Return the image in a directory that containerd names.
 
     `request.checkpoint` is a directory that containerd has just unpacked from its content store, which takes nothing in
-    whose SHA-256 is not its name; to digest it once more would only make people wait. With `criu_image_path` it repeats
-    that path, where anybody may have written.
+    whose SHA-256 is not its name; to digest it once more would only make people wait. But what a tenant's reference
+    names is of anybody's making: there the signature counts, and the digests that it covers. With `criu_image_path` it
+    repeats that path, where anybody may have written.
     """
-    path = request.checkpoint or options.criu_image_path or requested_image(spec, config)
-    if not path:
-        return None
-    from kybernate_shim.checkpoint.image import read_image  # most containers start from none
+    from kybernate_shim.checkpoint.genuine import require_genuine
+    from kybernate_shim.checkpoint.image import read_image
 
-    return replace(read_image(Path(path)), checked=bool(request.checkpoint) and not options.criu_image_path)
+    requester = requester_of(spec)
+    image = read_image(path)
+    require_genuine(image, requester, config, log, carried=True)
+    content_store = bool(request.checkpoint) and not options.criu_image_path
+    return replace(image, checked=content_store and not requester.is_tenant)
 
 
 def _runtime(

@@ -43,6 +43,7 @@ from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.trace import step, traced
+from kybernate_shim.trust.caller import CALLER, called_by
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
@@ -130,7 +131,7 @@ class TaskService:
             raise RpcError(Code.ALREADY_EXISTS, f"container {request.id}: already exists")
         self.creating.add(request.id)
         try:
-            container = prepare(
+            container = await prepare(
                 request,
                 namespace=self.namespace,
                 config=Config.load(),
@@ -287,6 +288,7 @@ def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callabl
 
     async def answer(request: Any, call: Call) -> Message:
         try:
+            CALLER.set(called_by(call))  # for this call's task alone
             with traced(call.method, log):
                 return await handle(request)
         except tuple(error for error, _ in CODES) as error:

@@ -10,16 +10,21 @@ from google.protobuf.message import DecodeError, Message
 
 from kybernate_shim.messages import ttrpc_pb2 as wire
 from kybernate_shim.ttrpc.codes import Code, RpcError
+from kybernate_shim.ttrpc.peer import Credentials
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is known about a call beside its message. `deadline` is in the event loop's time."""
+    """What is known about a call in addition to its message. `deadline` is in the event loop's time.
+
+    `peer` is the process that connected, None for a call that came through no socket.
+    """
 
     service: str
     method: str
     metadata: Mapping[str, str]
     deadline: float | None
+    peer: Credentials | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,10 @@ def find(services: Services, request: wire.Request) -> tuple[Method, Message]:
         ) from error
 
 
-def describe(request: wire.Request, now: float) -> Call:
+def describe(request: wire.Request, now: float, peer: Credentials | None = None) -> Call:
     """Return the Call of a request received at `now`. Of metadata that comes twice, the first value counts."""
     metadata: dict[str, str] = {}
     for pair in request.metadata:
         metadata.setdefault(pair.key, pair.value)
     deadline = now + request.timeout_nano / 1e9 if request.timeout_nano else None
-    return Call(request.service, request.method, metadata, deadline)
+    return Call(request.service, request.method, metadata, deadline, peer)

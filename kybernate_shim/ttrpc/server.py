@@ -106,15 +106,15 @@ class Server:
         if what:
             await asyncio.wait(what, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
 
-    def _accepts(self, transport: asyncio.BaseTransport) -> bool:
+    def _accepts(self, peer: Credentials) -> bool:
         """Judge a new connection. It may have been accepted just before the server closed."""
-        return not self._closed and (self._authorize is None or self._authorize(peer_of(transport)))
+        return not self._closed and (self._authorize is None or self._authorize(peer))
 
 
 class _Connection(asyncio.Protocol):
     """One client's connection: moves bytes between the transport, the state machine and the handlers' tasks."""
 
-    __slots__ = ("_cancellable", "_core", "_reader", "_server", "_transport", "lost")
+    __slots__ = ("_cancellable", "_core", "_peer", "_reader", "_server", "_transport", "lost")
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -122,13 +122,15 @@ class _Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self._cancellable: dict[int, asyncio.Task[None]] = {}
         self._transport: asyncio.Transport
+        self._peer: Credentials
         self.lost = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         accepted = False
         try:
-            accepted = self._server._accepts(transport)
+            self._peer = peer_of(transport)
+            accepted = self._server._accepts(self._peer)
         finally:  # an `authorize` that raises must not let anybody in
             if not accepted:
                 self.abort()
@@ -175,7 +177,7 @@ class _Connection(asyncio.Protocol):
             self._write(self._core.fail(stream, error.code, error.message))
             self._core.release(stream)
             return
-        call = describe(request, loop.time())
+        call = describe(request, loop.time(), self._peer)
         task = _begun(loop, self._serve(stream, method, message, call), f"{call.service}/{call.method}")
         if task.done():
             self._end(stream, task, None)

@@ -1,7 +1,9 @@
 """The node's side of the preload library's control page; preload/control.h is the other side, and says how it works.
 
-The page is the program's own memory: what stands in it is a claim, never a fact. Whoever reads a block here goes on
-with what the driver says of the memory that the program hands out.
+The page is the program's own memory: what stands in it is a claim, never a fact, and may change under every look.
+Numbers from it are compared with limits before anything is allocated or repeated by them. A reader of a block here
+goes on with what the driver says of the memory that the program hands out. Where bytes of the program are is what the
+arena's own note says; a state from here decides only between places that are the program's own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from kybernate_shim.linux.memory import read_maps
+from kybernate_shim.linux.memory import Region, read_maps
 
 NAME = "kybernate-arena"  # of the mapping, and of the thread that answers
 MAPPED_AS = f"/memfd:{NAME} (deleted)"
@@ -31,10 +33,13 @@ BYTES = TABLE_AT + MOST_BLOCKS * BLOCK.size
 ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED, IMPORTS = 16, 20, 24, 28, 32, 36, 40, 44
 GRAIN = 2 << 20  # every block is a multiple of it
 MOST_BYTES = 1 << 42  # more than any card has: a size beyond it is nonsense
+MOST_DEVICES = 64  # the library's own limit
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # without them, reading it could end us by SIGBUS
 PRIVATE = 2
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 LOOK = 0.2  # seconds between two looks at whether the process still lives
+WAKES = 64  # of a wait without the answer; then it is not the library that wakes us, and each is followed by a pause
+PAUSE = 0.001
 SYSCALLS = {"x86_64": (202, 438), "aarch64": (98, 438)}
 
 
@@ -113,18 +118,22 @@ class Control:
         del self._start
         self._map.close()
 
-    def blocks(self) -> list[Block]:
-        """Read the table's entries that are in use, and in no thread's hands. Raises ControlInvalid."""
-        used = min(self._word(USED), MOST_BLOCKS)
-        found = []
-        for index, entry in enumerate(BLOCK.iter_unpack(self._map[TABLE_AT : TABLE_AT + used * BLOCK.size])):
-            address, size, _, _, state, flags, device, descriptor, *_ = entry
-            if state in (BlockState.UNUSED, BlockState.BUSY):
-                continue
-            if state > max(BlockState) or not 0 < size <= MOST_BYTES or (size % GRAIN and not flags & PRIVATE):
-                raise ControlInvalid(f"block {index} of process {self.pid} has state {state} and {size} bytes")
-            found.append(Block(index, address, size, BlockState(state), bool(flags & PRIVATE), device, descriptor))
-        return found
+    def blocks(self, first: int = 0, count: int = MOST_BLOCKS) -> list[Block]:
+        """Read the table's entries of a range that are in use, and in no thread's hands. Raises ControlInvalid."""
+        end = min(self._word(USED), MOST_BLOCKS, first + count)
+        table = self._map[TABLE_AT + first * BLOCK.size : TABLE_AT + max(first, end) * BLOCK.size]
+        found = [self._block(index, *entry) for index, entry in enumerate(BLOCK.iter_unpack(table), first)]
+        return [block for block in found if block is not None]
+
+    def _block(self, index: int, address: int, size: int, *rest: int) -> Block | None:
+        _, _, state, flags, device, descriptor, *_ = rest
+        if state in (BlockState.UNUSED, BlockState.BUSY):
+            return None
+        if state > max(BlockState) or not 0 < size <= MOST_BYTES or (size % GRAIN and not flags & PRIVATE):
+            raise ControlInvalid(f"block {index} of process {self.pid} has state {state} and {size} bytes")
+        if not 0 <= device < MOST_DEVICES:
+            raise ControlInvalid(f"block {index} of process {self.pid} is on device {device}")
+        return Block(index, address, size, BlockState(state), bool(flags & PRIVATE), device, descriptor)
 
     def imports(self) -> int:
         """Return how many handles and mappings the process has of memory that another one has made."""
@@ -147,7 +156,12 @@ class Control:
             raise ControlFailed(verb, result)
 
     def _await_answer(self, verb: Verb, until: float) -> None:
+        """Wait until the process says that it has answered; it can make this a busy loop, but not for long."""
+        wakes = 0
         while (answered := self._word(ANSWERED)) != self._word(ASKED):
+            wakes += 1
+            if wakes > WAKES:
+                time.sleep(PAUSE)
             self._wake()  # whoever asked may have died before it did
             left = until - time.monotonic()
             if left <= 0 or not Path(f"/proc/{self.pid}/maps").exists():
@@ -167,7 +181,26 @@ class Control:
 
 def is_there(pid: int) -> bool:
     """Tell whether the library is loaded in a process and has taken memory over. Raises OSError."""
-    return any(region.name == MAPPED_AS for region in read_maps(pid))
+    return bool(_pages(pid))
+
+
+def _pages(pid: int) -> list[Region]:
+    """Return the mappings that can be a control page. Raises OSError.
+
+    A file of the container may have the same name, and its filesystem be a program of the tenant, which would never
+    answer: only what lies where the kernel keeps memfds is opened.
+    """
+    return [region for region in read_maps(pid) if region.name == MAPPED_AS and region.device == _memfds()]
+
+
+@functools.cache
+def _memfds() -> int:
+    """Return the device number of the kernel's own mount for memfds."""
+    fd = os.memfd_create(NAME)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
 
 
 def control_of(pid: int) -> Control | None:
@@ -176,7 +209,7 @@ def control_of(pid: int) -> Control | None:
     Raises ControlInvalid, and OSError where we may not look.
     """
     try:
-        found = [region for region in read_maps(pid) if region.name == MAPPED_AS]
+        found = _pages(pid)
         if not found:
             return None
         fd = os.open(f"/proc/{pid}/map_files/{found[0].start:x}-{found[0].end:x}", os.O_RDWR | os.O_CLOEXEC)

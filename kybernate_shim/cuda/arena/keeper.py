@@ -7,6 +7,9 @@ missing. The process comes LOCKED and leaves LOCKED, with its bytes in one place
 under it, a settling brings them back to VRAM before the threads go on; where not even that can be done, the process
 stays locked, and the error says so. The helper itself stops the threads: it does not load the driver, so nothing that
 the driver does lets them go too early.
+
+Whatever looks at a process may have to wait for it, and a tenant's process may want that: nothing here waits in the
+event loop, or in threads that others need, and everything has a deadline.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kybernate_shim.config import NodeSizes
+from kybernate_shim.cuda.apart import apart
 from kybernate_shim.cuda.arena import control
 from kybernate_shim.cuda.arena.banks import as_text
 from kybernate_shim.cuda.arena.memory import Memory, Owner
@@ -31,6 +36,7 @@ from kybernate_shim.linux.tracee import InjectionFailed
 
 STOP_SECONDS = 10.0
 RELOCK_SECONDS = 10.0
+GRACE_SECONDS = 5.0  # for a look at a process, and for what should have ended by its own deadline
 ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
 PAUSES = (0.002, 0.005, 0.011, 0.023)
 SHUT_SECONDS = 0.2  # in which allocations that were begun may end before the driver locks the process
@@ -39,6 +45,7 @@ IDLE_SECONDS = 60.0
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
 BUSY, FULL, NO_ROOM, FAILED = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM", "ARENA_FAILED"
+LIBRARY = "ARENA_LIBRARY"  # the process does not answer, or lies
 
 
 class NotMoved(Exception):
@@ -68,12 +75,13 @@ DriverVerb = Callable[[str, int, float], Awaitable[None]]
 class Keeper:
     """The arena of the node, as the helper uses it. One step of one process at a time; several processes at once."""
 
-    def __init__(self, folder: Path, sizes: NodeSizes, verb: DriverVerb, log: Any) -> None:
+    def __init__(self, folder: Path, sizes: NodeSizes, verb: DriverVerb, log: Any, share: float = 1.0) -> None:
+        """`share` of the arena is what one pod or container may have."""
         self._memory = Memory(sizes, folder)
         self._sizes = sizes
         self._verb = verb
         self._log = log
-        self._worker = SharedWorker(["arena", str(folder), as_text(sizes)])
+        self._worker = SharedWorker(["arena", str(folder), as_text(sizes), str(share)])
         self._last_use = 0.0
         self._prefetched: dict[int, float] = {}  # by pid, since when
         self._leaving: Counter[int] = Counter()  # what is on its way out of VRAM
@@ -81,7 +89,7 @@ class Keeper:
 
     async def warm(self, pid: int, seconds: float) -> Moved:
         """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
-        if not self._sizes or not _has_library(pid):
+        if not self._sizes or not await _has_library(pid):
             return Moved()
         for pause in PAUSES:
             try:
@@ -98,9 +106,9 @@ class Keeper:
 
         Of several, one might wait for what another one is about to do.
         """
-        known = [pid for pid in pids if self._sizes and _has_library(pid)]
+        known = [pid for pid in pids if self._sizes and await _has_library(pid)]
         if len(known) == 1:
-            await asyncio.to_thread(_shut, known[0])
+            await _shut(known[0])
 
     @contextmanager
     def leaving(self, pids: Iterable[int]) -> Iterator[None]:
@@ -148,7 +156,7 @@ class Keeper:
 
         Where that cannot be, it stays where it was, and the reason is returned. Raises NotMoved.
         """
-        if not self._sizes or not _has_library(pid):
+        if not self._sizes or not await _has_library(pid):
             return Moved()
         for attempt in range(ATTEMPTS):
             try:
@@ -161,7 +169,7 @@ class Keeper:
                 return _moved(answer)
             # It was let go unlocked, to come out of its allocation.
             await asyncio.sleep(PAUSES[attempt % len(PAUSES)])
-            await asyncio.to_thread(_shut, pid)
+            await _shut(pid)
             await self._verb("lock", pid, seconds)
         return Moved(0, f"process {pid} was in the middle of an allocation {ATTEMPTS} times")
 
@@ -198,7 +206,8 @@ class Keeper:
     def kept_bytes(self, pid: int) -> int:
         """Return how many bytes of this process the arena has, or may have."""
         try:
-            return sum(one.size for one in self._memory.kept(Owner.of(pid)))
+            note = self._memory.note(Owner.of(pid))
+            return sum(one.size for one in (*note.kept, *note.pending))
         except (FileNotFoundError, ProcessLookupError):
             return 0
 
@@ -219,8 +228,9 @@ class Keeper:
     async def _settle(self, pid: int, seconds: float, why: str) -> dict[str, Any]:
         """Bring everything of a stopped and unlocked process back to VRAM; return the answer on what had been away.
 
-        Tried twice, the second time by another worker: the first may have been what was wrong. Where both fail, or the
-        card has no room, the process is locked again, with its bytes still in the arena, and NotMoved raised.
+        Tried twice, the second time by another worker, unless the process itself is at fault: no process ends the
+        worker for others. Where both fail, or the card has no room, the process is locked again, with its bytes still
+        in the arena, and NotMoved raised.
         """
         reasons = [why]
         leaving = [other for other in self._leaving if other != pid]
@@ -236,7 +246,7 @@ class Keeper:
             reasons.append(answer["text"])
             if answer["name"] == NO_ROOM:
                 break
-            if not self._worker.busy:  # with another process
+            if answer["name"] != LIBRARY and not self._worker.busy:  # with another process
                 await self._worker.close()
         await self._verb("lock", pid, RELOCK_SECONDS)
         raise NotMoved(f"process {pid} stays locked: {'; '.join(dict.fromkeys(reasons))}", away=True)
@@ -264,14 +274,27 @@ class Keeper:
     async def _stopped(self, pid: int) -> AsyncIterator[None]:
         """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
         held = Held(pid, spare=_must_run, seconds=STOP_SECONDS)
-        await asyncio.to_thread(held.__enter__)
+
+        def let_go() -> None:
+            held.__exit__(None, None, None)
+
+        try:
+            await apart(held.__enter__, STOP_SECONDS + GRACE_SECONDS, late=let_go)
+        except TimeoutError:
+            raise InjectionFailed(f"the kernel did not stop all of them within {STOP_SECONDS:g} s") from None
         try:
             yield
         finally:
-            await asyncio.shield(asyncio.to_thread(held.__exit__, None, None, None))
+            with suppress(TimeoutError):  # the thread that holds them goes on trying
+                await asyncio.shield(apart(let_go, STOP_SECONDS + GRACE_SECONDS))
 
 
-def _shut(pid: int) -> None:
+async def _shut(pid: int) -> None:
+    with suppress(TimeoutError):
+        await apart(partial(_shut_now, pid), SHUT_SECONDS + GRACE_SECONDS)
+
+
+def _shut_now(pid: int) -> None:
     """Have the library hold threads off from allocations, and wait for those that are in one.
 
     It is only for speed: what is wrong shows when the memory is asked for, and older libraries cannot do this.
@@ -296,10 +319,11 @@ def _must_run(thread: str) -> bool:
     return thread == control.NAME or thread.startswith(DRIVERS_OWN)
 
 
-def _has_library(pid: int) -> bool:
+async def _has_library(pid: int) -> bool:
+    """Tell whether the library is loaded; a process that cannot be looked at goes the driver's way."""
     try:
-        return control.is_there(pid)
-    except OSError:
+        return await apart(partial(control.is_there, pid), GRACE_SECONDS)
+    except (OSError, TimeoutError):
         return False
 
 

@@ -39,6 +39,7 @@ def machine_code(folder: Path, major: int, minor: int) -> bytes:
     code = _compiled_apart(f"sm_{major}{minor}")
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        new.touch(mode=0o600)
         new.write_bytes(code)
         new.replace(path)
     except OSError:

@@ -7,7 +7,14 @@ are in it, named by its pid and start time, so that the part of a process that h
 
     PID-START.json   the process has, or may have, no other bytes than these
     PID-START.copy   it has its bytes back; these are kept, oldest first to go, until somebody needs the room
+    PID-START.lock   locked by a job that reads or writes the bytes
     banks            which part of the memory lies on which NUMA node
+
+What changes its owner is not zeroed. It is unreadable instead: room that `update` has found is pending, and only what
+was copied there makes it readable, by `confirm`, block by block as a whole. So nothing that a process before has left
+is ever read: not by a resume, nor for an image or a prefetch. Zeroing would cost as much as the copy, and room cannot
+be given back to the kernel instead, because the cards have it pinned. Room also stays with a process that has ended,
+while a job still works with it: the job of a process that hangs must not read or write what is another's by then.
 
 A copy is worth something only with the hashes of its pieces, and with the key that they were made with. These lie in
 the note, which tells nobody more than the memory beside it does. A note has the hash of a piece only while the arena
@@ -22,26 +29,30 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from kybernate_shim.config import NO_NODE, NodeSizes
-from kybernate_shim.cuda.arena import banks
+from kybernate_shim.cuda.arena import banks, notes
+from kybernate_shim.cuda.arena.accounts import account_of
 from kybernate_shim.cuda.arena.banks import Bank, Room
 from kybernate_shim.cuda.arena.extents import Extent, Kept, Part, gaps, total
 from kybernate_shim.cuda.arena.notes import Note, read, write
 from kybernate_shim.cuda.arena.pieces import Fate, Plan, Seen
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.libc import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, mount
+from kybernate_shim.linux.private import make_directory
 from kybernate_shim.linux.process import is_exiting, start_time
 
 FOLDER = Path("/run/kybernate/arena")
 NOTES = 64 << 20  # what the tmpfs holds beside the memory
 KEY_BYTES = 32
 GRAIN = 2 << 20
+LOCK_PAUSE = 0.005  # between two looks at whether an earlier job has ended
 FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
@@ -50,6 +61,34 @@ class ArenaFull(Exception):
 
     def __init__(self, wanted: int, free: int) -> None:
         super().__init__(f"{wanted >> 20} MiB of VRAM do not fit into the arena, {free >> 20} MiB of it are free")
+
+
+class ShareFull(ArenaFull):
+    """A pod or container would have more of the arena than its share; nothing was given out."""
+
+    def __init__(self, wanted: int, account: str, held: int, share: int) -> None:
+        Exception.__init__(
+            self,
+            f"{wanted >> 20} MiB of VRAM do not fit into the share of {account} in the arena, which has {held >> 20} of"
+            f" {share >> 20} MiB (gpu.arena_share)",
+        )
+
+
+class ArenaIncomplete(Exception):
+    """The arena has room for blocks of a process, and not their bytes."""
+
+    def __init__(self, pid: int, pending: int) -> None:
+        super().__init__(
+            f"{pending >> 20} MiB of process {pid} were never copied to the arena: they are in its VRAM, unless it has"
+            " released them; resume it before anything else is done with it"
+        )
+
+
+class ArenaInUse(Exception):
+    """An earlier job still works with the bytes of a process."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(f"an earlier job of the arena for process {pid} has not ended")
 
 
 class ArenaUnavailable(Exception):
@@ -80,7 +119,8 @@ class Owner:
 class Update:
     """What `update` has found room for: all blocks, and the parts of each of them that have to be copied there.
 
-    Of the blocks, `clean` bytes are there already, and `zero` bytes need not be. `kept` is true once all is copied.
+    Of the blocks, `clean` bytes are there already, and `zero` bytes need not be. `kept` is true once all is copied, and
+    believed once it is confirmed.
     """
 
     kept: list[Kept]
@@ -93,9 +133,13 @@ class Update:
 class Memory:
     """The arena of a node. Its methods may be used by several processes at once."""
 
-    def __init__(self, size: int | NodeSizes, folder: Path = FOLDER) -> None:
-        """`size` in bytes, or by NUMA node; an arena that is there already is grown to it, or used as it is."""
+    def __init__(self, size: int | NodeSizes, folder: Path = FOLDER, share: float = 1.0) -> None:
+        """`size` in bytes, or by NUMA node; an arena that is there already is grown to it, or used as it is.
+
+        One pod, or container, gets at most a `share` of it from `update`.
+        """
         self._folder = folder
+        self._share = share
         sizes = ((NO_NODE, size),) if isinstance(size, int) else size
         self._sizes = tuple((node, bytes // GRAIN * GRAIN) for node, bytes in sizes)
 
@@ -123,7 +167,7 @@ class Memory:
         if self.size and not (grow and banks.missing(self.banks, self._sizes)):
             return
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self._folder)
             if fault := banks.fault_of(self._sizes, numa.memory_of_nodes()):
                 raise ArenaUnavailable(fault)
             if not self._folder.is_mount():
@@ -169,7 +213,7 @@ class Memory:
         with self._gate():
             copies = self.copies(owner).kept
             places = [extent for one in copies for extent in one.extents if not extent.is_hole]
-            more = max(0, sum(size for _, size in sizes) - sum(one.size for one in copies))
+            more = max(0, min(self._limit, sum(size for _, size in sizes)) - sum(one.size for one in copies))
             room = self._free([*self._taken(), *self._all_copies()])
             if room.bytes < more:
                 room = self._free([*self._taken(), *places])
@@ -179,12 +223,12 @@ class Memory:
                 places += found
             return places
 
-    def claim(self, owner: Owner, blocks: Sequence[tuple[int, int, int]]) -> list[Kept]:
-        """Find room for all of `blocks` (index, address, size), and note that `owner` has it.
+    def claim(self, owner: Owner, blocks: Sequence[tuple[int, int, int]]) -> Update:
+        """Find room for all of `blocks` (index, address, size), and note that `owner` has it: it is pending.
 
         Copies of others give way, the oldest first. Raises ArenaFull with nothing changed.
         """
-        return self.update(owner, blocks).kept
+        return self.update(owner, blocks)
 
     def update(
         self,
@@ -193,41 +237,63 @@ class Memory:
         seen: Sequence[Seen] | None = None,
         key: bytes = b"",
         near: Sequence[int] = (),
+        account: str | None = None,
     ) -> Update:
         """Do as `claim` does, but only for pieces that are not zeros, and whose copies are not what `seen` hashes to.
 
         `key`, which `seen` was hashed with, is the one of `copies`, or a new one. Room is taken on the NUMA node that
-        `near` names for each block, then on others. Whoever has copied calls `confirm`.
+        `near` names for each block, then on others. It counts for `account`, the owner's own if None. What has been
+        copied becomes readable by `confirm`.
         """
+        account = account_of(owner.pid) if account is None else account
         with self._gate():
             note = self.copies(owner)
-            copies = {(one.index, one.address, one.size): one for one in note.kept} if note.key == key else {}
+            known = (*note.kept, *note.pending) if note.key == key else ()  # the hashes of either are true
+            copies = {(one.index, one.address, one.size): one for one in known}
             looks = seen if seen is not None else [None] * len(blocks)
             plans = [Plan(block, look, copies.get(block)) for block, look in zip(blocks, looks, strict=True)]
             sizes = {fate: sum(plan.bytes[fate] for plan in plans) for fate in Fate}
-            room = self._room(owner, sizes[Fate.CHANGED], [extent for plan in plans for extent in plan.stays])
+            stays = [extent for plan in plans for extent in plan.stays]
+            room = self._room(owner, sizes[Fate.CHANGED], stays, account)
             self._copy_note(owner).unlink(missing_ok=True)
             nodes = near or [NO_NODE] * len(plans)
             settled = [plan.settle(partial(room.take, near=node)) for plan, node in zip(plans, nodes, strict=True)]
-            write(self._note(owner), Note([trusted for _, trusted in settled], key))
+            write(self._note(owner), Note([], key, [trusted for _, trusted in settled], account))
         changed = [plan.changed for plan in plans]
         return Update([kept for kept, _ in settled], key, changed, sizes[Fate.CLEAN], sizes[Fate.ZERO])
 
-    def confirm(self, owner: Owner, update: Update) -> None:
-        """Note that the bytes are there: the hashes that `update` was asked with are theirs."""
-        if update.key:
-            write(self._note(owner), Note(update.kept, update.key))
+    def confirm(self, owner: Owner, kept: Sequence[Kept], group: slice | None = None) -> None:
+        """Note that the bytes of `kept`, which `update` has returned, are there, or those of a group of its blocks.
 
-    def share(self, owner: Owner, kept: Sequence[Kept]) -> None:
-        """Let `owner` have what somebody else has as well: it stays until both have ended or given it up."""
+        From then on they are the owner's, and its own place for them may be given up. Raises FileNotFoundError where
+        the note is gone.
+        """
+        first, end, _ = (group or slice(None)).indices(len(kept))
+        notes.confirm(self._note(owner), kept, first, end)
+
+    def share(self, owner: Owner, others: Iterable[Owner]) -> dict[Owner, list[Kept]]:
+        """Let `owner` have what others have as well, and return it: it stays until all have ended or given it up.
+
+        Raises ArenaIncomplete, with nothing changed.
+        """
         with self._gate():
-            write(self._note(owner), Note([replace(one, marks=b"") for one in kept]))
+            shared = {other: read(self._note(other)) for other in others}
+            for other, note in shared.items():
+                if note.pending:
+                    raise ArenaIncomplete(other.pid, sum(one.size for one in note.pending))
+            all_kept = [replace(one, marks=b"") for note in shared.values() for one in note.kept]
+            write(self._note(owner), Note(all_kept, account=f"the checkpoint by process {owner.pid}"))
+        return {other: note.kept for other, note in shared.items()}
 
     def hand_over(self, owner: Owner, shares: Mapping[Owner, Sequence[Kept]]) -> None:
-        """Let what `owner` has here belong to others."""
+        """Let what `owner` has here belong to others. Raises ArenaIncomplete for bytes that are not confirmed."""
         with self._gate():
+            there = set(read(self._note(owner)).kept)
+            for kept in shares.values():
+                if missing := sum(one.size for one in kept if one not in there):
+                    raise ArenaIncomplete(owner.pid, missing)
             for other, kept in shares.items():
-                write(self._note(other), Note(list(kept)))
+                write(self._note(other), Note(list(kept), account=account_of(other.pid)))
             self.give_up(owner)
 
     def kept(self, owner: Owner) -> list[Kept]:
@@ -235,7 +301,7 @@ class Memory:
         return self.note(owner).kept
 
     def note(self, owner: Owner) -> Note:
-        """Return the same, with the key of its hashes."""
+        """Return the same, with what is pending and the key of its hashes."""
         return read(self._note(owner))
 
     def learn(self, owner: Owner, note: Note) -> None:
@@ -252,29 +318,74 @@ class Memory:
         Idempotent.
         """
         with self._gate():
-            if any(any(one.marks) for one in read(self._note(owner)).kept):
+            note = read(self._note(owner))
+            if any(any(one.marks) for one in (*note.kept, *note.pending)):
                 now = time.time_ns()  # the kernel's own would be the same for all within some milliseconds
                 os.utime(self._note(owner), ns=(now, now))
                 self._note(owner).rename(self._copy_note(owner))
             else:
                 self.give_up(owner)
 
+    @contextmanager
+    def using(self, owner: Owner, seconds: float) -> Iterator[None]:
+        """Read or write the bytes of `owner`, one job at a time; they stay its even if it ends meanwhile.
+
+        Waits so many seconds for an earlier job, of whichever process. Raises ArenaInUse.
+        """
+        until = time.monotonic() + seconds
+        fd = self._locked(owner)
+        while fd < 0:
+            if time.monotonic() >= until:
+                raise ArenaInUse(owner.pid)
+            time.sleep(LOCK_PAUSE)
+            fd = self._locked(owner)
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def holders(self) -> dict[str, int]:
+        """Return how many bytes each pod or container has, which no other can have: a copy is not counted."""
+        with self._gate():
+            self._taken()
+            found: dict[str, int] = defaultdict(int)
+            for note in self._notes():
+                found[note.account] += note.room_bytes
+        return {account: size for account, size in found.items() if size}
+
     def give_up(self, owner: Owner) -> None:
         """Forget the owner's bytes. Idempotent."""
         self._note(owner).unlink(missing_ok=True)
 
-    def _room(self, owner: Owner, wanted: int, stays: Sequence[Extent]) -> Room:
+    @property
+    def _limit(self) -> int:
+        """The bytes that one pod or container may have."""
+        return int(self.size * self._share)
+
+    def _room(self, owner: Owner, wanted: int, stays: Sequence[Extent], account: str) -> Room:
         """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it."""
         taken = [*self._taken(), *stays]
         if (free := self._free(taken).bytes) < wanted:
             raise ArenaFull(wanted, free)
-        notes = sorted(
-            set(self._folder.glob("*.copy")) - {self._copy_note(owner)}, key=lambda note: note.stat().st_mtime_ns
-        )
-        copies = [(note, list(read(note).extents)) for note in notes]
-        while (room := self._free([*taken, *(extent for _, copy in copies for extent in copy)])).bytes < wanted:
+        copies = self._copies_by_age(owner)
+        if self._share < 1:
+            more = wanted + total(stays)
+            held = sum(note.room_bytes for note in self._notes(but=owner) if note.account == account)
+            if held + more > self._limit:
+                raise ShareFull(more, account, held, self._limit)
+            _make_room(copies, account, self._limit - held - more)
+        while (room := self._free([*taken, *(extent for _, copy in copies for extent in copy.room)])).bytes < wanted:
             copies.pop(0)[0].unlink()
         return room
+
+    def _copies_by_age(self, owner: Owner) -> list[tuple[Path, Note]]:
+        """Return the copies of all but `owner`, the oldest first."""
+        paths = set(self._folder.glob("*.copy")) - {self._copy_note(owner)}
+        return [(path, read(path)) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)]
+
+    def _notes(self, but: Owner | None = None) -> Iterator[Note]:
+        skipped = self._note(but) if but is not None else None
+        return (read(path) for path in self._folder.glob("*.json") if path != skipped)
 
     def _free(self, taken: Sequence[Extent]) -> Room:
         there = self.banks
@@ -282,13 +393,35 @@ class Memory:
 
     def _taken(self) -> list[Extent]:
         """Return the extents that living processes have nowhere else, and remove the notes of the others."""
-        for note in [*self._folder.glob("*.json"), *self._folder.glob("*.copy")]:
-            if not Owner(*map(int, note.stem.split("-"))).alive:
+        for note in [path for path in self._folder.iterdir() if path.suffix in (".json", ".copy", ".lock")]:
+            owner = Owner(*map(int, note.stem.split("-")))
+            if not owner.alive and not self._in_use(owner):
                 note.unlink(missing_ok=True)
-        return [extent for note in self._folder.glob("*.json") for extent in read(note).extents]
+        return [extent for note in self._notes() for extent in note.room]
 
     def _all_copies(self) -> list[Extent]:
-        return [extent for note in self._folder.glob("*.copy") for extent in read(note).extents]
+        return [extent for note in self._folder.glob("*.copy") for extent in read(note).room]
+
+    def _in_use(self, owner: Owner) -> bool:
+        """Tell whether a job still works with the bytes of a process that has ended."""
+        if not self._lock(owner).exists():
+            return False
+        fd = self._locked(owner)
+        if fd >= 0:
+            os.close(fd)
+        return fd < 0
+
+    def _locked(self, owner: Owner) -> int:
+        """Return a descriptor that holds the lock of `owner`, or -1."""
+        fd = os.open(self._lock(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:  # or it was removed since it was opened
+                return fd
+        except BlockingIOError:
+            pass
+        os.close(fd)
+        return -1
 
     @property
     def _banks(self) -> Path:
@@ -300,6 +433,9 @@ class Memory:
     def _copy_note(self, owner: Owner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.copy"
 
+    def _lock(self, owner: Owner) -> Path:
+        return self._folder / f"{owner.pid}-{owner.started}.lock"
+
     @contextmanager
     def _gate(self) -> Iterator[None]:
         fd = os.open(self._folder / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -308,6 +444,18 @@ class Memory:
             yield
         finally:
             os.close(fd)
+
+
+def _make_room(copies: list[tuple[Path, Note]], account: str, most: int) -> None:
+    """Drop copies of an account, the oldest first, until they have at most so many bytes."""
+    own = [one for one in copies if one[1].account == account]
+    size = sum(note.room_bytes for _, note in own)
+    for one in own:
+        if size <= most:
+            return
+        size -= one[1].room_bytes
+        one[0].unlink()
+        copies.remove(one)
 
 
 def _bind(fd: int, made: Sequence[Bank]) -> None:

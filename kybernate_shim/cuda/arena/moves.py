@@ -10,6 +10,12 @@
     settle   whatever was begun and not finished, by whoever is gone: finish it towards VRAM
 
 Where a block's bytes are is what its state says in the program's table: AWAY and REBUILT mean the arena, all else VRAM.
+The table is the program's, so for the arena this is a claim: only what has been confirmed in the arena's own note is
+ever given, and a group of blocks is confirmed when its bytes are there, before the program is asked to release them.
+A worker that dies between two steps leaves bytes that are in VRAM, or confirmed, or both.
+
+A job waits for its own process alone, in a thread of its own, and for no longer than the helper has given it. What it
+shares with other jobs, it holds for no longer than its own calls of the driver take.
 
 What the arena has is kept after a give, and a take copies only what has changed since. Between the look at a piece and
 the end of its copy nobody changes it, because the program's threads are stopped and its work has drained: so the hash
@@ -21,7 +27,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +36,7 @@ from typing import TypeVar
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda.arena.calls import DriverRefused
 from kybernate_shim.cuda.arena.control import (
+    MOST_BLOCKS,
     Block,
     BlockState,
     Control,
@@ -41,8 +48,9 @@ from kybernate_shim.cuda.arena.control import (
     take_descriptor,
 )
 from kybernate_shim.cuda.arena.extents import Kept, parts, total
+from kybernate_shim.cuda.arena.jobs import Job, JobOverdue
 from kybernate_shim.cuda.arena.kernel import KernelUnavailable
-from kybernate_shim.cuda.arena.memory import KEY_BYTES, ArenaFull, ArenaUnavailable, Memory, Owner
+from kybernate_shim.cuda.arena.memory import KEY_BYTES, ArenaFull, ArenaInUse, ArenaUnavailable, Memory, Owner
 from kybernate_shim.cuda.arena.notes import Note
 from kybernate_shim.cuda.arena.pieces import Seen, is_known
 from kybernate_shim.cuda.arena.prefetch import Prefetch
@@ -51,10 +59,12 @@ from kybernate_shim.cuda.driver import Answer
 
 BATCH = 64  # blocks handed out at a time: the program may have few descriptors left
 GROUPS = 6  # of blocks that are copied one after the other: what one group had is released under the copies of the next
-ANSWER_SECONDS = 20.0
-CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003, "ARENA_NO_ROOM": 1004}
+CODES = {"ARENA_BUSY": 1001, "ARENA_FULL": 1002, "ARENA_FAILED": 1003, "ARENA_NO_ROOM": 1004, "ARENA_LIBRARY": 1005}
 OUT_OF_MEMORY = 2  # the driver's
-FAILURES = (ControlFailed, ControlInvalid, ControlSilent, ArenaFull, ArenaUnavailable, DriverRefused, OSError)
+FAILURES = (
+    *(ControlFailed, ControlInvalid, ControlSilent, DriverRefused, JobOverdue),
+    *(ArenaFull, ArenaInUse, ArenaUnavailable, OSError),
+)
 
 T = TypeVar("T")
 
@@ -81,54 +91,56 @@ class Mover:
             "settle": self.settle,
         }
 
-    def warm(self, pid: int) -> Answer:
-        return _answered(lambda: self._warm(pid))
+    def warm(self, pid: int, seconds: float) -> Answer:
+        return _answered(lambda: self._warm(pid, Job(seconds)))
 
-    def expect(self, pid: int, gpus: Sequence[str]) -> Answer:
+    def expect(self, pid: int, seconds: float, gpus: Sequence[str]) -> Answer:
         return _answered(lambda: self._expect(pid, gpus))
 
-    def take(self, pid: int) -> Answer:
-        return _answered(lambda: self._take(pid))
+    def take(self, pid: int, seconds: float) -> Answer:
+        return _answered(lambda: self._take(pid, Job(seconds)))
 
-    def prefetch(self, pid: int, gpu: str, free: int) -> Answer:
+    def prefetch(self, pid: int, seconds: float, gpu: str, free: int) -> Answer:
         return _answered(lambda: self._prefetch(pid, gpu, free))
 
-    def drop(self, pid: int) -> Answer:
+    def drop(self, pid: int, seconds: float) -> Answer:
         return _answered(lambda: self._drop(pid))
 
-    def give(self, pid: int) -> Answer:
-        return _answered(lambda: self._give(pid))
+    def give(self, pid: int, seconds: float) -> Answer:
+        return _answered(lambda: self._settle(pid, Job(seconds), True, ()))
 
-    def settle(self, pid: int, hashing: bool = True, leaving: Collection[int] = ()) -> Answer:
-        return _answered(lambda: self._settle(pid, hashing, leaving))
+    def settle(self, pid: int, seconds: float, hashing: bool = True, leaving: Collection[int] = ()) -> Answer:
+        return _answered(lambda: self._settle(pid, Job(seconds), hashing, leaving))
 
-    def _warm(self, pid: int) -> Answer:
+    def _warm(self, pid: int, job: Job) -> Answer:
         """Look at one block of each of the program's cards to learn which card of ours that is."""
         copies = self._copies()
         nodes: dict[int, int] = {}  # that the program's cards are near
-        with _opened(pid) as (control, pidfd):
-            blocks = [block for block in control.blocks() if block.state is BlockState.HERE and not block.private]
+        owner = Owner.of(pid)
+        with self.memory.using(owner, job.left()), _opened(owner, job) as program:
+            blocks = [block for block in program.blocks() if block.state is BlockState.HERE and not block.private]
+            _require_possible(pid, blocks, copies.capacity)
             try:
                 for device, index in {block.device: block.index for block in blocks}.items():
-                    control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=index, count=1)
-                    for block in control.blocks():
-                        if block.index == index and block.state is BlockState.SHARED:
-                            card = copies.enter_device_of(_descriptor_of(pidfd, block))
+                    program.ask(Verb.SHARE, first=index, count=1)
+                    for block in program.blocks(index, 1):
+                        if block.state is BlockState.SHARED:
+                            card = copies.enter_device_of(_descriptor_of(program.pidfd, block))
                             nodes[device] = copies.node_near(card)
             finally:
-                control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
-                control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
+                program.undo(Verb.CLOSE)
+                program.undo(Verb.FORGET)
         sizes = tuple((nodes.get(block.device, NO_NODE), block.size) for block in blocks)
-        copies.pin(self.memory.preview(Owner.of(pid), sizes))
+        copies.pin(self.memory.preview(owner, sizes))
         return Answer(bytes=sum(size for _, size in sizes))
 
     def _expect(self, pid: int, gpus: Sequence[str]) -> Answer:
-        """Look first at what has been claimed: it may be handed over meanwhile."""
-        kept = self.memory.kept(Owner.of(pid))
+        """Look first at what has been claimed: it may be handed over meanwhile. Nothing is read there."""
+        note = self.memory.note(Owner.of(pid))
         copies = self._copies()
         copies.enter_named(gpus)
-        copies.pin(extent for one in kept for extent in one.extents if not extent.is_hole)
-        return Answer(bytes=sum(one.size for one in kept))
+        copies.pin(extent for extent in note.room if not extent.is_hole)
+        return Answer(bytes=sum(one.size for one in (*note.kept, *note.pending)))
 
     def _prefetch(self, pid: int, gpu: str, free: int) -> Answer:
         """Begin it; it ends with whatever comes next for the process."""
@@ -143,36 +155,40 @@ class Mover:
                 prefetch.close()
         return Answer()
 
-    def _take(self, pid: int) -> Answer:
-        self._copies()  # or there is no arena, and nothing has to be undone
+    def _take(self, pid: int, job: Job) -> Answer:
+        copies = self._copies()  # or there is no arena, and nothing has to be undone
         self._drop(pid)  # of bytes that are about to change
         owner = Owner.of(pid)
-        with _opened(pid) as (control, pidfd):
+        with self.memory.using(owner, job.left()), _opened(owner, job) as program:
             for verb in (Verb.CLOSE, Verb.FORGET):  # what a worker has left that died while it got ready
-                control.ask(verb, seconds=ANSWER_SECONDS)
-            control.ask(Verb.SHARE, seconds=ANSWER_SECONDS, first=0, count=0)  # is any block in a thread's hands?
-            wanted = [block for block in control.blocks() if block.state is BlockState.HERE and not block.private]
+                program.ask(verb)
+            program.ask(Verb.SHARE, first=0, count=0)  # is any block in a thread's hands?
+            blocks = program.blocks()
+            if any(block.state in (BlockState.AWAY, BlockState.REBUILT) for block in blocks):
+                raise ControlInvalid(f"process {pid} says that a part of its memory is in the arena already")
+            wanted = [block for block in blocks if block.state is BlockState.HERE and not block.private]
             if not wanted:
                 return Answer()
+            _require_possible(pid, wanted, copies.capacity)
             try:
-                answer = self._copy_out(owner, control, pidfd, wanted)
+                answer = self._copy_out(owner, program, wanted)
             except BaseException as error:
-                control.ask(Verb.FORGET, seconds=ANSWER_SECONDS)
-                if any(block.state is BlockState.AWAY for block in control.blocks()):  # whatever it was: to be settled
+                program.undo(Verb.FORGET)
+                if any(block.state is BlockState.AWAY for block in program.blocks()):  # whatever it was: to be settled
                     raise ControlInvalid(f"a part of its memory is in the arena: {error}") from error
                 self.memory.retire(owner)
                 raise
-            control.ask(Verb.RELEASE, seconds=ANSWER_SECONDS)
+            program.ask(Verb.RELEASE)
         return answer
 
-    def _copy_out(self, owner: Owner, control: Control, pidfd: int, wanted: Sequence[Block]) -> Answer:
+    def _copy_out(self, owner: Owner, program: _Program, wanted: Sequence[Block]) -> Answer:
         """Have the arena hold what is in the blocks `wanted`, of which some may stay shared."""
         copies = self._copies()
         with ExitStack() as stack:
             blocks: list[Mapped] = []
             mappings: list[ExitStack] = []
             for batch in _batches(wanted):
-                with _handed_out(control, pidfd, Verb.SHARE, BlockState.SHARED, batch) as descriptors:
+                with _handed_out(program, Verb.SHARE, BlockState.SHARED, batch) as descriptors:
                     for descriptor, block in zip(descriptors, batch, strict=True):
                         mappings.append(stack.enter_context(ExitStack()))
                         blocks += mappings[-1].enter_context(copies.mapped([descriptor], [block.size]))
@@ -184,51 +200,59 @@ class Mover:
             with ThreadPoolExecutor(1) as releasing:
                 released = []
                 for group in _groups([block.size for block in wanted], GROUPS):
-                    copies.out(blocks[group], update.changed[group])
+                    copies.out(blocks[group], update.changed[group], program.job.check)
+                    self.memory.confirm(owner, update.kept, group)  # before the program gives its own up
                     for mapping in mappings[group]:
                         mapping.close()
-                    released.append(releasing.submit(_let_go, control, wanted[group]))
+                    released.append(releasing.submit(_let_go, program, wanted[group]))
                 for one in released:
                     one.result()
-            self.memory.confirm(owner, update)
         self._left[owner.pid] = {block.card for block in blocks}
         size = sum(block.size for block in wanted)
         return Answer(bytes=size, clean_bytes=update.clean, zero_bytes=update.zero, remark=blind)
 
-    def _give(self, pid: int, hashing: bool = True, leaving: Collection[int] = ()) -> Answer:
+    def _settle(self, pid: int, job: Job, hashing: bool, leaving: Collection[int]) -> Answer:
         owner = Owner.of(pid)
-        note = self.memory.note(owner)
-        with self._prefetched(owner, note) as prefetched:
-            try:
-                return self._bring_back(owner, note, prefetched, hashing, leaving)
-            except ControlFailed as error:
-                if error.code != OUT_OF_MEMORY or not prefetched.size:
-                    raise
-        return self._bring_back(owner, note, NOTHING, hashing, leaving)  # somebody has come: there was no room for both
+        with self.memory.using(owner, job.left()), _opened(owner, job) as program:
+            for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
+                program.ask(verb)
+            note = self.memory.note(owner)
+            with self._prefetched(owner, note) as prefetched:
+                try:
+                    return self._bring_back(owner, program, note, prefetched, hashing, leaving)
+                except ControlFailed as error:
+                    if error.code != OUT_OF_MEMORY or not prefetched.size:
+                        raise
+            # Another process has come meanwhile: there was no room for both.
+            return self._bring_back(owner, program, note, NOTHING, hashing, leaving)
 
     def _bring_back(
-        self, owner: Owner, note: Note, prefetched: Prefetched, hashing: bool, leaving: Collection[int]
+        self,
+        owner: Owner,
+        program: _Program,
+        note: Note,
+        prefetched: Prefetched,
+        hashing: bool,
+        leaving: Collection[int],
     ) -> Answer:
-        kept = {one.index: one for one in note.kept}
         blind = ""
-        with _opened(owner.pid) as (control, pidfd):
-            away = [_place_of(block, kept) for block in control.blocks() if block.state is BlockState.AWAY]
-            try:
-                with ExitStack() as stack:
-                    blocks: list[Mapped] = []
-                    for batch in _batches(away):
-                        with _handed_out(control, pidfd, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
-                            new = stack.enter_context(self._copies().mapped(descriptors, [one.size for one in batch]))
-                        wanted = [list(parts(one.extents)) for one in batch]
-                        gently = not self._elsewhere(leaving, {block.card for block in new})
-                        self._copies().back(new, wanted, prefetched, gently=gently)
-                        blocks += new
-                    if hashing:
-                        blind = self._learn(owner, note, away, blocks)
-            except BaseException:
-                control.ask(Verb.DISCARD, seconds=ANSWER_SECONDS)
-                raise
-            control.ask(Verb.COMMIT, seconds=ANSWER_SECONDS)
+        away = _places((block for block in program.blocks() if block.state is BlockState.AWAY), note)
+        try:
+            with ExitStack() as stack:
+                blocks: list[Mapped] = []
+                for batch in _batches(away):
+                    with _handed_out(program, Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
+                        new = stack.enter_context(self._copies().mapped(descriptors, [one.size for one in batch]))
+                    wanted = [list(parts(one.extents)) for one in batch]
+                    gently = not self._elsewhere(leaving, {block.card for block in new})
+                    self._copies().back(new, wanted, prefetched, gently=gently, check=program.job.check)
+                    blocks += new
+                if hashing:
+                    blind = self._learn(owner, note, away, blocks)
+        except BaseException:
+            program.undo(Verb.DISCARD)
+            raise
+        program.ask(Verb.COMMIT)
         self.memory.retire(owner)
         size = sum(one.size for one in away)
         zero = size - sum(total(one.extents) for one in away)
@@ -259,16 +283,9 @@ class Mover:
         seen, blind = _looked(self._copies(), [block for _, block in unknown], key)
         marks = {one.index: look.marks for (one, _), look in zip(unknown, seen or [], strict=seen is not None)}
         if marks:
-            self.memory.learn(
-                owner, Note([replace(one, marks=marks.get(one.index, one.marks)) for one in note.kept], key)
-            )
+            kept = [replace(one, marks=marks.get(one.index, one.marks)) for one in note.kept]
+            self.memory.learn(owner, replace(note, kept=kept, key=key))
         return blind
-
-    def _settle(self, pid: int, hashing: bool, leaving: Collection[int]) -> Answer:
-        with _opened(pid) as (control, _):
-            for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
-                control.ask(verb, seconds=ANSWER_SECONDS)
-        return self._give(pid, hashing, leaving)
 
     def _copies(self) -> Transfer:
         """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""
@@ -295,6 +312,8 @@ def _answered(work: Callable[[], Answer]) -> Answer:
             name = "ARENA_BUSY"
         elif isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
             name = "ARENA_NO_ROOM"
+        elif isinstance(error, ControlSilent | ControlInvalid | JobOverdue):
+            name = "ARENA_LIBRARY"  # the program's own doing, and no fault of the worker's
         return Answer(CODES[name], name, str(error))
 
 
@@ -306,40 +325,74 @@ def _looked(copies: Transfer, blocks: Sequence[Mapped], key: bytes) -> tuple[lis
         return None, str(error)
 
 
+@dataclass(frozen=True)
+class _Program:
+    """A process as one job sees it: its control page, a descriptor of it, and the time that there is for it."""
+
+    control: Control
+    pidfd: int
+    job: Job
+
+    @property
+    def pid(self) -> int:
+        return self.control.pid
+
+    def blocks(self, first: int = 0, count: int = MOST_BLOCKS) -> list[Block]:
+        return self.control.blocks(first, count)
+
+    def ask(self, verb: Verb, first: int = 0, count: int = MOST_BLOCKS) -> None:
+        self.control.ask(verb, seconds=self.job.left(), first=first, count=count)
+
+    def undo(self, verb: Verb) -> None:
+        """Ask for what leaves the process in order, also when the job's time is over."""
+        self.control.ask(verb, seconds=self.job.undo_left())
+
+
 @contextmanager
-def _opened(pid: int) -> Iterator[tuple[Control, int]]:
-    """Open a process's page, and a descriptor of the process. Raises ControlInvalid where it has no such page."""
-    pidfd = os.pidfd_open(pid)
+def _opened(owner: Owner, job: Job) -> Iterator[_Program]:
+    """Open a process's page, and a descriptor of the process. Raises ControlInvalid where it has no such page.
+
+    Both are of `owner`, and not of a process that has got its pid: that is looked at when both are open.
+    """
+    pidfd = os.pidfd_open(owner.pid)
     try:
-        control = control_of(pid)
+        control = control_of(owner.pid)
         if control is None:
-            raise ControlInvalid(f"process {pid} has not loaded the preload library")
+            raise ControlInvalid(f"process {owner.pid} has not loaded the preload library")
         with control:
-            yield control, pidfd
+            if not owner.alive:
+                raise ControlInvalid(f"process {owner.pid} has ended")
+            yield _Program(control, pidfd, job)
     finally:
         os.close(pidfd)
 
 
 @contextmanager
 def _handed_out(
-    control: Control, pidfd: int, verb: Verb, state: BlockState, batch: Sequence[Block] | Sequence[Kept]
+    program: _Program, verb: Verb, state: BlockState, batch: Sequence[Block] | Sequence[Kept]
 ) -> Iterator[list[int]]:
     """Have the program hand out the blocks of `batch` and yield descriptors of ours for them, in its order."""
-    first, last = batch[0].index, batch[-1].index
+    first, count = batch[0].index, batch[-1].index - batch[0].index + 1
     descriptors: list[int] = []
     try:
-        control.ask(verb, seconds=ANSWER_SECONDS, first=first, count=last - first + 1)
-        blocks = {block.index: block for block in control.blocks() if first <= block.index <= last}
+        program.ask(verb, first=first, count=count)
+        blocks = {block.index: block for block in program.blocks(first, count)}
         for one in batch:
             block = blocks.get(one.index)
             if block is None or (block.address, block.size, block.state) != (one.address, one.size, state):
-                raise ControlInvalid(f"block {one.index} of process {control.pid} has changed while it was moved")
-            descriptors.append(take_descriptor(pidfd, block.descriptor))
+                raise ControlInvalid(f"block {one.index} of process {program.pid} has changed while it was moved")
+            descriptors.append(take_descriptor(program.pidfd, block.descriptor))
         yield descriptors
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-        control.ask(Verb.CLOSE, seconds=ANSWER_SECONDS)
+        program.undo(Verb.CLOSE)
+
+
+def _require_possible(pid: int, blocks: Sequence[Block], capacity: int) -> None:
+    """Raise ControlInvalid where the blocks are more than all cards have, before anything is done by their number."""
+    if (size := sum(block.size for block in blocks)) > capacity:
+        raise ControlInvalid(f"process {pid} says that it has {size >> 20} MiB of VRAM, and all cards {capacity >> 20}")
 
 
 def _descriptor_of(pidfd: int, block: Block) -> int:
@@ -352,11 +405,11 @@ def _descriptor_of(pidfd: int, block: Block) -> int:
         raise
 
 
-def _let_go(control: Control, group: Sequence[Block]) -> None:
+def _let_go(program: _Program, group: Sequence[Block]) -> None:
     """Have the program release blocks of which the arena has the bytes; RELEASE does it for older libraries."""
     first, last = group[0].index, group[-1].index
     try:
-        control.ask(Verb.LET_GO, seconds=ANSWER_SECONDS, first=first, count=last - first + 1)
+        program.ask(Verb.LET_GO, first=first, count=last - first + 1)
     except ControlFailed as error:
         if error.code != -errno.EINVAL:
             raise
@@ -378,9 +431,15 @@ def _batches(blocks: Sequence[T]) -> Iterator[Sequence[T]]:
         yield blocks[at : at + BATCH]
 
 
-def _place_of(block: Block, kept: Mapping[int, Kept]) -> Kept:
-    """Return where a block's bytes are. Raises ControlInvalid where the arena has none that are like it."""
-    place = kept.get(block.index)
-    if place is None or (place.address, place.size) != (block.address, block.size):
-        raise ControlInvalid(f"the bytes of block {block.index} are not in the arena: they are lost")
-    return place
+def _places(blocks: Iterable[Block], note: Note) -> list[Kept]:
+    """Return where the bytes of blocks are. Raises ControlInvalid where the arena has none that are like them."""
+    kept = {(one.index, one.address, one.size): one for one in note.kept}
+    pending = {(one.index, one.address, one.size) for one in note.pending}
+    found = []
+    for block in blocks:
+        wanted = (block.index, block.address, block.size)
+        if (place := kept.get(wanted)) is None:
+            why = "they were never copied, and the process has released them" if wanted in pending else "they are lost"
+            raise ControlInvalid(f"the bytes of block {block.index} are not in the arena: {why}")
+        found.append(place)
+    return found

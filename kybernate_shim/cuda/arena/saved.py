@@ -17,13 +17,14 @@ from itertools import accumulate
 from pathlib import Path
 
 from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda.arena.control import MOST_BLOCKS, MOST_BYTES
 from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept, parts
-from kybernate_shim.cuda.arena.memory import ArenaFull, ArenaUnavailable, Memory, Owner
+from kybernate_shim.cuda.arena.memory import ArenaFull, ArenaIncomplete, ArenaUnavailable, Memory, Owner
 from kybernate_shim.cuda.arena.pieces import MARK, PIECE, Seen
 from kybernate_shim.cuda.vram import crew, digest, files
 from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
-from kybernate_shim.cuda.vram.errors import FileDamaged, NoArena
+from kybernate_shim.cuda.vram.errors import FileDamaged, NoArena, NotInArena
 from kybernate_shim.cuda.vram.save import create, store
 
 
@@ -50,11 +51,15 @@ def file_name(pid: int) -> str:
 def hold(memory: Memory, pids: Iterable[int]) -> dict[int, list[Kept]]:
     """Return what the arena has of processes that live, and keep it there, whatever becomes of them, until `let_go`.
 
-    Raises FileNotFoundError and ProcessLookupError for one that is gone.
+    Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena where a part of one was never
+    copied.
     """
-    held = {pid: memory.kept(Owner.of(pid)) for pid in pids}
-    memory.share(Owner.of(os.getpid()), [one for kept in held.values() for one in kept])
-    return held
+    owners = {pid: Owner.of(pid) for pid in pids}
+    try:
+        held = memory.share(Owner.of(os.getpid()), owners.values())
+    except ArenaIncomplete as error:
+        raise NotInArena(str(error)) from error
+    return {pid: held[owner] for pid, owner in owners.items()}
 
 
 def let_go(memory: Memory) -> None:
@@ -72,7 +77,7 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: Transfer) -> Sav
     with ExitStack() as stack:
         arena = stack.enter_context(files.reading(memory.file, direct=False))
         file = stack.enter_context(create(path, layout.size, how))
-        tree = digest.Tree(layout.size, how.piece_bytes)
+        tree = digest.Tree(layout.size, how.piece_bytes, how.digest)
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
             for start, part in layout.parts(piece.offset, buffer.view[: piece.size]):
@@ -98,17 +103,26 @@ def claim(memory: Memory, saved: Sequence[SavedBlocks], near: int = NO_NODE) -> 
     It belongs to this process, and is on NUMA node `near` as far as there is any. Raises FileDamaged and NoArena.
     """
     for one in saved:
-        if sum(size for _, _, size in one.blocks) != one.size or any(size % PIECE for _, _, size in one.blocks):
-            raise FileDamaged(f"{one.file} does not consist of blocks")
+        _require_blocks(one)
     ours = Owner.of(os.getpid())
     blocks = [block for one in saved for block in one.blocks]
     try:
         memory.prepare(grow=False)
         seen = [look for one in saved for look in _seen(one)]
-        kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks)).kept)
+        account = f"the restore by process {ours.pid}"  # until `hand_over`
+        kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks), account=account).kept)
     except (ArenaFull, ArenaUnavailable) as error:
         raise NoArena(str(error)) from error
     return [[next(kept) for _ in one.blocks] for one in saved]
+
+
+def _require_blocks(one: SavedBlocks) -> None:
+    """Raise FileDamaged unless the sizes and the number of the blocks are such as a process can have."""
+    indices, sizes = {index for index, _, _ in one.blocks}, [size for _, _, size in one.blocks]
+    if sum(sizes) != one.size or any(size % PIECE or not 0 < size <= MOST_BYTES for size in sizes):
+        raise FileDamaged(f"{one.file} does not consist of blocks")
+    if one.size > MOST_BYTES or len(indices) != len(sizes) or not indices <= set(range(MOST_BLOCKS)):
+        raise FileDamaged(f"{one.file} has blocks that no process can have")
 
 
 def load(
@@ -116,12 +130,13 @@ def load(
 ) -> None:
     """Copy files of an image to where `claim` has found room for them, and compare the digests.
 
-    Raises a VramError, DigestMismatch among them; then the room is free.
+    Only then the bytes can be handed over. Raises a VramError, DigestMismatch among them; then the room is free.
     """
     try:
         with _writing(memory) as arena:
             for one, share in zip(saved, shares, strict=True):
                 _load(arena, one, share, directory, how)
+        memory.confirm(Owner.of(os.getpid()), [one for share in shares for one in share])
     except BaseException:
         memory.give_up(Owner.of(os.getpid()))
         raise
@@ -129,7 +144,7 @@ def load(
 
 def _load(arena: files.MappedFile, one: SavedBlocks, kept: Sequence[Kept], directory: Path, how: Transfer) -> None:
     layout = _Layout(kept)
-    tree = digest.Tree(one.size, digest.piece_bytes_of(one.digest))
+    tree = digest.tree_like(one.digest, one.size)
     with files.reading(directory / one.file, how.direct) as file:
         if file.size != one.size:
             raise FileDamaged(f"{file.path} has {file.size} bytes, its blocks {one.size}")
@@ -167,9 +182,12 @@ def _seen(one: SavedBlocks) -> Iterator[Seen]:
 def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:
     """Give what `load` has filled to the processes, by their pids, that wait for it.
 
-    Raises FileNotFoundError and ProcessLookupError for one that is gone.
+    Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena for what was not filled.
     """
-    memory.hand_over(Owner.of(os.getpid()), {Owner.of(pid): share for pid, share in shares.items()})
+    try:
+        memory.hand_over(Owner.of(os.getpid()), {Owner.of(pid): share for pid, share in shares.items()})
+    except ArenaIncomplete as error:
+        raise NotInArena(str(error)) from error
 
 
 class _Layout:

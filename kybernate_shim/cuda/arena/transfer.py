@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from cuda.bindings import driver as cuda
@@ -33,6 +34,7 @@ from kybernate_shim.linux.populate import populate
 COPY = 64 << 20  # of one call: so that the streams share a large block
 AHEAD = 8 << 20  # of one call when the driver needs the link, too, as before the program is there; divides COPY
 STREAMS = 4  # of each move: one process may leave while another comes
+SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for
 PINNED = 1 << 30  # registered at once: a failure in the middle of a large arena leaves the rest usable
 THREADS = min(8, os.cpu_count() or 1)  # that make pages
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for anybody's default stream
@@ -45,6 +47,11 @@ T = TypeVar("T")
 
 
 Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
+Check = Callable[[], None]  # raises where the job has to end
+
+
+def _unlimited() -> None:
+    """Let a job go on."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +129,9 @@ class Transfer:
         cards = {block.card for block in blocks} - self._hashers.keys()
         return all(cached(self._folder, *_capability(card)).exists() for card in cards)
 
-    def out(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]]) -> None:
-        """Copy `parts` of each block to the arena. Raises DriverRefused."""
-        self._copy(blocks, parts, _from_card)
+    def out(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], check: Check = _unlimited) -> None:
+        """Copy `parts` of each block to the arena. Raises DriverRefused, and what `check` raises between two slices."""
+        self._copy(blocks, parts, _from_card, check=check)
 
     def back(
         self,
@@ -133,13 +140,14 @@ class Transfer:
         prefetched: Prefetched = NOTHING,
         *,
         gently: bool = False,
+        check: Check = _unlimited,
     ) -> None:
         """Fill `parts` of each block from the arena, or from what is `prefetched`, holes by zeros.
 
         `gently`: one copy at a time, which leaves gaps to the driver: it waits behind whatever is queued. Raises
-        DriverRefused.
+        DriverRefused, and what `check` raises between two slices.
         """
-        self._copy(blocks, parts, _to_card, prefetched, gently=gently)
+        self._copy(blocks, parts, _to_card, prefetched, gently=gently, check=check)
 
     @contextmanager
     def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
@@ -157,6 +165,11 @@ class Transfer:
                 checked(cuda.cuStreamSynchronize(stream))
 
             yield copy
+
+    @cached_property
+    def capacity(self) -> int:
+        """The memory of all cards, in bytes: no process has more. Raises DriverRefused."""
+        return sum(int(checked(cuda.cuDeviceTotalMem(card))) for card in range(checked(cuda.cuDeviceGetCount())))
 
     def free(self, card: int) -> int:
         """Return how many bytes of a card nobody has. Raises DriverRefused."""
@@ -238,8 +251,12 @@ class Transfer:
         prefetched: Prefetched = NOTHING,
         *,
         gently: bool = False,
+        check: Check = _unlimited,
     ) -> None:
-        """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts."""
+        """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts.
+
+        No more than a slice is queued at a time: the copies of other jobs wait behind what is queued.
+        """
         self.pin(part.extent for its in parts for part in its if not part.extent.is_hole)
         for card, pairs in _by_card(blocks, list(zip(blocks, parts, strict=True))):
             self._enter(card)
@@ -250,8 +267,15 @@ class Transfer:
                 copies = (
                     copy for block, its in pairs for part in its for copy in _copies(block.address, part, there, most)
                 )
+                queued = [0] * len(streams)  # bytes, since the stream was waited for
                 for number, (host, at, size) in enumerate(copies):
-                    stream = streams[number % len(streams)]
+                    turn = number % len(streams)
+                    stream = streams[turn]
+                    check()
+                    if queued[turn] >= SLICE // STREAMS:
+                        checked(cuda.cuStreamSynchronize(stream))  # while the others go on
+                        queued[turn] = 0
+                    queued[turn] += size
                     if host is None:
                         checked(cuda.cuMemsetD32Async(at, 0, size // 4, stream))
                     elif host in there:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from kybernate_shim.cuda.vram.buffers import BLOCK_BYTES, Buffer
+from kybernate_shim.cuda.vram.digest import KIND
 from kybernate_shim.cuda.vram.errors import Cancelled
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class Transfer:
     Memory needed: `piece_bytes` a thread. `direct` asks for direct I/O (None: where the files lie on a block device
     and are not in memory anyway). `on_progress` gets the bytes done so far, holes included, from changing threads but
     one call at a time, never a smaller number; it must be quick. Setting `cancel` ends the transfer within a piece.
-    New files in memory come from `pool`, as far as it has any.
+    New files in memory come from `pool`, as far as it has any. `digest` is the kind of digest of new files.
     """
 
     threads: int = field(default_factory=_default_threads)
@@ -36,6 +37,7 @@ class Transfer:
     on_progress: Callable[[int], None] | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
     pool: Path | None = None
+    digest: str = KIND
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.piece_bytes < BLOCK_BYTES or self.piece_bytes % BLOCK_BYTES:

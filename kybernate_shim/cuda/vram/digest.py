@@ -1,8 +1,9 @@
 """Digests of saved regions: a tree of two levels, so that threads can work on the pieces in any order.
 
-A digest is a text, `xxh3-128-tree:<bytes of a piece>:<hex>`: the XXH3-128 of the XXH3-128s of the pieces, followed by
-the size of the whole as eight bytes, little-endian. It depends on the content only, not on where the holes are. It
-finds damage, not forgery: whoever can write the file can write its digest.
+A digest is a text, `<kind>:<bytes of a piece>:<hex>`. With the kind `xxh3-128-tree` it is the XXH3-128 of the XXH3-128s
+of the pieces, followed by the size of the whole as eight bytes, little-endian; with `blake3-tree` the same of BLAKE3s.
+It depends on the content only, not on where the holes are. The first is faster than memory and finds damage. The second
+finds forgery, too, and is for images that leave the node.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ if TYPE_CHECKING:
     from kybernate_shim.cuda.vram.crew import Transfer
 
 KIND = "xxh3-128-tree"
-LEAF_BYTES = 16
+STRONG = "blake3-tree"
+LEAF_BYTES = {KIND: 16, STRONG: 32}
 MOST_PIECE_BYTES = 1 << 30  # a buffer of that size is allocated on the word of a manifest
 
 
 class Tree:
     """The digest of `size` bytes in pieces of `piece_bytes`; each thread may add pieces of its own."""
 
-    def __init__(self, size: int, piece_bytes: int) -> None:
+    def __init__(self, size: int, piece_bytes: int, kind: str = KIND) -> None:
         self.piece_bytes = piece_bytes
         self._size = size
-        self._leaves = bytearray(LEAF_BYTES * -(-size // piece_bytes))
+        self._kind = kind
+        self._leaf_bytes = LEAF_BYTES[kind]
+        self._leaves = bytearray(self._leaf_bytes * -(-size // piece_bytes))
 
     def add(self, offset: int, data: memoryview) -> None:
-        self._set(offset, _xxh3_128(data))
+        self._set(offset, _leaf(self._kind, data))
 
     def add_unless_zero(self, offset: int, data: memoryview) -> bool:
         """Do as `add`, and tell whether anything of the piece is not zero."""
-        leaf = _xxh3_128(data)
+        leaf = _leaf(self._kind, data)
         self._set(offset, leaf)
-        return leaf != _of_zeros(len(data))
+        return leaf != _of_zeros(self._kind, len(data))
 
     def add_zeros(self, offset: int, size: int) -> None:
-        self._set(offset, _of_zeros(size))
+        self._set(offset, _of_zeros(self._kind, size))
 
     def text(self) -> str:
         """Return the digest; every piece must have been added."""
@@ -51,13 +55,23 @@ class Tree:
     def text_of(self, start: int, end: int) -> str:
         """Return the digest of a part that begins with a piece and ends with one; all of its pieces must be there."""
         first, behind = start // self.piece_bytes, -(-end // self.piece_bytes)
-        leaves = bytes(self._leaves[first * LEAF_BYTES : behind * LEAF_BYTES])
-        root = _xxh3_128(leaves + (end - start).to_bytes(8, "little"))
-        return f"{KIND}:{self.piece_bytes}:{root.hex()}"
+        leaves = bytes(self._leaves[first * self._leaf_bytes : behind * self._leaf_bytes])
+        root = _leaf(self._kind, leaves + (end - start).to_bytes(8, "little"))
+        return f"{self._kind}:{self.piece_bytes}:{root.hex()}"
 
     def _set(self, offset: int, leaf: bytes) -> None:
-        at = offset // self.piece_bytes * LEAF_BYTES
-        self._leaves[at : at + LEAF_BYTES] = leaf
+        at = offset // self.piece_bytes * self._leaf_bytes
+        self._leaves[at : at + self._leaf_bytes] = leaf
+
+
+def tree_like(digest: str, size: int) -> Tree:
+    """Return an empty tree of the kind and piece size of a digest. Raises DigestMismatch."""
+    return Tree(size, piece_bytes_of(digest), digest.partition(":")[0])
+
+
+def is_of_tree(digest: str) -> bool:
+    """Return whether a digest has the form of this module."""
+    return digest.partition(":")[0] in LEAF_BYTES
 
 
 def piece_bytes_of(digest: str) -> int:
@@ -65,17 +79,17 @@ def piece_bytes_of(digest: str) -> int:
     kind, _, rest = digest.partition(":")
     size, _, root = rest.partition(":")
     sensible = size.isdecimal() and 0 < int(size) <= MOST_PIECE_BYTES and int(size) % 4096 == 0
-    if kind != KIND or not sensible or len(root) != 2 * LEAF_BYTES:
+    if not sensible or len(root) != 2 * LEAF_BYTES.get(kind, 0):
         raise DigestMismatch(f"{digest!r} is no digest of a saved region; the image is damaged or too new")
     return int(size)
 
 
 def of_file(path: Path, piece_bytes: int, how: Transfer) -> str:
-    """Return the digest of a file, for verifying an image that nobody restores. Raises FileFailed and Cancelled."""
+    """Return the digest of a file, of the kind of `how`, without restoring it. Raises FileFailed and Cancelled."""
     from kybernate_shim.cuda.vram import crew, files  # here: of all that digests, only this needs threads and files
 
     with files.reading(path, how.direct) as file:
-        tree = Tree(file.size, piece_bytes)
+        tree = Tree(file.size, piece_bytes, how.digest)
 
         def add(piece: crew.Piece[None], buffer: Buffer) -> int:
             if file.has_data(piece.offset, piece.size):
@@ -98,13 +112,17 @@ def check(file: str, found: str, expected: str) -> None:
         )
 
 
-def _xxh3_128(data: memoryview | bytes) -> bytes:
-    import xxhash  # here: only who moves VRAM needs it
+def _leaf(kind: str, data: memoryview | bytes) -> bytes:
+    if kind == STRONG:
+        from blake3 import blake3  # here: only processes that move VRAM need it
+
+        return blake3(data).digest()
+    import xxhash
 
     return xxhash.xxh3_128_digest(data)
 
 
 @cache
-def _of_zeros(size: int) -> bytes:
+def _of_zeros(kind: str, size: int) -> bytes:
     with mmap(-1, size) as zeros, memoryview(zeros) as view:
-        return _xxh3_128(view)
+        return _leaf(kind, view)

@@ -6,11 +6,20 @@ which takes half the time that the driver's one thread needs. Afterwards the fil
 empty memory in its place, as a dump and a restore expect it.
 
 Whether a process has the file, only its memory map tells: whoever worked on that may have been killed.
+
+The process is a tenant's, and which of its threads are the driver's is its own word. So the size of the mapping is
+bounded by what the driver holds on its GPUs; and the file is the image's only when no process has it any more: a mount
+of its own, through which the process got it, becomes read-only, which the kernel refuses while anything is open for
+writing there, and a lease shows what else is open. Otherwise the bytes are copied into another file, and this one is
+emptied. Not found out is memory that was pinned for a device while it was mapped (io_uring, RDMA): what is written
+there later fails the digest, which covers the process's own bytes alone.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -22,12 +31,16 @@ from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.digest import Tree
 from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
-from kybernate_shim.cuda.vram.saved import SavedRegion, mapped_files, open_files
+from kybernate_shim.cuda.vram.save import store
+from kybernate_shim.cuda.vram.saved import SavedRegion, is_mapped, mapped_files, open_files
+from kybernate_shim.linux.file_mount import FileMount
 from kybernate_shim.linux.mapping_catch import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MappingCatch
 from kybernate_shim.linux.numa import processors_near
 from kybernate_shim.linux.ptrace import MADV_DONTFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, Held
 from kybernate_shim.linux.remote_map import lending
 from kybernate_shim.linux.tracee import InjectionFailed
+
+COPY = "-copy"  # in the name of a file that is given up with the others if the copy is not completed
 
 
 @dataclass
@@ -36,6 +49,7 @@ class Driven:
 
     pid: int
     file: files.RoomyFile
+    mount: FileMount  # through which the process has it
     theirs: int  # its descriptor in the process
     catch: MappingCatch
     region: SavedRegion | None = None  # not digested
@@ -45,6 +59,29 @@ class Driven:
         return self.region.size if self.region is not None else 0
 
 
+class Allowance:
+    """The bytes that the processes of one checkpoint may take of the image's memory, together.
+
+    `told` is what they hold on their GPUs by the word of the driver; the driver's copy was never seen to be larger, and
+    MARGIN is for what that word may leave out. Without such a word, 0, it is the memory of the machine.
+    """
+
+    MARGIN_SHARE = 8  # one of so many
+    MARGIN_BYTES = 256 << 20
+
+    def __init__(self, told: int) -> None:
+        machine = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        self._left = told + told // self.MARGIN_SHARE + self.MARGIN_BYTES if told else machine
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Take so many bytes, if there are as many left; return whether."""
+        with self._lock:
+            granted = size <= self._left
+            self._left -= size if granted else 0
+        return granted
+
+
 @dataclass
 class _Offer:
     """The plan that large memory is a shared mapping of the file: what the driver writes there is in the file then."""
@@ -52,13 +89,16 @@ class _Offer:
     file: files.RoomyFile
     theirs: int
     threads: int
+    allowance: Allowance
     declined: bool = False
 
     def change(self, asked: Asked) -> Mapping[int, int] | None:
         if self.declined or not asked.private_anonymous or asked.size < SMALLEST_BYTES:
             return None
+        size = -(-asked.size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if not self.allowance.take(size):
+            return None
         try:
-            size = -(-asked.size // mmap.PAGESIZE) * mmap.PAGESIZE
             self.file.make_room(size, self.threads, processors_near(asked.tid))
         except FileFailed:
             self.declined = True  # no room: the driver gets its memory, and what it puts there is copied
@@ -70,51 +110,96 @@ class _Offer:
         """Nothing is left to do: the pages are there."""
 
 
-def offer(held: Held, path: Path, how: Transfer, expected: int = 0) -> Driven | None:
+def offer(held: Held, path: Path, how: Transfer, allowance: Allowance, expected: int = 0) -> Driven | None:
     """Offer a new file `path` to the driver's threads, those that `held` has spared; None where that is not possible.
 
     The file must be on a tmpfs; it is one of the pool's, if that has one of about the `expected` bytes. `settle` has to
     follow.
     """
-
     with ExitStack() as undo:
         try:
             file = files.RoomyFile(path, filled=pool.take(how.pool, path, expected))
             undo.callback(file.remove)
-            with lending(held) as lent:
-                theirs = lent.give_shareable(file.fileno())
+            undo.callback(file.empty)
+            mount = FileMount(file.fileno())
+            undo.callback(mount.close)
+            theirs = _lend(held, mount)
             undo.callback(_close, held, theirs)
-            catch = MappingCatch(held.spared, _Offer(file, theirs, how.threads), seconds=held.seconds)
+            plan = _Offer(file, theirs, how.threads, allowance)
+            catch = MappingCatch(held.spared, plan, seconds=held.seconds)
             catch.start()
-        except (FileFailed, InjectionFailed):
+        except (FileFailed, InjectionFailed, OSError):
             return None
         undo.pop_all()
-        return Driven(held.pid, file, theirs, catch)
+        return Driven(held.pid, file, mount, theirs, catch)
+
+
+def _lend(held: Held, mount: FileMount) -> int:
+    """Give the process the file, open for nothing of ours, and return the number that it has there."""
+    fd = mount.open(os.O_RDWR)
+    try:
+        with lending(held) as lent:
+            return lent.give_shareable(fd)
+    finally:
+        os.close(fd)
 
 
 def settle(driven: Driven, held: Held) -> None:
     """End the catch while the process still stands, and remove a file that the driver has not taken."""
     driven.catch.end()
     _close(held, driven.theirs)
-    path = driven.file.path
-    found = mapped_files([driven.pid], path.parent).get(driven.pid)
-    if found is not None and found.file == path.name:
+    file = driven.file
+    found = mapped_files([driven.pid], file.path.parent).get(driven.pid)
+    if found is not None and found.file == file.path.name:
         driven.region = found
         with suppress(InjectionFailed):  # a child that had it would not be dumped without it
             held.call(held.abi.madvise, found.start, found.size, MADV_DONTFORK)
-    else:
-        driven.file.remove()
+        return
+    driven.mount.close()
+    if not is_mapped([driven.pid], os.fstat(file.fileno())):
+        file.empty()  # a descriptor that was kept would keep the memory
+    file.remove()
 
 
 def take_away(driven: Driven, announce: Callable[[SavedRegion], None], how: Transfer) -> SavedRegion:
-    """Digest the file, and put empty memory in its place in the process; `announce` is told before that is done.
+    """Put empty memory in the file's place in the process, and digest the file; `announce` is told before that is done.
 
-    Pieces that are all zero become holes. Raises a VramError: the process has its bytes then, in the file's pages,
-    whatever becomes of the file's name.
+    Pieces that are all zero become holes. A file that a process still has is replaced by a copy. Raises a VramError:
+    the process has its bytes then, in the file's pages, whatever becomes of the file's name; or, once `announce` has
+    been told, `made_private` finds out.
     """
     assert driven.region is not None
-    file, start, size = driven.file, driven.region.start, driven.size
-    tree = Tree(size, how.piece_bytes)
+    region, file = driven.region, driven.file
+    try:
+        with Held(driven.pid) as held:
+            if not _still_has(driven.pid, region, file.path.parent):
+                raise RegionChanged(
+                    f"process {driven.pid}: the {region.size} bytes at {region.start:#x} are not all there any more"
+                )
+            announce(region)
+            held.map_anonymous(region.start, region.size)
+            held.call(held.abi.getpid)  # the kernel lets go of the file when the thread has left the call before
+    except InjectionFailed as error:
+        target.require_alive(driven.pid)
+        raise NotTakenAway(f"process {driven.pid} cannot be given empty memory for its VRAM's: {error}") from error
+    if _is_ours_alone(driven):
+        return _digested(region, file, how)
+    return _copied(region, file, how)
+
+
+def _is_ours_alone(driven: Driven) -> bool:
+    """Tell whether no process can read or write the file any more, nor open it for writing again."""
+    try:
+        ended = driven.mount.end_writing()
+    except OSError:
+        ended = False
+    finally:
+        driven.mount.close()
+    return ended and driven.file.only_open_here()
+
+
+def _digested(region: SavedRegion, file: files.RoomyFile, how: Transfer) -> SavedRegion:
+    tree = Tree(region.size, how.piece_bytes, how.digest)
     data: list[int] = []
     view = file.view
 
@@ -125,18 +210,30 @@ def take_away(driven: Driven, announce: Callable[[SavedRegion], None], how: Tran
             file.punch(piece.offset, piece.size)
         return piece.size
 
-    crew.run(crew.pieces([(None, size, how.piece_bytes)]), add, how)
-    saved = replace(driven.region, data_bytes=sum(data), digest=tree.text())
+    crew.run(crew.pieces([(None, region.size, how.piece_bytes)]), add, how)
+    return replace(region, data_bytes=sum(data), digest=tree.text())
+
+
+def _copied(region: SavedRegion, file: files.RoomyFile, how: Transfer) -> SavedRegion:
+    """Put a copy in the place of a file that a process still has, and give the memory of that back."""
+    tree = Tree(region.size, how.piece_bytes, how.digest)
+    data: list[int] = []
+    path = file.path.with_stem(file.path.stem + COPY)
     try:
-        with Held(driven.pid) as held:
-            if not _still_has(driven.pid, saved, file.path.parent):
-                raise RegionChanged(f"process {driven.pid}: the {size} bytes at {start:#x} are not all there any more")
-            announce(saved)
-            held.map_anonymous(start, size)
-    except InjectionFailed as error:
-        target.require_alive(driven.pid)
-        raise NotTakenAway(f"process {driven.pid} cannot be given empty memory for its VRAM's: {error}") from error
-    return saved
+        with files.writing(path, region.size, how.direct, how.threads) as copy:
+
+            def add(piece: Piece[None], buffer: Buffer) -> int:
+                file.read(piece.offset, buffer.view[: piece.size])
+                data.append(store(buffer, piece.offset, piece.size, copy, tree))
+                return piece.size
+
+            crew.run(crew.pieces([(None, region.size, how.piece_bytes)]), add, how)
+        path.rename(file.path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    file.empty()
+    return replace(region, data_bytes=sum(data), digest=tree.text(), copied=True)
 
 
 def made_private(pid: int, region: SavedRegion, directory: Path) -> SavedRegion:

@@ -51,5 +51,9 @@ class NoArena(VramError):
     """The node's arena has no room for what an image has in it, or is not there."""
 
 
+class NotInArena(VramError):
+    """The node's arena has room for bytes of a process that were never copied there; nothing may be read from it."""
+
+
 class Cancelled(VramError):
     """The caller's `cancel` event was set. What had been copied until then is in no defined state."""

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 
 from kybernate_shim.cuda.vram.errors import FileDamaged, FileFailed
+from kybernate_shim.linux.file_mount import only_open_here
+from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.linux.populate import HUGE_BYTES, POPULATE_WRITE, populate
 
 CACHESTAT = 451  # Linux 6.5; the same number on x86-64 and arm64
@@ -158,6 +160,19 @@ class RoomyFile:
         """Give the memory of a range back, which reads as zeros then."""
         _punch(self._fd, offset, size)
 
+    def only_open_here(self) -> bool:
+        """Tell whether no other process has the file open or mapped."""
+        return only_open_here(self._fd)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Do as RegionFile.read: unlike by `view`, a file that another process makes shorter is an error."""
+        RegionFile(self.path, self._fd).read(offset, into)
+
+    def empty(self) -> None:
+        """Give all of its memory back, also where other processes have it open."""
+        self._map = None
+        os.ftruncate(self._fd, 0)
+
     def remove(self) -> None:
         self.close()
         self.path.unlink(missing_ok=True)
@@ -249,6 +264,8 @@ def _punch(fd: int, offset: int, size: int) -> None:
 
 def _open(path: Path, flags: int) -> int:
     try:
+        if not flags & os.O_CREAT:
+            return open_plain(path, flags=flags)
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise FileFailed(f"{path} cannot be opened: {error.strerror}") from error

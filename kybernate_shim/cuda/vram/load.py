@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from kybernate_shim.cuda.vram.buffers import Buffer
 from kybernate_shim.cuda.vram.crew import Piece, Transfer
 from kybernate_shim.cuda.vram.errors import Cancelled, FileDamaged, VramError
 from kybernate_shim.cuda.vram.saved import SavedRegion
+from kybernate_shim.linux.file_mount import FileMount
 from kybernate_shim.linux.ptrace import Held, advise_huge_pages
 from kybernate_shim.linux.remote_map import lending
 from kybernate_shim.linux.tracee import InjectionFailed
@@ -51,7 +53,7 @@ def load(
     with ExitStack() as stack:
         loadings = []
         for region in saved:
-            tree = digest.Tree(region.size, digest.piece_bytes_of(region.digest))
+            tree = digest.tree_like(region.digest, region.size)
             file = stack.enter_context(files.reading(directory / region.file, how.direct))
             _require_size(file, region)
             loadings.append(_Loading(region, file, tree))
@@ -73,18 +75,30 @@ def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[Save
     """Map files that are in memory in place of their regions, copy-on-write; return those for which that was possible.
 
     Nothing is copied, and the process needs no memory of its own for what it only reads, as the driver does. The
-    regions that are not `mappable` are left to `load`. A `Proof` has to be given before the process runs.
+    regions that are not `mappable` are left to `load`. A `Proof` has to be given before the process runs. The process
+    cannot write to the files, although it has a descriptor of each for a moment, and may be root in its container.
     """
     wanted = mappable(saved, directory)
     target.require_mapped(pid, [(region.start, region.end) for region in wanted])
     mapped: list[SavedRegion] = []
-    with suppress(InjectionFailed), Held(pid) as held, lending(held) as lent:
+    with suppress(InjectionFailed, OSError), Held(pid) as held, lending(held) as lent:
         for region in wanted:
-            with files.reading(directory / region.file, direct=False) as file:
+            with files.reading(directory / region.file, direct=False) as file, _never_writable(file) as fd:
                 _require_size(file, region)
-                lent.map_private(file.fileno(), region.start, region.size)
+                lent.map_private(fd, region.start, region.size)
             mapped.append(region)
     return mapped
+
+
+@contextmanager
+def _never_writable(file: files.RegionFile) -> Iterator[int]:
+    """Open a file so that nothing is opened for writing by way of the descriptor. Raises OSError."""
+    with FileMount(file.fileno(), read_only=True) as mount:
+        fd = mount.open(os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class Proof:
@@ -108,7 +122,8 @@ class Proof:
     def _compare_all(self) -> None:
         try:
             for region in self._saved:
-                found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), self._how)
+                how = replace(self._how, digest=region.digest.partition(":")[0])
+                found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
                 digest.check(region.file, found, region.digest)
         except BaseException as error:  # noqa: BLE001  # raised again by require(), in the caller's thread
             self._failure = error

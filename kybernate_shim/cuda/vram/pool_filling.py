@@ -17,6 +17,7 @@ from pathlib import Path
 from kybernate_shim.cuda.headroom import available_bytes
 from kybernate_shim.cuda.vram import files, pool
 from kybernate_shim.cuda.vram.errors import FileFailed, VramError
+from kybernate_shim.linux.private import make_directory
 
 UNFINISHED = ".unfinished"
 KEPT_FREE = 1 / 16  # of the machine's memory: a pool must not be what the kernel ends programs for
@@ -40,7 +41,7 @@ def fill(
     Raises PoolUnavailable. Returns at once where somebody else is filling it.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory)
         in_memory = files.lies_in_memory(directory)
     except OSError as error:
         raise PoolUnavailable(f"{directory} cannot be used: {error.strerror}") from error

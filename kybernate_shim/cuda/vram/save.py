@@ -118,7 +118,7 @@ def _save(
         for region, path in zip(regions, paths, strict=True):
             file = stack.enter_context(create(path, region.size, how))
             created.append(path)
-            savings.append(_Saving(region, file, Tree(region.size, how.piece_bytes)))
+            savings.append(_Saving(region, file, Tree(region.size, how.piece_bytes, how.digest)))
         crew.run(crew.pieces((saving, saving.region.size, how.piece_bytes) for saving in savings), work, how)
         return [saving.result() for saving in savings]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ class SavedRegion:
 
     Addresses and sizes in bytes. The file is as long as the region; what is zero in it may be a hole, and `data_bytes`
     is the rest. `digest` is what `digest.of_file` gives for the file. Of a part of a region, `offset` says where it
-    begins in the region's file, and `digest` is the part's.
+    begins in the region's file, and `digest` is the part's. `copied` says that the driver wrote into another file,
+    which a process still had open.
     """
 
     file: str
@@ -29,6 +31,7 @@ class SavedRegion:
     data_bytes: int
     digest: str
     offset: int | None = None
+    copied: bool = False
 
     @property
     def end(self) -> int:
@@ -47,6 +50,22 @@ def mapped_files(pids: Iterable[int], directory: Path) -> dict[int, SavedRegion]
     return found
 
 
+def is_mapped(pids: Iterable[int], file: os.stat_result) -> bool:
+    """Tell whether one of the processes has any of a file mapped."""
+    return any((one.device, one.inode) == (file.st_dev, file.st_ino) for pid in pids for one in _maps(pid))
+
+
+def give_up(pids: Iterable[int], directory: Path) -> None:
+    """Remove the files of `directory`, with their memory unless one of the processes has that mapped.
+
+    Another process may have kept a descriptor, which keeps the file.
+    """
+    for file, status in _looked_at(directory):
+        if stat.S_ISREG(status.st_mode) and not is_mapped(pids, status):
+            os.truncate(file, 0)
+        file.unlink()
+
+
 def open_files(pid: int, directory: Path) -> list[int]:
     """Return the descriptors that a process has of the files of `directory`."""
     files = [status for _, status in _looked_at(directory)]
@@ -61,7 +80,7 @@ def open_files(pid: int, directory: Path) -> list[int]:
 
 
 def _looked_at(directory: Path) -> list[tuple[Path, os.stat_result]]:
-    return [(file, file.stat()) for file in directory.glob(FILES)]
+    return [(file, file.lstat()) for file in directory.glob(FILES)]
 
 
 def _maps(pid: int) -> list[Region]:

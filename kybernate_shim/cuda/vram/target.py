@@ -76,7 +76,7 @@ def _has_ended(pid: int) -> bool:
     try:
         if not Path(f"/proc/{pid}/maps").read_bytes():
             return True
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return True
     waiting = (int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s+(\w+)$", status, re.MULTILINE))

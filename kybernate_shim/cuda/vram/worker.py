@@ -33,6 +33,7 @@ from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.regions import appeared
 from kybernate_shim.cuda.vram import driven
 from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.digest import KIND
 from kybernate_shim.cuda.vram.errors import HoldExpired, HoldRefused, NotTakenAway, TargetGone, VramError
 from kybernate_shim.cuda.vram.files import lies_in_memory
 from kybernate_shim.cuda.vram.load import Prefetch, Proof, load, map_in, mappable, put_back
@@ -85,22 +86,26 @@ class Desk:
         threads: int,
         huge: bool,
         pool: str = "",
+        digest: str = KIND,
         expected: int = 0,
+        told: int = 0,
     ) -> None:
         """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
-        Where `directory` is in memory, the driver is offered files there, for what it is about to move, some
-        `expected` bytes of each process; else, if `huge`, its memory is made of huge pages. After `seconds` all
-        threads are let go, whatever happens.
+        Where `directory` is in memory, the driver is offered files there, for what it is about to move: some
+        `expected` bytes of each process, `told` of all of them, 0 where that is not known. Else, if `huge`, its memory
+        is made of huge pages. After `seconds` all threads are let go, whatever happens.
         """
         image = Path(directory)
         in_memory = image.is_dir() and lies_in_memory(image)
+        allowance = driven.Allowance(told)
         with self._holding(seconds) as holds:
             for pid in pids:
                 held = holds.enter_context(Held(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
                 self._before[pid] = read_maps(pid)
                 path = image / file_name(names[str(pid)], 0)
-                if in_memory and (one := driven.offer(held, path, self._how(threads, pool), expected)) is not None:
+                how = self._how(threads, pool, digest)
+                if in_memory and (one := driven.offer(held, path, how, allowance, expected)) is not None:
                     self._driven[pid] = one
                     holds.callback(driven.settle, one, held)
                 elif huge:
@@ -162,13 +167,13 @@ class Desk:
         return held is not None
 
     def save(
-        self, *, directory: str, names: dict[str, int], threads: int, pool: str = ""
+        self, *, directory: str, names: dict[str, int], threads: int, pool: str = "", digest: str = KIND
     ) -> dict[int, list[dict[str, Any]]]:
         """Move what `compare` has found into files of `directory`; each part is announced before it is dropped.
 
         After a failure the files stay, for `put_back` of the parts.
         """
-        how, done = self._how(threads, pool), 0
+        how, done = self._how(threads, pool, digest), 0
         saved: dict[int, list[SavedRegion]] = {}
         for pid, regions in self._found.items():
             announce = partial(self._announce, pid)
@@ -236,10 +241,10 @@ class Desk:
         self._shares = in_arena.hold(Memory(0), pids)
 
     def save_arena(
-        self, *, directory: str, names: dict[str, int], threads: int, pool: str = ""
+        self, *, directory: str, names: dict[str, int], threads: int, pool: str = "", digest: str = KIND
     ) -> dict[int, dict[str, Any]]:
         """Copy what is held into files of `directory`, and let go of it."""
-        how, done, found = self._how(threads, pool), 0, {}
+        how, done, found = self._how(threads, pool, digest), 0, {}
         for pid, kept in self._shares.items():
             path = Path(directory, in_arena.file_name(names[str(pid)]))
             found[pid] = in_arena.save(Memory(0), kept, path, self._counting(how, done))
@@ -247,16 +252,17 @@ class Desk:
         in_arena.let_go(Memory(0))
         return {pid: asdict(one) for pid, one in found.items()}
 
-    def claim_arena(self, *, blocks: dict[str, dict[str, Any]], arena: list[Any], near: int) -> None:
+    def claim_arena(self, *, blocks: dict[str, dict[str, Any]], arena: list[Any], share: float, near: int) -> None:
         """Find room for files of an image in the arena, of so many bytes on each node; `load_arena` has to follow.
 
-        Pids are the container's here, for there are no others yet.
+        They get at most a `share` of it. Pids are the container's here, for there are no others yet.
         """
         self._claimed = [
             SavedBlocks(**{**one, **{name: tuple(map(tuple, one[name])) for name in ("blocks", "holes")}})
             for one in blocks.values()
         ]
-        shares = in_arena.claim(Memory(tuple((node, size) for node, size in arena)), self._claimed, near)
+        memory = Memory(tuple((node, size) for node, size in arena), share=share)
+        shares = in_arena.claim(memory, self._claimed, near)
         self._shares = dict(zip(map(int, blocks), shares, strict=True))
 
     def load_arena(self, *, directory: str, threads: int) -> None:
@@ -267,8 +273,8 @@ class Desk:
         """Give what `load_arena` has filled to the restored processes, `pids` from the container's to the host's."""
         in_arena.hand_over(Memory(0), {pids[str(name)]: share for name, share in self._shares.items()})
 
-    def _how(self, threads: int, pool: str = "") -> Transfer:
-        how = Transfer(cancel=self.cancel, pool=Path(pool) if pool else None)
+    def _how(self, threads: int, pool: str = "", digest: str = KIND) -> Transfer:
+        how = Transfer(cancel=self.cancel, pool=Path(pool) if pool else None, digest=digest)
         return replace(how, threads=threads) if threads else how
 
     def _counting(self, how: Transfer, before: int) -> Transfer:
@@ -287,7 +293,7 @@ def _by_pid(regions: dict[str, list[dict[str, Any]]]) -> list[tuple[int, list[Sa
 def _drivers_threads(pid: int) -> Callable[[str], bool]:
     """Return what tells the driver's threads by their names; a program of such a name hands it to its own threads."""
     try:
-        program = Path(f"/proc/{pid}/comm").read_text().removesuffix("\n")
+        program = Path(f"/proc/{pid}/comm").read_text(errors="replace").removesuffix("\n")
     except (FileNotFoundError, ProcessLookupError):
         program = ""
     return lambda thread: thread.startswith(DRIVER_THREADS) and thread != program

@@ -1,0 +1,34 @@
+"""Questions before a command does what cannot be undone, or trusts something. The answer is no unless it is yes."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from kybernate.node.failure import Failure
+
+
+class NotAgreed(Failure):
+    """The question was not answered with yes, or there was no terminal to ask it on."""
+
+
+def require_agreement(question: str, *, yes: bool, state: str) -> None:
+    """Ask on the terminal, unless `yes`. Raises NotAgreed; `state` says what is true then."""
+    if yes:
+        return
+    if not is_terminal():
+        raise NotAgreed(
+            "this needs your agreement, and stdin is no terminal", state=state, advice="use --yes in scripts"
+        )
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-C, or the end of the input
+        agreed = False
+    if not agreed:
+        raise NotAgreed("not agreed", state=state)
+
+
+def is_terminal() -> bool:
+    """Tell whether a person can answer."""
+    return sys.stdin.isatty()

@@ -1,0 +1,90 @@
+"""`kybernate encrypt` and `kybernate decrypt`: a checkpoint image that exists changes its form where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.options import ImageName, Json
+from kybernate.cli.output import show_fields, show_json, size
+from kybernate.cli.places import ImageUnusable, locate, unfound
+from kybernate.cli.progress import Bar
+from kybernate.node.failure import Failure
+from kybernate_shim.checkpoint.encrypted import Counter, Outcome, Run, decrypt_image, encrypt_image
+from kybernate_shim.checkpoint.image import CheckpointNotFound, Image
+from kybernate_shim.config import DEFAULT_PATH, Config
+from kybernate_shim.errors import Damaged, NoRoom, Refused
+
+Work = Callable[[Path, Run], tuple[Image, Outcome]]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", metavar="FILE", help="File with the keys.", show_default="`encryption_key` of the node's configuration"
+    ),
+]
+
+
+class NoKey(Failure):
+    """This node has no key for images."""
+
+    advice = f"name a file with --key, or set `encryption_key` in {DEFAULT_PATH}; `openssl rand -hex 32` makes a key"
+
+
+class NotChanged(Failure):
+    """The image could not be encrypted or decrypted; it is whole in the form that it had."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(encrypt)
+    app.command()(decrypt)
+
+
+def encrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> None:
+    """Encrypt a checkpoint image in place.
+
+    An image that is encrypted with an older key of the file is given the first one; only its manifest changes then.
+    The image is whole at any moment, in one form or the other. Needs room for a second copy while it works.
+    """
+    config = Config.load()
+    file = key or config.encryption_key
+    if file is None:
+        raise NoKey("this node has no key for checkpoint images")
+    _change("encrypt", image, lambda directory, run: encrypt_image(directory, file, config, run), as_json=as_json)
+
+
+def decrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> None:
+    """Decrypt a checkpoint image in place: its files lie on the disk as plain files then."""
+    config = Config.load()
+    file = key or config.encryption_key
+    _change("decrypt", image, lambda directory, run: decrypt_image(directory, file, config, run), as_json=as_json)
+
+
+def _change(verb: str, name: str, work: Work, *, as_json: bool) -> None:
+    with Bar(f"{verb} {name}") as bar:
+        found, outcome = _changed(verb, name, work, Run(Counter(lambda done: bar.count(done, 0))))
+    encryption = found.manifest.encryption
+    if as_json:
+        key_id = encryption.key_id if encryption else ""
+        show_json({"path": str(found.path), "outcome": outcome, "key_id": key_id, "bytes": found.manifest.bytes})
+        return
+    show_fields({
+        "path": found.path,
+        "outcome": outcome,
+        "key": encryption.key_id if encryption else "",
+        "size": size(found.manifest.bytes),
+    })  # fmt: skip
+
+
+def _changed(verb: str, name: str, work: Work, run: Run) -> tuple[Image, Outcome]:
+    try:
+        return work(locate(name), run)
+    except CheckpointNotFound as error:
+        raise unfound(name, error) from error
+    except Damaged as error:
+        raise ImageUnusable(f"cannot {verb} the image: {error}", state="the image is as it was") from error
+    except (Refused, NoRoom, OSError) as error:
+        raise NotChanged(f"cannot {verb} the image: {error}", state="the image is as it was") from error

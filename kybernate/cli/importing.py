@@ -1,0 +1,178 @@
+"""`kybernate import`: examine a checkpoint image from elsewhere, sign it, and put it where pods may name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kybernate.cli.asking import require_agreement
+from kybernate.cli.options import Json
+from kybernate.cli.output import show_columns, show_fields, show_json, size
+from kybernate.cli.places import locate
+from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
+from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import Interrupted
+from kybernate.node.importing import Examined, ImageNotWhole, Imported, NotImported, admit, examine, target_of
+from kybernate.node.privileges import Privileges, SpecOdd, privileges_of
+from kybernate.node.trusted import Signed, known_keys, ring_of, signature_of
+from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.manifest import Manifest
+from kybernate_shim.config import Config
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.requester import requester_of
+
+INDENT = "  "
+NOTHING = "nothing was imported"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="import")(import_image)
+
+
+def import_image(
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="Directory of the image, or its name.", show_default=False)
+    ],
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Its new name.", show_default="the old one")] = "",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NS",
+            help="Kubernetes namespace whose pods may restore it.",
+            show_default="the one in the image",
+        ),
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    move: Annotated[
+        bool | None,
+        typer.Option(
+            "--move/--copy", help="Leave nothing at the old place.", show_default="--move inside of the checkpoint root"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a checkpoint image from elsewhere one of this node's.
+
+    Compares every byte with the image's manifest, shows what the image asks for, and asks. Then it signs the image with
+    the node's key and puts it into the directory of the namespace. An image that is not a pod's stays root's own, for
+    `kybernate restore`. Nothing of an image is trusted before that.
+    """
+    if as_json and not yes:
+        raise typer.BadParameter("it goes with --yes only", param_hint="--json")
+    config = Config.load()
+    source = locate(image)
+    examined = _examined(source)
+    asks = _asks(examined)
+    chosen = _namespace(examined, namespace, config, yes=yes)
+    target = target_of(source, name, chosen, config)
+    if not as_json:
+        _show(examined, asks, target, chosen, config)
+    require_agreement("\nImport this image, and trust it from now on?", yes=yes, state=NOTHING)
+    inside = source.is_relative_to(config.checkpoint_root)
+    done = _admitted(examined, target, chosen, config, move=inside if move is None else move)
+    if done.unaudited:
+        typer.echo(f"kybernate: the import is not in the audit log: {done.unaudited}", err=True)
+    manifest = done.manifest
+    if as_json:
+        show_json(_document(examined, asks, target, manifest))
+    else:
+        typer.echo(f"\nimported {target}, signed by key {manifest.signature.key}")
+
+
+def _examined(source: Path) -> Examined:
+    try:
+        with Bar(f"examine {source}") as bar:
+            return examine(source, bar.count)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted", state=NOTHING) from None
+
+
+def _asks(examined: Examined) -> Privileges:
+    try:
+        return privileges_of(examined.spec, examined.manifest)
+    except SpecOdd as error:
+        raise ImageNotWhole(f"{examined.directory}: {error}", state=NOTHING) from error
+
+
+def _admitted(examined: Examined, target: Path, namespace: str, config: Config, *, move: bool) -> Imported:
+    try:
+        with Bar(f"import {target}") as bar:
+            return admit(examined, target, namespace, config, move=move, progress=bar.count)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted", state=NOTHING) from None
+
+
+def _namespace(examined: Examined, namespace: str, config: Config, *, yes: bool) -> str:
+    """Return the namespace for the image. What a foreign image claims is only taken where a person sees it."""
+    if namespace:
+        return namespace
+    claimed = examined.manifest.source.namespace or requester_of(Spec(examined.spec)).namespace
+    known = examined.directory.is_relative_to(config.checkpoint_root) or _signed(examined, config).key is not None
+    if claimed and yes and not known:
+        raise NotImported(
+            f"{examined.directory} says that it is an image of namespace {claimed}, and no key that is valid here has"
+            " signed it",
+            state=NOTHING,
+            advice=f"name the namespace whose pods may restore it: --namespace {claimed}",
+        )
+    return claimed
+
+
+def _signed(examined: Examined, config: Config) -> Signed:
+    image = Image(examined.directory, examined.manifest, content=examined.content)
+    return signature_of(image, ring_of(known_keys(config)))
+
+
+def _show(examined: Examined, asks: Privileges, target: Path, namespace: str, config: Config) -> None:
+    manifest, source = examined.manifest, examined.manifest.source
+    pod = "/".join(word for word in (source.namespace, source.pod, source.name) if word) if source.pod else ""
+    signed = _signed(examined, config)
+    show_fields(
+        {
+            "image": examined.directory,
+            "made": f"{manifest.time}{f' on {source.node}' if source.node else ''}",
+            "container": source.container,
+            "pod": pod,
+            "container image": source.image,
+            "size": f"{size(manifest.bytes)} in {len(manifest.files)} files, all as the manifest says",
+            "signed by": signed if signed.key else signed.reason,
+            "goes to": target,
+            "for": f"pods of namespace {namespace}, and root" if namespace else "root alone (`kybernate restore`)",
+        }
+    )
+    _section("processes", ("PID", "NAME", "MEMORY"), [(p.pid, p.name, size(p.rss_bytes)) for p in manifest.processes])
+    show_processes(manifest)
+    _show_privileges(asks, known=bool(examined.spec))
+    _section("GPUs", ("UUID", "MODEL"), [(gpu.uuid, gpu.model) for gpu in manifest.gpus])
+
+
+def _show_privileges(asks: Privileges, *, known: bool) -> None:
+    if known:
+        _section("privileges", ("PRIVILEGE", "VALUE"), list(fields(asks).items()))
+    else:
+        typer.echo("\nprivileges: unknown, the image does not hold the configuration of its container")
+    hooks = [(one,) for one in asks.hooks]
+    _section("hooks, programs of the node that would run as root", ("STAGE AND PROGRAM",), hooks)
+    _section("mounts of the node", ("DESTINATION", "SOURCE", "ACCESS", "LISTED AS"), mount_rows(asks.mounts))
+
+
+def _section(title: str, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    if rows:
+        typer.echo(f"\n{title}:")
+        show_columns(header, rows, indent=INDENT)
+
+
+def _document(examined: Examined, asks: Privileges, target: Path, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "path": str(target),
+        "source": str(examined.directory),
+        "namespace": manifest.source.namespace,
+        "key": manifest.signature.key,
+        "bytes": manifest.bytes,
+        "privileges": documented(asks) if examined.spec else None,
+    }

@@ -1,0 +1,236 @@
+"""The checkpoint images of this node: what lies below the checkpoint root and the trusted roots, and which are usable.
+
+A pod's image lies at `checkpoint_root/<namespace>/<name>`; an image of a container without a pod, and any image of an
+older release, at `checkpoint_root/<name>`. Below a trusted root, the path says nothing about the namespace.
+
+The directories may hold anything: no link is followed, nothing but manifests is opened, the number of entries is
+limited, and an image that cannot be read is an entry of the list like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from kybernate.node.failure import Failure
+from kybernate.node.trusted import Openness, Signed, known_keys, openness_of, ring_of, signature_of, weak_files
+from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, Image, read_image
+from kybernate_shim.checkpoint.manifest import MOST_BYTES, NAME, Source
+from kybernate_shim.config import Config
+from kybernate_shim.trust.keys import KeyRing
+
+State = Literal[
+    "old layout",
+    "wrong namespace",
+    "unsigned",
+    "foreign",
+    "weak digests",
+    "open to others",
+    "damaged",
+    "unfinished",
+]
+STAGING = ".import-"  # begins the name of a directory that an import fills
+DEPTH = 8  # components of an image's name below its root, as in checkpoint/locate.py
+MOST_ENTRIES = 200_000  # of all directories above images together
+HARMLESS: tuple[State, ...] = ("open to others",)  # unless others can change the image, see `usable`
+
+
+class RootUnreadable(Failure):
+    """A directory of images cannot be looked at."""
+
+    advice = "run as root"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that may hold an image. `name` is its path below `root`, `trusted` says of which kind that is."""
+
+    root: Path
+    name: str
+    trusted: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def namespace(self) -> str:
+        """The Kubernetes namespace that the path stands for, "" for none."""
+        first, slash, _ = self.name.partition("/")
+        return first if slash and not self.trusted else ""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An image, or what is left of one: then `image` and `signed` are None. `reason` explains the first state."""
+
+    place: Place
+    image: Image | None
+    signed: Signed | None
+    openness: Openness
+    states: tuple[State, ...]
+    reason: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be restored: by pods of its namespace, or by `kybernate restore` where it has none."""
+        return not self.openness.changeable and all(state in HARMLESS for state in self.states)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the manifest names, and else the one of the directory."""
+        return self.source.namespace if self.image else self.place.namespace
+
+    @property
+    def name(self) -> str:
+        """The name by which pods of the namespace restore it; an absolute path below a trusted root."""
+        if self.place.trusted:
+            return str(self.place.path)
+        return self.place.name.removeprefix(f"{self.place.namespace}/") if self.place.namespace else self.place.name
+
+    @property
+    def source(self) -> Source:
+        return self.image.manifest.source if self.image else Source("")
+
+    @property
+    def bytes(self) -> int:
+        return self.image.manifest.bytes if self.image else 0
+
+    @property
+    def time(self) -> datetime | None:
+        return datetime.fromisoformat(self.image.manifest.time) if self.image else None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All images, by namespace and name. `truncated`: there were too many entries to look at all of them."""
+
+    images: tuple[Listed, ...]
+    truncated: bool = False
+
+
+def inventory(config: Config) -> Inventory:
+    """Return all images of the node. Raises RootUnreadable and KeyUnusable."""
+    ring = ring_of(known_keys(config))
+    search = _Search()
+    found: dict[Path, Listed] = {}
+    for root, trusted in ((config.checkpoint_root, False), *((root, True) for root in config.trusted_roots)):
+        for place in search.places(root, trusted=trusted):
+            if place.path not in found and place.path != config.gpu.image_pool:
+                found[place.path] = _judged(place, ring)
+    ordered = sorted(found.values(), key=lambda one: (one.namespace, one.name, one.place.path))
+    return Inventory(tuple(ordered), search.truncated)
+
+
+def named(name: str, config: Config) -> list[Path]:
+    """Return the images that a name without a slash means: below the root, and below each namespace's directory."""
+    root = config.checkpoint_root
+    places = [root / name, *(Path(entry.path, name) for entry in _directories(root))]
+    return [place for place in places if os.path.lexists(place / NAME)]
+
+
+class _Search:
+    """Finds directories with images, and directories in which a checkpoint or an import was not finished."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ENTRIES
+        self.truncated = False
+
+    def places(self, root: Path, *, trusted: bool) -> Iterator[Place]:
+        try:
+            yield from self._below(root, "", trusted=trusted)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RootUnreadable(f"{root} cannot be looked at: {error.strerror}") from error
+
+    def _below(self, root: Path, name: str, *, trusted: bool) -> Iterator[Place]:
+        directories, files = self._entries(root / name)
+        if not directories and files and name:
+            yield Place(root, name, trusted)  # no manifest, but files
+            return
+        for entry in directories:
+            if entry.startswith(".") and not entry.startswith(STAGING):
+                continue
+            inner = f"{name}/{entry}" if name else entry
+            if os.path.lexists(root / inner / NAME) or entry.startswith(STAGING):
+                yield Place(root, inner, trusted)
+            elif inner.count("/") + 1 < DEPTH:
+                yield from self._inside(root, inner, trusted=trusted)
+
+    def _inside(self, root: Path, name: str, *, trusted: bool) -> Iterator[Place]:
+        try:
+            yield from self._below(root, name, trusted=trusted)
+        except OSError:
+            return  # it was removed meanwhile, or is not ours: neither hides the others
+
+    def _entries(self, directory: Path) -> tuple[list[str], bool]:
+        """Return the names of the directories in a directory, and whether there is any regular file."""
+        directories, files = [], False
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if self._left == 0:
+                    self.truncated = True
+                    break
+                self._left -= 1
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+                elif entry.is_file(follow_symlinks=False):
+                    files = True
+        return sorted(directories), files
+
+
+def _directories(root: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(root) as entries:
+            yield from sorted(
+                (entry for entry in entries if entry.is_dir(follow_symlinks=False)), key=lambda entry: entry.name
+            )
+    except OSError:
+        return  # no directory of images, so no image of that name
+
+
+def _judged(place: Place, ring: KeyRing) -> Listed:
+    """Read one image; whatever is wrong with it becomes its state."""
+    try:
+        _require_manifest(place.path / NAME)
+        image = read_image(place.path)
+        openness = openness_of(place.path, image.manifest)
+    except (CheckpointNotFound, FileNotFoundError) as error:
+        return Listed(place, None, None, Openness(), ("unfinished",), str(error))
+    except (CheckpointInvalid, OSError, ValueError, RecursionError) as error:
+        return Listed(place, None, None, Openness(), ("damaged",), str(error))
+    signed = signature_of(image, ring)
+    found = dict(_states(place, image, signed, openness))
+    return Listed(place, image, signed, openness, tuple(found), next(iter(found.values()), ""))
+
+
+def _require_manifest(path: Path) -> None:
+    """Refuse what would block its reader or fill the memory, before it is opened."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointInvalid(f"{path}: not a regular file")
+    if status.st_size > MOST_BYTES:
+        raise CheckpointInvalid(f"{path}: {status.st_size} bytes, at most {MOST_BYTES} are accepted")
+
+
+def _states(place: Place, image: Image, signed: Signed, openness: Openness) -> Iterator[tuple[State, str]]:
+    source = image.manifest.source
+    if signed.fault:
+        yield ("unsigned" if signed.fault == "unsigned" else "foreign"), signed.reason
+    if not place.trusted and source.pod and not place.namespace:
+        yield "old layout", f"pods of namespace {source.namespace} look below {place.root / source.namespace}"
+    elif place.namespace and source.pod and place.namespace != source.namespace:
+        yield (
+            "wrong namespace",
+            f"it is an image of namespace {source.namespace}, and lies in the directory of {place.namespace}",
+        )
+    if signed.key is not None and signed.key.shared and (weak := weak_files(image.manifest)):
+        yield "weak digests", f"{len(weak)} files, {weak[0]} among them, have digests that find damage but no forgery"
+    if openness.readable:
+        yield "open to others", openness.reason

@@ -1,0 +1,233 @@
+"""Restored processes are held back, before their first instruction, until their privileges in /proc are looked at.
+
+CRIU executes a script of ours (its `action-script`) when it has restored everything and still holds every thread in a
+ptrace stop: neither a signal nor a timer of the image wakes them. The script asks this daemon and waits. A refusal, an
+error or the daemon's end kills the processes, whereupon CRIU and the OCI runtime fail.
+Sources: CRIU's cr-restore.c (restore_root_task) and action-scripts.c of versions 4.1 and 4.2, which agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from kybernate_shim.checkpoint.criu import ENVIRONMENT, Configuration, CriuUnusable, line
+from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.checkpoint.remains import named, plain_path
+from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.credentials import of_process, process_tree
+from kybernate_shim.linux.descriptors import outside
+from kybernate_shim.linux.hierarchies import UNIFIED, directories, hierarchy_mounts
+from kybernate_shim.linux.mountinfo import MountPoint, read_cgroup_mounts
+from kybernate_shim.linux.process import is_exiting, oom_score_adj, set_oom_score_adj
+from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.native import HOLDER
+from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.credentials import Allowance, excess
+
+SCRIPTS: Final = (HOLDER.of(), Path(__file__).with_name("hold_restored.sh"))  # compiled, and for where nothing compiles
+ASK: Final = "KYBERNATE_GATE_ASK"
+ANSWER: Final = "KYBERNATE_GATE_ANSWER"
+# Of version 1: a fork may fail by the limits of the first two, and the last one lists what is killed together.
+LEFT: Final[tuple[str, ...]] = ("pids", "memory", "freezer")
+
+
+def arm(configuration: Configuration) -> None:
+    """Make CRIU execute the script, with a line in the configuration that it reads first. Raises CriuUnusable.
+
+    A line of the node's own configuration does not replace it there: CRIU executes every script that it is given.
+    """
+    script = next((one for one in SCRIPTS if os.access(one, os.X_OK)), None)
+    if script is None:
+        raise CriuUnusable(
+            f"{SCRIPTS[-1]} cannot be executed, and without it a pod's restored processes cannot be held back until"
+            " their"
+            " privileges are looked at: give it mode 0755 and mount its filesystem without noexec. Nothing was restored"
+        )
+    with Path(configuration.environment[ENVIRONMENT]).open("a") as file:
+        file.write(f"{line('action-script', str(script))}\n")
+
+
+@dataclass
+class Gate:
+    """What one restore's script asks. `refusals` are the sentences of an excess, or the error of a failed look.
+
+    `take_out` moves CRIU out of the container's cgroup, `look` returns the excess of init and all below it, and `kill`
+    ends everything in the container's cgroup.
+    """
+
+    take_out: Callable[[int], None]
+    look: Callable[[int], list[str]]
+    kill: Callable[[], None]
+    passed: bool = False
+    refusals: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    _moved: asyncio.Future[None] | None = None
+
+    def known_to(self, runtime: Runtime) -> Runtime:
+        """Return the runtime with what the script needs, and without a deadline of its own: `guarded` has it."""
+        return replace(
+            runtime, env={**runtime.env, **self.environment}, deadlines=replace(runtime.deadlines, restore=0)
+        )
+
+    async def guarded(self, restore: Awaitable[None], seconds: float) -> None:
+        """Wait so many seconds for `restore`, 0 for any; then, or if cancelled, kill the processes and end it.
+
+        In this order: a CRIU that is killed lets go of processes that it holds, and they would run. Raises
+        RuntimeTimedOut.
+        """
+        work = asyncio.ensure_future(restore)
+        try:
+            async with asyncio.timeout(seconds or None):
+                await asyncio.shield(work)
+        except (asyncio.CancelledError, TimeoutError) as error:
+            try:
+                await to_the_end(self.kill)
+            finally:
+                work.cancel()
+                await asyncio.wait({work})
+            if isinstance(error, TimeoutError):
+                raise RuntimeTimedOut("restore", f"it had not ended after {seconds:g} s") from error
+            raise
+
+    async def answer(self, question: str) -> bytes:
+        """Return the answer to a line of the script's, b"" where it waits for none; after an excess, nothing is left.
+
+        A refusal without an excess is left to the script, which kills init.
+        """
+        try:
+            action, criu, init = question.split()
+            if action == "pre-restore":
+                self._moved = asyncio.ensure_future(asyncio.to_thread(self.take_out, int(criu)))
+                return b""
+            if self._moved is None:
+                raise LookupError("CRIU was not taken out of the container's cgroup")
+            await self._moved
+            if action == "post-restore":
+                return b"pass\n"
+            try:
+                self.refusals = await asyncio.to_thread(self.look, int(init))
+                self.passed = not self.refusals
+            finally:
+                if not self.passed:
+                    await asyncio.to_thread(end_held, int(init), int(criu))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the processes must not run
+            reason = f"the restored processes could not be looked at: {error}"
+            self.refusals, self.passed = [*self.refusals, reason], False
+        return b"pass\n" if self.passed else b"no\n"
+
+    def require_passed(self) -> None:
+        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script."""
+        if self.passed:
+            return
+        refusals = self.refusals or ["CRIU did not ask for them to be looked at"]
+        raise PrivilegesExceeded(refusals, "The restored processes were killed before they ran")
+
+
+def _gate(spec: Spec, allowance: Allowance) -> Gate:
+    """Return the gate of one restore. CRIU mounts hierarchies of its own, so that cgroups are looked up before.
+
+    Raises PrivilegesExceeded.
+    """
+    if not spec.cgroups_path:
+        raise PrivilegesExceeded(["its configuration names no cgroup to keep them in"], "Nothing was restored")
+    mounts = {controller: group[0] for controller, group in hierarchy_mounts(read_cgroup_mounts()).items()}
+    own = directories(os.getpid())
+    # In the root of a hierarchy of version 1, `directories` has none.
+    out = [own.get(one) or mounts[one].path for one in LEFT if one in mounts] or [own[UNIFIED]]
+    cgroup = Cgroup(*named(spec.cgroups_path))
+    return Gate(lambda criu: take_out(criu, out), lambda init: look(init, spec, allowance, mounts), cgroup.kill)
+
+
+@asynccontextmanager
+async def held_back(spec: Spec, allowance: Allowance | None) -> AsyncIterator[Gate | None]:
+    """Answer the script of one restore while the body runs; None where everything is allowed."""
+    if allowance is None:
+        yield None
+        return
+    gate = _gate(spec, allowance)
+    loop = asyncio.get_running_loop()
+    ask, asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    answered, answer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def reply(question: str) -> None:
+        if text := await gate.answer(question):
+            os.write(answer, text)
+
+    def hear() -> None:
+        for question in os.read(ask, 4096).decode(errors="replace").splitlines():
+            tasks.add(task := asyncio.ensure_future(reply(question)))
+            task.add_done_callback(tasks.discard)
+
+    # The script opens them by these names: both are gone when this daemon is.
+    gate.environment = {ASK: f"/proc/{os.getpid()}/fd/{asked}", ANSWER: f"/proc/{os.getpid()}/fd/{answered}"}
+    loop.add_reader(ask, hear)
+    try:
+        yield gate
+    finally:
+        loop.remove_reader(ask)
+        if tasks:
+            await asyncio.wait(tasks)
+        for fd in (ask, asked, answered, answer):
+            os.close(fd)
+
+
+def look(init: int, spec: Spec, allowance: Allowance, mounts: Mapping[str, MountPoint]) -> list[str]:
+    """Return a sentence for everything that the processes below `init` have beyond what is allowed.
+
+    Those that the kernel would spare longer than the specification wants, when memory runs out, are put right instead:
+    that value follows from a node's memory, and differs between nodes without anybody's doing.
+    """
+    cgroups = cgroup_names(spec.cgroups_path, mounts)
+    pids = process_tree(init)
+    found = list(outside(pid for pid in pids if not is_exiting(pid)))
+    for pid in pids:
+        for one in of_process(pid, cgroups):
+            found += excess(one, allowance)
+        wanted = spec.process.get("oomScoreAdj")
+        if wanted is not None and oom_score_adj(pid) < wanted:
+            set_oom_score_adj(pid, int(wanted))
+    return list(dict.fromkeys(found))
+
+
+def end_held(init: int, criu: int) -> None:
+    """Kill the processes that CRIU holds, and CRIU after them.
+
+    In this order: when CRIU dies, it lets go of those that are still alive. And it must die: it would wait for init,
+    and init for the others, which stay zombies until CRIU, who traces them, has noticed that they are dead.
+    """
+    for pid in [*process_tree(init), criu]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # init has taken them with it
+
+
+def cgroup_names(cgroups_path: str, mounts: Mapping[str, MountPoint]) -> dict[str, str]:
+    """Return the container's cgroup in every hierarchy where it exists, by controller, as /proc/PID/cgroup names it."""
+    if not cgroups_path:
+        return {}
+    name = plain_path(cgroups_path)
+    existing = {controller: mount for controller, mount in mounts.items() if (mount.path / name).is_dir()}
+    return {controller: f"{mount.root.rstrip('/')}/{name}" for controller, mount in existing.items()}
+
+
+def take_out(criu: int, cgroups: Sequence[Path]) -> None:
+    """Move CRIU out of the container's cgroup, where the runtime has put it, into `cgroups`, which are this daemon's.
+
+    A pod that has used up its number of processes or its memory could otherwise keep CRIU from executing the script,
+    and CRIU would let the processes run without it. Killing the whole cgroup would kill CRIU as well, which lets go of
+    processes when it dies. Each move waits for the kernel, 10 ms or more, so that of version 1 only the hierarchies
+    that matter are left, and CRIU goes on meanwhile: it puts the processes into their cgroups by name, wherever it is
+    itself. Raises OSError.
+    """
+    for directory in cgroups:
+        (directory / "cgroup.procs").write_text(str(criu))
