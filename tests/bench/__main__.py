@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from functools import partial
 
-from tests.bench import checkpoint, memory, starts
+from tests.bench import checkpoint, memory, starts, trust
 from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
 from tests.bench.free_memory import free_memory_kept
 
@@ -52,6 +52,7 @@ def _pairs(patterns: list[str]) -> Iterator[Pair]:
         (checkpoint.names(size), partial(checkpoint.pairs, size)) for size in checkpoint.SIZES
     ]
     groups += [((name,), partial(starts.pairs, name)) for name in starts.NAMES]
+    groups += [((name,), partial(trust.pairs, name)) for name in trust.NAMES]
     groups += [(memory.names(count), partial(memory.pairs, count)) for count in memory.PODS]
     for names, pairs in groups:
         if any(_wanted(name, patterns) for name in names):

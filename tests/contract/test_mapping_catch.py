@@ -5,11 +5,15 @@ Nobody here may wait for a program that is watched: the stops that its tracer wa
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +23,8 @@ import pytest
 from kybernate_shim.cuda.vram.prefault import prefaulting
 from kybernate_shim.linux.mapping_catch import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MappingCatch, Plan
 from kybernate_shim.linux.memory import read_maps
-from kybernate_shim.linux.ptrace import MAP_SHARED, Held
+from kybernate_shim.linux.ptrace import MAP_SHARED, Held, own_abi
+from kybernate_shim.linux.tracee import TargetEnded, Tracee
 from tests.fakes.actor import eventually
 from tests.fakes.memory_process import MemoryProcess
 
@@ -199,3 +204,77 @@ def test_memory_that_is_asked_for_without_pages_gets_none() -> None:
 def test_process_that_is_traced_already_is_left_alone() -> None:
     with MemoryProcess() as program, Held(program.pid):
         assert prefaulting(program.pid, [program.pid], 2, seconds=SECONDS) is None
+
+
+@dataclass
+class Noting:
+    """The plan that leaves everything alone, and notes what it was asked."""
+
+    asked: list[Asked] = field(default_factory=list)
+
+    def change(self, asked: Asked) -> Mapping[int, int] | None:
+        self.asked.append(asked)
+        return None
+
+    def made(self, start: int, call: Call) -> None:
+        raise AssertionError("nothing was changed")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="arm64 threads of 64 bits have no calls of another kind")
+def test_call_of_32_bits_with_the_same_number_is_no_mapping() -> None:
+    """It is link(2), with arguments that look like those of a large mapping."""
+    with MemoryProcess() as program:
+        program.ask(
+            "globals().update(code=mmap.mmap(-1, 4096, prot=7), link=lambda: "
+            "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))())"
+        )
+        program.ask(f"code.write({LINK_BY_INT_80!r})")
+        plan = Noting()
+        watched = catch(program, plan)
+        watched.start()
+        assert program.ask("link()") == -errno.EFAULT
+        program.region("a", SIZE)
+        watched.end(SECONDS)
+        assert program.ask("1 + 1") == 2
+    assert [one.size for one in plan.asked if one.private_anonymous and one.size >= SIZE] == [SIZE]
+
+
+LINK_BY_INT_80 = bytes.fromhex(
+    "53 55"  # push rbx, rbp
+    "b809000000 31db b900004000 ba03000000 be22000000 bfffffffff 31ed"  # eax = 9, the rest as for mmap
+    "cd80 5d 5b c3"  # int 0x80, pop rbp, rbx, ret
+)
+
+
+def test_thread_that_has_left_the_call_is_not_changed(program: Path) -> None:
+    """As where another program has got its thread id meanwhile, by execve(2)."""
+    failures = []
+
+    def follow(pid: int) -> None:
+        tracee = Tracee(pid, own_abi(), time.monotonic() + SECONDS)
+        tracee.go_to_call()
+        while not tracee.at_call():
+            time.sleep(0.001)
+        tracee.entered()
+        for _ in range(2):  # to the exit of its read, and to the entry of another call
+            tracee.go_to_call()
+            say_once()
+            while not tracee.at_call():
+                time.sleep(0.001)
+            try:
+                tracee.change_arguments({0: 77})
+            except TargetEnded as error:
+                failures.append(error)
+        tracee.leave()
+
+    with running(program) as process:
+        sent = []
+
+        def say_once() -> None:
+            if not sent:
+                sent.append(say(process, SIZE))
+
+        with ThreadPoolExecutor(1) as tracer:
+            tracer.submit(follow, process.pid).result()
+        assert int(answer(process)) > 0
+    assert len(failures) == 2

@@ -23,6 +23,7 @@ from kybernate_shim.config import Gpu
 from kybernate_shim.cuda.vram.client import MODULE
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.digest import of_file
+from kybernate_shim.cuda.vram.driven import Allowance
 from kybernate_shim.cuda.vram.errors import FileFailed, NotTakenAway, RegionChanged
 from kybernate_shim.cuda.vram.pool_filling import fill
 from kybernate_shim.cuda.vram.saved import mapped_files
@@ -88,8 +89,10 @@ def descriptors(program: Actor) -> set[str]:
     return {str(fd.readlink()) for fd in Path(f"/proc/{program.pid}/fd").iterdir()}
 
 
-def open_image_files(program: Actor) -> set[str]:
-    return {name for name in descriptors(program) if "kybernate-vram" in name}
+def open_image_files(program: Actor, image: Path) -> set[int]:
+    """Return the descriptors of files on the image's tmpfs, removed ones among them."""
+    device = image.stat().st_dev
+    return {int(fd.name) for fd in Path(f"/proc/{program.pid}/fd").iterdir() if fd.stat().st_dev == device}
 
 
 def worker() -> psutil.Process:
@@ -207,13 +210,13 @@ def test_memory_of_the_pool_that_a_process_has_held_is_not_given_to_another(prog
 
     async def body(way: WayOut) -> None:
         async with way.watching([program.pid], image=image, size=SIZE):
-            assert open_image_files(program)
+            assert open_image_files(program, image)
             program.region("small", MIB)  # too small to be what was expected
         assert way.driven == {}
 
     run(body, settings)
     assert list(image.rglob("*")) == [image / "pool"]
-    assert open_image_files(program) == set()
+    assert open_image_files(program, image) == set()
 
 
 def test_pool_makes_way_for_what_needs_the_room(program: Actor, image: Path) -> None:
@@ -244,7 +247,7 @@ def test_failed_checkpoint_leaves_the_driver_its_bytes(program: Actor, image: Pa
 
     run(body)
     assert program.computes()
-    assert open_image_files(program) == set()
+    assert open_image_files(program, image) == set()
 
 
 @pytest.mark.parametrize("change", ["maps['vram'].resize(4 << 20)", "maps['vram'].close()"], ids=["shrunk", "unmapped"])
@@ -271,7 +274,7 @@ def test_worker_that_is_killed_while_the_driver_works_costs_the_fast_way(program
             content = program.digest("vram")
         assert way.data_path.name == "plain"
         assert "ended with" in way.data_path.why
-        assert open_image_files(program) == set()
+        assert open_image_files(program, image) == set()
         async with way.moved_out(image, Operation("checkpoint"), lambda: False):
             assert mapping(program).private_anonymous
             assert program.digest("vram") == content
@@ -289,7 +292,7 @@ def test_worker_that_is_killed_before_the_driver_works_leaves_nothing(program: A
             assert await asyncio.to_thread(eventually, lambda: not one.is_running())
             program.region("vram", SIZE)
         assert way.data_path.name == "plain"
-        assert (open_image_files(program), list(image.iterdir())) == (set(), [])
+        assert (open_image_files(program, image), list(image.iterdir())) == (set(), [])
         async with way.moved_out(image, Operation("checkpoint"), lambda: False):
             assert mapping(program).private_anonymous
 
@@ -331,7 +334,7 @@ def test_driver_that_takes_too_long_costs_the_fast_way(
             assert list(image.iterdir()) == []
 
     run(body)
-    assert open_image_files(program) == set()
+    assert open_image_files(program, image) == set()
 
 
 def test_cancelled_watch_leaves_nothing(program: Actor, image: Path) -> None:
@@ -341,11 +344,11 @@ def test_cancelled_watch_leaves_nothing(program: Actor, image: Path) -> None:
                 await asyncio.Event().wait()
 
         task = asyncio.ensure_future(watch())
-        assert await asyncio.to_thread(eventually, lambda: bool(open_image_files(program)))
+        assert await asyncio.to_thread(eventually, lambda: bool(open_image_files(program, image)))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (open_image_files(program), list(image.iterdir())) == (set(), [])
+        assert (open_image_files(program, image), list(image.iterdir())) == (set(), [])
 
     run(body)
     assert program.computes()
@@ -412,3 +415,118 @@ def test_process_that_is_killed_is_named(program: Actor, image: Path) -> None:
         assert list(image.iterdir()) == []
 
     run(body)
+
+
+# -- A process that keeps more than it was lent ------------------------------------------------------------------------
+
+KEEP = {  # how the thread that pretends to be the driver's keeps the file that it finds among its descriptors
+    "descriptor": "kept.append(os.dup(lent()))",
+    "descriptor-to-read": "kept.append(os.open(f'/proc/self/fd/{lent()}', os.O_RDONLY))",
+    "mapping": "kept.append(mmap.mmap(lent(), 0))",
+    "in-a-socket": "(kept.extend(socket.socketpair()), socket.send_fds(kept[0], [b'x'], [lent()]))",
+}
+LENT = (
+    "globals().update(kept=[], socket=__import__('socket'), path='/proc/self/fd/{{}}'.format,"
+    "lent=lambda: next(n for n in range(3, 99) if os.path.exists(path(n)) and os.stat(path(n)).st_dev == {device}))"
+)
+
+
+def keep(program: Actor, image: Path, how: str) -> None:
+    program.ask(f"str({LENT.format(device=image.stat().st_dev)})")
+    assert program.ask(f"str({how})") is not None
+
+
+@pytest.mark.parametrize("how", KEEP.values(), ids=KEEP)
+def test_file_that_the_process_has_kept_is_not_the_images(program: Actor, image: Path, how: str) -> None:
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image=image, size=SIZE):
+            program.region("vram", SIZE)
+            program.fill("vram", 0, SIZE)
+            keep(program, image, how)
+            inode = mapping(program).inode
+        content = program.digest("vram")
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            (file,) = way.files
+            path = image / file.file
+            assert list(image.iterdir()) == [path]
+            assert path.stat().st_ino != inode
+            assert (way.data_path.name, way.data_path.why) == ("fast", vram_path.COPIED)
+            assert digest(path.read_bytes()) == content
+            assert file.digest == of_file(path, Transfer().piece_bytes, Transfer())
+            assert used_bytes(image) <= SIZE + 2 * MIB  # what was kept has no memory any more
+        assert program.digest("vram") == content
+
+    run(body)
+
+
+def test_path_that_the_process_has_kept_leads_to_no_writing(program: Actor, image: Path) -> None:
+    """A descriptor of O_PATH counts as none; root could make another one of it, for writing."""
+
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image=image, size=SIZE):
+            program.region("vram", SIZE)
+            program.fill("vram", 0, SIZE)
+            keep(program, image, "kept.append(os.open(f'/proc/self/fd/{lent()}', os.O_PATH))")
+            assert program.ask("os.close(os.open(f'/proc/self/fd/{kept[0]}', os.O_RDWR))") is None
+        async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+            assert way.data_path.why == vram_path.BY_THE_DRIVER
+            with pytest.raises(OSError, match="Read-only"):
+                os.open(f"/proc/{program.pid}/fd/{program.ask('kept[0]')}", os.O_RDWR)
+
+    run(body)
+
+
+def test_pages_of_a_file_that_was_kept_but_not_taken_are_given_back(program: Actor, image: Path) -> None:
+    settings = pooled(image, SIZE)
+
+    async def body(way: WayOut) -> None:
+        assert used_bytes(image) >= SIZE
+        async with way.watching([program.pid], image=image, size=SIZE):
+            keep(program, image, KEEP["descriptor"])
+        assert used_bytes(image) < MIB
+
+    run(body, settings)
+
+
+def test_copy_without_room_leaves_the_process_its_bytes(program: Actor, image: Path) -> None:
+    size = 40 * MIB
+
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image=image, size=size):
+            program.region("vram", size)
+            program.fill("vram", 0, size)
+            keep(program, image, KEEP["descriptor"])
+        content = program.digest("vram")
+        with pytest.raises(FileFailed, match="No space left"):
+            async with way.moved_out(image, Operation("checkpoint"), lambda: False):
+                raise AssertionError("it was moved out")
+        assert mapping(program).private_anonymous
+        assert program.digest("vram") == content
+        assert list(image.iterdir()) == []
+        assert used_bytes(image) < MIB
+
+    run(body)
+
+
+def test_more_than_the_driver_holds_is_not_taken_from_the_image(program: Actor, image: Path) -> None:
+    """What a thread asks for that only has a name like the driver's; the driver is still served after it."""
+    held = 16 * MIB
+    most = held + held // Allowance.MARGIN_SHARE + Allowance.MARGIN_BYTES
+
+    subprocess.run(["mount", "-o", "remount,size=2g", image], check=True)
+
+    async def body(way: WayOut) -> None:
+        async with way.watching([program.pid], image=image, size=held):
+            program.region("greed", most + MIB)
+            assert used_bytes(image) < MIB
+            program.region("vram", held)
+            program.fill("vram", 0, held)
+            assert mapping(program).perms == "rw-s"
+        assert way.driven == {program.pid: held}
+
+    run(body)
+
+
+def used_bytes(image: Path) -> int:
+    space = os.statvfs(image)
+    return (space.f_blocks - space.f_bfree) * space.f_frsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from kybernate_shim.cuda.vram import errors, files
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.load import load
+from kybernate_shim.cuda.vram.load import load, map_in
 from kybernate_shim.cuda.vram.save import save
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.hierarchies import UNIFIED, hierarchy_mounts
@@ -141,3 +142,21 @@ def test_tmpfs_of_small_and_huge_pages_keeps_the_bytes(
     assert target.resident_kib(region) == 0
     load(target.pid, saved, mounted, how)
     assert target.digest("a") == before
+
+
+@pytest.mark.parametrize("mounted", ["size=64m"], indirect=True)
+def test_restored_process_cannot_write_to_the_image(target: MemoryProcess, mounted: Path) -> None:
+    """Its memory is the image's file, and root in a container is the owner of that."""
+    region = target.region("a", SIZE)
+    target.fill("a", 0, SIZE)
+    content = target.digest("a")
+    saved = save(target.pid, [region], mounted, ["v"])
+    target.drop(saved)
+    assert map_in(target.pid, saved, mounted) == saved
+    assert target.digest("a") == content
+    mapped = Path(f"/proc/{target.pid}/map_files/{region.start:x}-{region.end:x}")
+    assert os.path.samestat(mapped.stat(), (mounted / "v").stat())
+    with pytest.raises(OSError, match="Read-only"):
+        mapped.open("r+b")
+    target.fill("a", 0, SIZE, seed=2)
+    assert hashlib.blake2b((mounted / "v").read_bytes()).hexdigest() == content

@@ -222,7 +222,7 @@ def test_setting_plain_starts_no_worker(program: Actor, image: Path) -> None:
     run(body)
 
 
-def test_failed_checkpoint_lets_go_of_the_threads(program: Actor) -> None:
+def test_failed_checkpoint_lets_go_of_the_threads(program: Actor, image: Path) -> None:
     async def body(children: Children) -> None:
         way = WayOut(children, SETTINGS, LOG)
         with pytest.raises(RuntimeError, match="driver"):

@@ -20,7 +20,7 @@ RUNTIMES = {
     "kybernate": {"runtime_type": "io.containerd.kybernate.v1"},
     "kybernate-path": {"runtime_type": "io.containerd.runc.v2", "runtime_path": SHIM},
 }
-ANNOTATIONS = '["kybernate.io/*", "org.criu.config"]'
+ANNOTATIONS = '["kybernate.io/*", "org.criu.config"]'  # more than is packaged, as an administrator may pass on
 
 # Where each form keeps the same things: the streaming server, pods, images, and the sandbox image's key.
 TABLES = {

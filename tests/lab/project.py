@@ -13,6 +13,7 @@ from tests.lab.failure import check
 from tests.lab.root import ENVIRONMENT, VENV
 
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "kybernate_shim", "kybernate")
+COMPILED = ("__pycache__", "*.pyc", "*.so", "client", "hold-restored")  # here; the node compiles its own
 COMMANDS = ("kybernate",)  # the shim is not a link: `install_shim` writes it into the node
 PIP = f"{VENV}/bin/python -m pip install --no-index --no-deps --no-build-isolation --no-cache-dir -qq"
 # The root stays as it is: in a mount namespace of this command alone, the staging area appears on it. Its own /tmp
@@ -31,7 +32,9 @@ def stage(checkout: Path, area: Path) -> str:
     for name in SOURCES:
         if (checkout / name).is_dir():
             shutil.copytree(
-                checkout / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "client")
+                checkout / name,
+                source / name,
+                ignore=shutil.ignore_patterns(*COMPILED),
             )
         elif (checkout / name).exists():
             shutil.copy(checkout / name, source)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.system.ctr import KYBERNATE, STOCK, Ctr, Events
 from tests.system.leftovers import Snapshot, assert_nothing_left
+from tests.system.tenants import pods_place
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +43,13 @@ def shim_config() -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     yield path
     path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def pods_image() -> Iterator[Path]:
+    """Where an image of a pod in the namespace "default" lies; pods name it by its last component."""
+    with pods_place() as place:
+        yield place
 
 
 @pytest.fixture

@@ -73,13 +73,22 @@ class Cri:
 
     # -- pods
 
-    def run_pod(self, *, host_network: bool = False, annotations: Mapping[str, str] = {}, hostname: str = "") -> Pod:
+    def run_pod(
+        self,
+        *,
+        namespace: str = "default",
+        host_network: bool = False,
+        annotations: Mapping[str, str] = {},
+        hostname: str = "",
+        privileged: bool = False,
+    ) -> Pod:
         name = f"pod{os.getpid()}-{next(_numbers)}"
         pod = config.PodSandboxConfig(hostname=hostname or name, log_directory=str(self.logs / name))
-        pod.metadata.name, pod.metadata.uid, pod.metadata.namespace = name, f"uid-{name}", "default"
+        pod.metadata.name, pod.metadata.uid, pod.metadata.namespace = name, f"uid-{name}", namespace
         pod.annotations.update(annotations)
         pod.labels.update(_labels(pod))
         pod.linux.security_context.namespace_options.pid = config.CONTAINER  # the kubelet's default
+        pod.linux.security_context.privileged = privileged
         if host_network:
             pod.linux.security_context.namespace_options.network = config.NODE
             pod.hostname = ""
@@ -120,7 +129,14 @@ class Cri:
         stdin: bool = False,
         tty: bool = False,
         attempt: int = 0,
+        run_as: int | None = None,
+        privileged: bool = False,
+        add: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        no_new_privs: bool = False,
+        seccomp: str = "",
     ) -> str:
+        """Create a container; `add` and `drop` are capabilities, `seccomp` is a ProfileType by its name."""
         container = config.ContainerConfig(
             command=command, log_path=f"{name}.{attempt}.log", stdin=stdin, tty=tty, mounts=mounts
         )
@@ -131,6 +147,14 @@ class Cri:
         for key, value in env.items():
             container.envs.add(key=key, value=value)
         container.linux.security_context.namespace_options.CopyFrom(pod.config.linux.security_context.namespace_options)
+        security = container.linux.security_context
+        if run_as is not None:
+            security.run_as_user.value = security.run_as_group.value = run_as
+        security.privileged, security.no_new_privs = privileged, no_new_privs
+        security.capabilities.add_capabilities.extend(add)
+        security.capabilities.drop_capabilities.extend(drop)
+        if seccomp:
+            security.seccomp.profile_type = config.SecurityProfile.ProfileType.Value(seccomp)
         container.linux.resources.memory_limit_in_bytes = memory
         request = wire.CreateContainerRequest(pod_sandbox_id=pod.id, config=container, sandbox_config=pod.config)
         return str(self.call("CreateContainer", request).container_id)

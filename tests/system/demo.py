@@ -48,7 +48,7 @@ class Story:
         self.name = name
         self.command = command
         self.container_image = image
-        self.checkpoint = Path(f"/var/lib/kybernate/checkpoints/{name}")
+        self.checkpoint = Path(f"/var/lib/kybernate/checkpoints/default/{name}")
 
     def tell(self) -> None:
         with told(f"A pod is started with the runtime class kybernate, and the container `{self.name}` in it"):
@@ -57,13 +57,13 @@ class Story:
         self._show_log(first, 5)
         show(Ctr(namespace="k8s.io")("task", "ps", container))
         with told("It is checkpointed: memory, open files, changed files, log stream"):
-            show(run(["kybernate", "checkpoint", container, str(self.checkpoint), "--exit"]))
+            show(run(["kybernate", "checkpoint", container, self.checkpoint.name, "--exit"]))
         last = self.cri.log(first, self.name)[-1]
         with told("The pod is deleted; only the checkpoint image is left"):
             self.cri.remove_pod(first)
             show(run(["du", "-sh", str(self.checkpoint)]))
         with told("A new pod is started with the annotation kybernate.io/restore-from"):
-            second = self.cri.run_pod(annotations={"kybernate.io/restore-from": str(self.checkpoint)})
+            second = self.cri.run_pod(annotations={"kybernate.io/restore-from": self.checkpoint.name})
             container = self.cri.run(second, self.name, ["/its/own/command/never/runs"], image=self.container_image)
         with told(f"It goes on after {last!r}, under a new address and hostname"):
             self._show_log(second, 3)

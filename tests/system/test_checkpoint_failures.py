@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from kybernate.messages import cri_config_pb2
+from kybernate_shim.checkpoint.manifest import ManifestInvalid
 from kybernate_shim.ttrpc import RpcError
 from tests.lab.node import Containerd
 from tests.system.checkpoints import (
@@ -52,6 +53,7 @@ from tests.system.ctr import BUSYBOX, Ctr, eventually, run
 from tests.system.held import held_restore
 from tests.system.leftovers import Snapshot
 from tests.system.programs import script
+from tests.system.tenants import close_to_others, pods_place, sign_for
 
 BIG = 512  # MiB: a dump and a restore that take long enough to be hit in the middle
 NEW_FILE = "os.open('/data', os.O_CREAT | os.O_WRONLY)"
@@ -508,23 +510,32 @@ def test_inspect_finds_the_damage(damaged: Path, damage: Callable[[Path], str]) 
 @pytest.mark.parametrize("damage", [truncated, flipped, of_another_architecture])
 def test_restore_command_refuses_and_leaves_nothing(damaged: Path, damage: Callable[[Path], str]) -> None:
     reason = damage(damaged)
+    sign_for(damaged, "")
     assert matches(reason, refused("kybernate", "restore", "--image", BUSYBOX, "--detach", str(damaged)))
 
 
-def test_pod_says_why_its_container_was_not_restored(good: Path, tmp_path: Path) -> None:
+def pods_copy(good: Path, image: Path, damage: Callable[[Path], str]) -> str:
+    """Copy an image to where pods have theirs, damage it, and sign what can still be signed."""
+    shutil.copytree(good, image)
+    close_to_others(image)
+    reason = damage(image)
+    with suppress(FileNotFoundError, ManifestInvalid):
+        sign_for(image)
+    close_to_others(image)
+    return reason
+
+
+def test_pod_says_why_its_container_was_not_restored(good: Path) -> None:
     """The texts of CreateContainer's and StartContainer's errors are what the pod's events show."""
     cri = Cri()
     with cri.pod() as pod:
         for attempt, damage in enumerate((*REFUSALS, None)):
-            image = tmp_path / str(attempt)
-            if damage is not None:
-                shutil.copytree(good, image)
-            reason = damage(image) if damage is not None else "no such directory"
-            id = cri.create(
-                pod, "c", ["sleep", "1000"], attempt=attempt, annotations={"kybernate.io/restore-from": str(image)}
-            )
-            with pytest.raises(grpc.RpcError) as failure:
-                cri.start(id)
+            with pods_place() as image:
+                reason = pods_copy(good, image, damage) if damage is not None else "no such directory"
+                wish = {"kybernate.io/restore-from": image.name}
+                id = cri.create(pod, "c", ["sleep", "1000"], attempt=attempt, annotations=wish)
+                with pytest.raises(grpc.RpcError) as failure:
+                    cri.start(id)
             assert matches(reason, failure.value.details())
             begin = time.monotonic()
             cri.remove(id)
@@ -572,15 +583,15 @@ def test_mount_that_the_new_container_lacks_is_named(ours: Ctr, place: Path, tmp
     assert "/data was mounted from outside the dumped container, and is not in the new one" in said
 
 
-def test_pod_without_a_volume_is_refused_by_the_mount(tmp_path: Path, place: Path) -> None:
+def test_pod_without_a_volume_is_refused_by_the_mount(tmp_path: Path, pods_image: Path) -> None:
     (tmp_path / "data").mkdir()
     cri = Cri()
     volume = cri_config_pb2.Mount(container_path="/data", host_path=str(tmp_path / "data"))
     with cri.pod() as pod:
         id = cri.run(pod, "c", COUNT, mounts=[volume])
         cri.await_log(pod, "c", "3")
-        kybernate("checkpoint", id, str(place))
-    with cri.pod(annotations={"kybernate.io/restore-from": str(place)}) as pod:
+        kybernate("checkpoint", id, str(pods_image))
+    with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:
         id = cri.create(pod, "c", COUNT)
         with pytest.raises(grpc.RpcError, match="/data was mounted from outside"):
             cri.start(id)
@@ -671,6 +682,17 @@ def test_deadline_of_a_restore(ours: Ctr, big: Path, shim_config: Path) -> None:
         with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
             said = restore.result(30)
         assert "1.5 s" in said
+        left = before.added(Snapshot.take())
+        assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
+
+
+def test_killed_container_does_not_wait_for_its_restore(ours: Ctr, big: Path) -> None:
+    before = Snapshot.take()
+    with new_id(ours) as id:
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
+            ours("task", "kill", "-s", "SIGKILL", id, status=None)  # containerd may take it for one without processes
+            said = restore.result(30)
+        assert "ended: it was killed" in said
         left = before.added(Snapshot.take())
         assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
 

@@ -58,15 +58,15 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 # -- again and again ---------------------------------------------------------------------------------------------------
 
 
-def test_one_image_restores_into_three_pods_at_once(cri: Cri, scratch: Path) -> None:
-    image = scratch / "image"
+def test_one_image_restores_into_three_pods_at_once(cri: Cri, pods_image: Path) -> None:
+    image = pods_image
     with cri.pod() as pod:
         id = cri.run(pod, "c", COUNT)
         cri.await_log(pod, "c", "5")
         save(Ctr(namespace="k8s.io"), pod.id, image, id=id)
         reached = int(cri.log(pod, "c")[-1])
     with ExitStack() as pods, ThreadPoolExecutor(3) as at_once:
-        three = [pods.enter_context(cri.pod(annotations={FROM: str(image)})) for _ in range(3)]
+        three = [pods.enter_context(cri.pod(annotations={FROM: image.name})) for _ in range(3)]
         ids = list(at_once.map(lambda pod: cri.run(pod, "c", ["false"]), three))
         assert len({cri.pod_ip(pod) for pod in three}) == 3
         for pod, id in zip(three, ids, strict=True):
@@ -218,8 +218,8 @@ def assert_echoes(peer: socket.socket, text: bytes) -> None:
     assert peer.recv(100) == text
 
 
-def test_connections_are_closed_and_listeners_survive_in_a_new_pod(cri: Cri, scratch: Path) -> None:
-    image = scratch / "image"
+def test_connections_are_closed_and_listeners_survive_in_a_new_pod(cri: Cri, scratch: Path, pods_image: Path) -> None:
+    image = pods_image
     with cri.pod() as pod:
         id = cri.run(pod, "c", ["python3", "-c", ECHO], image=PYTHON)
         cri.await_log(pod, "c", "ready")
@@ -236,7 +236,7 @@ def test_connections_are_closed_and_listeners_survive_in_a_new_pod(cri: Cri, scr
                 assert peer.recv(100) == b""  # the end of the connection, or the word that it is gone
             except ConnectionResetError:
                 pass
-    with cri.pod(annotations={FROM: str(image)}) as pod:
+    with cri.pod(annotations={FROM: image.name}) as pod:
         id = cri.run(pod, "c", ["false"], image=PYTHON)
         cri.await_log(pod, "c", "lost")
         with socket.create_connection((cri.pod_ip(pod), 7000), timeout=10) as peer:
@@ -306,14 +306,14 @@ except BlockingIOError:
 """
 
 
-def test_files_of_every_kind_come_back_in_a_new_pod(cri: Cri, scratch: Path) -> None:
+def test_files_of_every_kind_come_back_in_a_new_pod(cri: Cri, pods_image: Path) -> None:
     """All but /dev/shm, which is the pod's and not the container's: the new pod has its own."""
     with cri.pod() as pod:
         id = cri.run(pod, "c", ["python3", "-c", f"POD = True\n{FILES}"], image=PYTHON)
         cri.await_log(pod, "c", "ready")
-        save(Ctr(namespace="k8s.io"), pod.id, scratch / "image", id=id)
+        save(Ctr(namespace="k8s.io"), pod.id, pods_image, id=id)
         assert_all_back(cri, pod, id)  # the dump must not have taken anything away either
-    with cri.pod(annotations={FROM: str(scratch / "image")}) as pod:
+    with cri.pod(annotations={FROM: pods_image.name}) as pod:
         assert_all_back(cri, pod, cri.run(pod, "c", ["false"], image=PYTHON))
 
 
@@ -338,15 +338,15 @@ def test_files_of_every_kind_come_back_in_a_new_container(ours: Ctr, scratch: Pa
 TERMINAL = ["sh", "-c", "test -t 0 && test -t 1 && i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"]
 
 
-def test_terminal_comes_back_in_a_new_pod(cri: Cri, scratch: Path) -> None:
-    image = scratch / "image"
+def test_terminal_comes_back_in_a_new_pod(cri: Cri, pods_image: Path) -> None:
+    image = pods_image
     with cri.pod() as pod:
         id = cri.run(pod, "c", TERMINAL, tty=True, stdin=True)
         cri.await_log(pod, "c", "5")
         save(Ctr(namespace="k8s.io"), pod.id, image, id=id)
         reached = int(cri.log(pod, "c")[-1])
         cri.await_log(pod, "c", str(reached + 3))
-    with cri.pod(annotations={FROM: str(image)}) as pod:
+    with cri.pod(annotations={FROM: image.name}) as pod:
         id = cri.run(pod, "c", ["false"], tty=True, stdin=True)
         cri.await_log(pod, "c", str(reached + 5))
         assert cri.exec(id, "sh", "-c", "readlink /proc/1/fd/0")[1].startswith("/dev/pts/")

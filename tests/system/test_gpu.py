@@ -19,6 +19,7 @@ import pytest
 
 from kybernate.messages import cri_config_pb2
 from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate_shim.checkpoint.image import read_image
 from kybernate_shim.cuda import pages
 from kybernate_shim.linux.ptrace import Held
 from tests.fakes.cuda import Cards
@@ -200,16 +201,19 @@ def steps_of(cri: Cri, pod: Pod) -> list[int]:
     return [int(line.split()[1]) for line in cri.log(pod, "computes") if line.startswith("step ")]
 
 
-def test_new_pod_computes_on_with_what_nvidias_runtime_adds(cri: Cri, cards: Cards, image: Path) -> None:
+def test_new_pod_computes_on_with_what_nvidias_runtime_adds(
+    cri: Cri, cards: Cards, pods_image: Path, shim_config: Path
+) -> None:
+    shim_config.write_text("[gpu]\nvisible_devices_env = true\n")
     with cri.pod() as pod:
         id = pod_container(cri, pod, gpu.command())
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
         used = cards.used()
-        kybernate("checkpoint", pod.config.metadata.name, str(image), "--exit")
+        kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
         eventually(lambda: cri.state(id) == "EXITED")
         last = steps_of(cri, pod)[-1]
     assert cards.used() == [0, 0]
-    with cri.pod(annotations={"kybernate.io/restore-from": str(image)}) as pod:
+    with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:
         id = pod_container(cri, pod, ["/never/run"])
         steps = eventually(lambda: (found := steps_of(cri, pod)) and len(found) > 5 and found, seconds=40)
         assert steps == list(range(last + 1, last + 1 + len(steps)))
@@ -218,7 +222,8 @@ def test_new_pod_computes_on_with_what_nvidias_runtime_adds(cri: Cri, cards: Car
         assert "/dev/nvidia0" in [device["path"] for device in bundle["linux"]["devices"]]
 
 
-def test_cri_checkpoint_archive_restores(cri: Cri, cards: Cards, image: Path) -> None:
+def test_cri_checkpoint_archive_restores(cri: Cri, cards: Cards, image: Path, shim_config: Path) -> None:
+    shim_config.write_text("[gpu]\nvisible_devices_env = true\n")
     archive = image.parent / "checkpoint.tar"
     image.parent.mkdir(exist_ok=True)
     cri.pull(PYTHON)
@@ -494,6 +499,28 @@ def test_driver_writes_into_an_image_in_memory(ctr: Ctr, cards: Cards, memory: P
     with gpu.computing_again(ctr, second, log, programs=programs) as again:
         again.computes_on()
         assert cards.used() == used
+
+
+def test_vram_of_an_encrypted_image_is_in_memory_alone(
+    ctr: Ctr, cards: Cards, image: Path, shim_config: Path, tmp_path: Path
+) -> None:
+    key, log = tmp_path / "image.key", image.parent / "log"
+    key.write_text("11" * 32)
+    key.chmod(0o600)
+    shim_config.write_text(f'encryption_key = "{key}"\n')
+    with gpu.computing(ctr, *gpu.command(mib=16), log=log) as container:
+        used = cards.used()
+        kybernate("checkpoint", container.id, str(image.with_name("first")))
+        container.computes_on()
+        kybernate("checkpoint", container.id, str(image), "--exit")
+    manifest = read_image(image).manifest
+    assert (manifest.data_path.name, manifest.data_path.why) == ("fast", "the driver wrote into the image itself")
+    assert {path.name for path in image.glob("*vram*")} == {f"{file.file}.enc" for file in manifest.vram} != set()
+    assert "verified" in kybernate("inspect", str(image), "--verify")
+    with gpu.computing_again(ctr, image, log) as again:
+        again.computes_on()
+        assert cards.used() == used
+        assert not Path("/run/kybernate/plain").exists()
 
 
 @pytest.mark.parametrize("switch", ["checkpoint:1:999", "checkpoint:1:hang", "checkpoint:1:hang-after"])

@@ -297,7 +297,7 @@ def test_restore_that_the_arena_has_no_room_for_is_refused_before(ctr: Ctr, card
 
 def test_save_that_fails_leaves_the_program_computing(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
-    image.mkdir()
+    image.mkdir(mode=0o700)
     for pid in range(100):
         (image / f"kybernate-arena-{pid}.bin").write_text("somebody else's")
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:

@@ -72,7 +72,7 @@ def test_debians_configuration_keeps_all_that_it_had(config: Path) -> None:
     later = dumped()
     added = later["containerd"]["runtimes"].pop("kybernate")
     assert added["runtime_path"] == "/usr/local/bin/containerd-shim-kybernate-v1"
-    assert added["pod_annotations"] == ["kybernate.io/*", "org.criu.config"]
+    assert added["pod_annotations"] == ["kybernate.io/*"]
     assert later == before
 
 

@@ -27,7 +27,7 @@ def test_missing_file_gives_the_defaults(tmp_path: Path) -> None:
     assert config.runtime == ""
     assert config.runtime_root == Path("/run/containerd/runc")
     assert config.systemd_cgroup is None
-    assert config.deadlines == Deadlines(create=120, kill=10, checkpoint=0)
+    assert config.deadlines == Deadlines(create=120, kill=10, checkpoint=3600, restore=1800)
 
 
 def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:

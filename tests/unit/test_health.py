@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from kybernate_shim.config import NO_NODE, Config, Gpu, NodeSizes
 from kybernate_shim.cuda.arena import banks
 from kybernate_shim.cuda.arena.banks import Bank
 from kybernate_shim.cuda.arena.extents import Extent
-from kybernate_shim.cuda.arena.memory import Memory
+from kybernate_shim.cuda.arena.memory import Memory, Owner
 
 GIB = 1 << 30
 
@@ -47,6 +48,15 @@ def test_parts_are_told_by_their_nodes(folder: Path) -> None:
     ((verdict, found, advice),) = look((0, GIB), (1, 2 * GIB))
     assert (verdict, found) == ("note", "2.0 GiB on NUMA node 0, 1.0 GiB on NUMA node 1; 3.0 GiB free")
     assert "after umount /run/kybernate/arena" in advice
+
+
+def test_room_is_told_by_who_has_it(folder: Path) -> None:
+    make(folder, Bank(NO_NODE, Extent(0, 3 * GIB)))
+    memory = Memory(((NO_NODE, 3 * GIB),), folder)
+    memory.update(Owner.of(os.getpid()), [(0, 0x1000, GIB)], account="pod b")
+    memory.update(Owner.of(os.getppid()), [(0, 0x1000, GIB // 2)], account="pod a")
+    ((_, found, _),) = look((NO_NODE, 3 * GIB))
+    assert found == "3.0 GiB; 1.5 GiB free; 0.5 GiB of pod a; 1.0 GiB of pod b"
 
 
 def test_arena_of_no_node_is_one_size(folder: Path) -> None:

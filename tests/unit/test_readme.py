@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.config import markdown_table
+from kybernate_shim.trust import rights
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +20,18 @@ README = (ROOT / "README.md").read_text()
 def test_table_of_settings_is_that_of_the_code() -> None:
     table = README.partition("<!-- made from kybernate_shim/config.py -->\n")[2].partition("<!-- end -->")[0]
     assert table == markdown_table(), "paste the output of kybernate_shim.config.markdown_table() between the markers"
+
+
+def test_table_of_rights_is_that_of_the_code() -> None:
+    text = (ROOT / "docs/security.md").read_text()
+    table = text.partition("<!-- made from kybernate_shim/trust/rights.py -->\n")[2].partition("<!-- end -->")[0]
+    assert table == rights.markdown_table(), "paste the output of kybernate_shim.trust.rights.markdown_table() there"
+
+
+def test_every_link_of_the_documentation_leads_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_every_make_target_that_is_named_exists() -> None:

@@ -255,7 +255,7 @@ def test_launch_that_is_refused_costs_a_copy(
 def forget_hashes(memory: Memory, holder: Holder) -> None:
     """Let the arena know of a process what it knows of one that was restored."""
     owner = Owner.of(holder.pid)
-    memory.share(owner, memory.kept(owner))
+    memory.share(owner, [owner])
 
 
 def test_hashes_that_are_missing_are_made_on_the_way_back(use_arena: Run, hold: Hold, memory: Memory) -> None:

@@ -200,10 +200,15 @@ def test_busy_helper_is_not_idle(cards: Cards, socket: Path, start: Start) -> No
 def test_nobody_else_may_use_the_helper(use: Run, socket: Path) -> None:
     use(lambda helper: helper.info())
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    socket.parent.chmod(0o711)
     socket.chmod(0o666)  # a peer of another user is disconnected before it is heard, whatever the file allows
     child = os.fork()
     if not child:
-        os._exit(_try_as_nobody(socket))
+        status = 3
+        try:
+            status = _try_as_nobody(socket)
+        finally:
+            os._exit(status)  # this is a copy of the test's own process, which must not go on with other tests
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

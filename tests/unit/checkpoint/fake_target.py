@@ -72,6 +72,7 @@ class FakeRunner:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        umask: int | None = None,
     ) -> Finished:
         if argv[-1] == "--version":
             return Finished(tuple(argv), 0, "Version: 4.2\nrunc version 1.3.0", "")
@@ -115,7 +116,9 @@ class FakeAccelerator:
     findings: list[Finding] = field(default_factory=list)
 
     @asynccontextmanager
-    async def detached(self, operation: Operation, image: Path, *, force: bool) -> AsyncIterator[FakeDetached]:
+    async def detached(
+        self, operation: Operation, image: Path, *, force: bool, strong: bool = False
+    ) -> AsyncIterator[FakeDetached]:
         self.steps.append("detach")
         left = FakeDetached(steps=self.steps)
         try:
@@ -145,7 +148,7 @@ class FakeTarget:
         self.bundle = Bundle(directory / "bundle")
         self.bundle.rootfs.mkdir(parents=True)
         self.spec = Spec(document or {})
-        self.config = Config(criu=Path("/nowhere/criu"), **config)
+        self.config = Config(**{"criu": Path("/nowhere/criu"), "key_directory": directory / "keys", **config})
         self.cgroup = FakeCgroup(self.steps, self.image)
         self.children = FakeRunner(self.steps)
         self.runtime = Runtime(Cli(Path("/nowhere/runc"), directory / "state", None), self.children, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.checkpoint.criu import CriuOptionInvalid
 from kybernate_shim.checkpoint.criu_images import DumpedMount
 from kybernate_shim.checkpoint.manifest import Mount
 from kybernate_shim.checkpoint.mounts import (
@@ -48,9 +50,11 @@ def external(destination: str, key: str | None = None, **more: Any) -> DumpedMou
     return DumpedMount(destination, "ext4", destination if key is None else key, **{"parent": 1, "id": 9, **more})
 
 
-def differences(*dumped: DumpedMount, recorded: tuple[Mount, ...] = (), new: Spec, root: Path) -> tuple[str, ...]:
+def differences(
+    *dumped: DumpedMount, recorded: tuple[Mount, ...] = (), new: Spec, root: Path, **options: Any
+) -> tuple[str, ...]:
     with pytest.raises(MountUnmatched) as caught:
-        match_mounts((*DUMPED, *dumped), recorded, new, root)
+        match_mounts((*DUMPED, *dumped), recorded, new, root, **options)
     return caught.value.differences
 
 
@@ -113,7 +117,7 @@ def test_a_hooks_mount_comes_from_where_the_hook_took_it(tmp_path: Path) -> None
         Mount("/lib/firmware", "ext4", "hook", str(tmp_path / "firmware")),
     )
     dumped = (*DUMPED, *(external(mount.destination) for mount in recorded))
-    assert match_mounts(dumped, recorded, spec(), tmp_path) == Matching(
+    assert match_mounts(dumped, recorded, spec(), tmp_path, policy=[f"{tmp_path}/*"]) == Matching(
         lines=(
             f"external mnt[/usr/lib/libcuda.so.1]:{tmp_path}/libcuda.so.1",
             f"external mnt[/lib/firmware]:{tmp_path}/firmware",
@@ -125,8 +129,130 @@ def test_a_hooks_mount_comes_from_where_the_hook_took_it(tmp_path: Path) -> None
 
 def test_a_hooks_mount_whose_source_is_not_here_is_named(tmp_path: Path) -> None:
     recorded = (Mount("/lib/cuda.so", "ext4", "hook", "/not/on/this/node"),)
-    found = differences(external("/lib/cuda.so"), recorded=recorded, new=spec(), root=tmp_path)
+    found = differences(
+        external("/lib/cuda.so"), recorded=recorded, new=spec(), root=tmp_path, policy=["/not/on/*/node"]
+    )
     assert found == ("/lib/cuda.so was mounted by a hook from /not/on/this/node, which this node does not have",)
+
+
+@pytest.mark.parametrize("source", ["/", "/etc", "/usr/bin/../../etc", "/usr/bin/x/y", "usr/bin/x", "/usr/bin/x\ny"])
+def test_what_the_nodes_policy_does_not_have_is_not_mounted(tmp_path: Path, source: str) -> None:
+    recorded = (Mount("/host", "ext4", "hook", source),)
+    (found,) = differences(external("/host"), recorded=recorded, new=spec(), root=tmp_path, policy=["/usr/bin/*"])
+    assert found.startswith(f"/host was mounted by a hook from {source}, which `hook_mounts`")
+
+
+def test_a_line_break_in_a_path_is_no_second_option(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    recorded = (Mount("/host", "ext4", "hook", f"{tmp_path}/a"),)
+    hostile = DumpedMount("/host", "ext4", "/host\naction-script x")
+    with pytest.raises(CriuOptionInvalid, match="line break"):
+        match_mounts((*DUMPED, hostile), recorded, spec(), tmp_path, policy=[f"{tmp_path}/*"])
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["/../x", "/a/../../x", "x", "", "//x", "/x/", "/./x", "/x\ny", "/x\0", f"/{'x' * 256}", "/\ud800"],
+)
+def test_a_path_that_leads_elsewhere_is_no_mount_point(tmp_path: Path, place: str) -> None:
+    found = differences(DumpedMount(place, "tmpfs"), new=spec(), root=tmp_path)
+    assert any("no path where a mount of a container can be" in text for text in found)
+
+
+paths = st.text(max_size=12) | st.sampled_from(["/", "/proc", "/dev", "/dev/null", "/../x", "/x\n", "/x" * 3000, ""])
+hostile_mounts = st.lists(st.builds(DumpedMount, paths, paths, paths, paths, st.integers(), st.integers()), max_size=8)
+hostile_records = st.lists(st.builds(Mount, paths, paths, st.sampled_from(["hook", "host"]), paths), max_size=8)
+
+
+@given(hostile_mounts, hostile_records, st.booleans())
+def test_any_table_of_mounts_is_matched_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, dumped: list[DumpedMount], recorded: list[Mount], strict: bool
+) -> None:
+    directory = tmp_path_factory.mktemp("any")
+    root = directory / "root"
+    root.mkdir()
+    try:
+        matching = match_mounts((*DUMPED, *dumped), recorded, spec(), root, policy=["*", "/*"], strict=strict)
+    except (MountUnmatched, CriuOptionInvalid):
+        return
+    assert not any("\n" in line for line in matching.lines)
+    try:
+        make_mount_points(matching, root)
+    except OSError:
+        pass
+    assert [path.name for path in directory.iterdir()] == ["root"]
+
+
+@pytest.mark.parametrize("place", ["/../outside", "/a/../../outside", "/link/x"])
+def test_mount_points_are_made_inside_the_root_alone(tmp_path: Path, place: str) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (root / "link").symlink_to(tmp_path)
+    for matching in (Matching(directories=(place,)), Matching(files=(place,))):
+        with pytest.raises(OSError, match=r"no path inside|Not a directory|symbolic links"):
+            make_mount_points(matching, root)
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+
+
+def test_what_is_at_a_mount_point_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # which would wait for a reader
+    make_mount_points(Matching(files=("/pipe",)), tmp_path)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_message_about_thousands_of_mounts_is_short(tmp_path: Path) -> None:
+    many = [DumpedMount(f"/m{number}", "ext4", f"/m{number}") for number in range(5000)]
+    with pytest.raises(MountUnmatched, match="and 4980 more") as found:
+        match_mounts((*DUMPED, *many), (), spec(), tmp_path)
+    assert len(str(found.value)) < 5000
+
+
+MASKED = DumpedMount("/proc/kcore", "tmpfs", "/dev/null", id=5, parent=2)
+READ_ONLY = DumpedMount("/proc/sys", "proc", root="/sys", id=6, parent=2, writable=False)
+
+
+@pytest.mark.parametrize(
+    ("mount", "words"),
+    [
+        (DumpedMount("/mnt", "proc"), "/mnt is a mount of proc, which the new container's configuration does not have"),
+        (DumpedMount("/mnt", "sysfs"), "/mnt is a mount of sysfs"),
+        (DumpedMount("/proc/sys", "proc", root="/sys"), "/proc/sys is writable in the image and read-only in the new"),
+    ],
+)
+def test_a_tenants_restore_gets_no_more_of_the_kernel_than_the_spec_mounts(
+    tmp_path: Path, mount: DumpedMount, words: str
+) -> None:
+    new = spec(masked=("/proc/kcore",))
+    assert match_mounts((*DUMPED, MASKED, READ_ONLY), (), new, tmp_path, strict=True) == Matching()
+    found = differences(MASKED, READ_ONLY, mount, new=new, root=tmp_path, strict=True)
+    assert any(one.startswith(words) for one in found)
+    match_mounts((*DUMPED, MASKED, READ_ONLY, mount), (), new, tmp_path)  # root's own restore
+
+
+def test_a_volume_is_as_writable_as_the_new_pod_says(tmp_path: Path) -> None:
+    new = spec(bind("/data"), {**bind("/other"), "options": ["rbind", "rw"]})
+    hidden = (READ_ONLY, external("/other"))
+    assert match_mounts((*DUMPED, *hidden, external("/data", writable=False)), (), new, tmp_path, strict=True)
+    (found,) = differences(*hidden, external("/data"), new=new, root=tmp_path, strict=True)
+    assert found == "/data is writable in the image and read-only in the new container's configuration"
+    assert match_mounts((*DUMPED, *hidden, external("/data")), (), new, tmp_path)  # root's own restore
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_the_root_is_as_writable_as_the_new_pod_says(tmp_path: Path, readonly: bool) -> None:
+    new = Spec({**spec().document, "root": {"readonly": readonly}})
+    wanted = ("/ is writable in the image and read-only in the new container's configuration",) if readonly else ()
+    options = {"strict": True, "root_writable": True}
+    if readonly:
+        assert differences(READ_ONLY, new=new, root=tmp_path, **options) == wanted
+    else:
+        assert match_mounts((*DUMPED, READ_ONLY), (), new, tmp_path, **options)  # type: ignore[arg-type]
+    assert match_mounts((*DUMPED, READ_ONLY), (), new, tmp_path, strict=True)
+
+
+def test_a_tenants_restore_needs_what_the_spec_hides(tmp_path: Path) -> None:
+    found = differences(new=spec(masked=("/proc/stat", "/proc/not-of-this-kernel")), root=tmp_path, strict=True)
+    assert [one.split()[0] for one in found] == ["/proc/stat", "/proc/sys"]
 
 
 def test_a_private_mount_of_a_hook_needs_its_mount_point_only(tmp_path: Path) -> None:

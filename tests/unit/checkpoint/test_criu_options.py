@@ -25,7 +25,9 @@ from kybernate_shim.checkpoint.criu import (
     without,
     write_config,
 )
+from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
+from kybernate_shim.oci.spec import Spec
 
 LOG = """\
 (00.000012) Version: 4.1.1 (gitid 0)
@@ -96,7 +98,9 @@ def test_every_option_has_its_line() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", ["/a b", "/a#b", '/a"b', "/a\nexec-cmd", "/a\tb"])
+@pytest.mark.parametrize(
+    "value", ["/a b", "/a#b", '/a"b', "/a\nexec-cmd", "/a\tb", "/a\rb", "/a\x00b", "-x", "/a\u2028b"]
+)
 def test_a_value_that_criu_would_cut_is_refused(value: str) -> None:
     with pytest.raises(CriuOptionInvalid, match="libdir"):
         line("libdir", value)
@@ -148,6 +152,55 @@ def test_the_users_file_has_the_last_word(tmp_path: Path) -> None:
     assert len(written.lines) == 9
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["action-script /x", "exec-cmd", "lsm-profile a", "root /", "--libdir /x", "ACTION-SCRIPT /x", "no-action-script"],
+)
+def test_an_option_that_could_run_programs_is_refused(tmp_path: Path, option: str) -> None:
+    users = tmp_path / "runc.conf"
+    users.write_text(f"tcp-close\n{option}\n")
+    with pytest.raises(CriuOptionInvalid, match=r"is not allowed|cannot read"):
+        write_config(tmp_path, CriuOptions(), [users])
+    assert not (tmp_path / "kybernate-criu.conf").exists()
+
+
+def test_a_file_that_others_can_write_has_no_say(tmp_path: Path) -> None:
+    users = tmp_path / "runc.conf"
+    users.write_text("tcp-close\n")
+    users.chmod(0o666)
+    with pytest.raises(CriuOptionInvalid, match=r"mode 0666.*only root may write"):
+        write_config(tmp_path, CriuOptions(), [users])
+
+
+@given(st.lists(st.text(max_size=20), max_size=3))
+def test_no_line_of_ours_becomes_two(tmp_path_factory: pytest.TempPathFactory, values: list[str]) -> None:
+    directory = tmp_path_factory.mktemp("c")
+    try:
+        write_config(directory, CriuOptions(extra=tuple(line("external", f"mnt[x]:{value}") for value in values)), [])
+    except CriuOptionInvalid:
+        return
+    written = lines_of(directory / "kybernate-criu.conf")
+    assert [text for text in written if text.startswith("external ")] == [
+        f"external mnt[x]:{value}" for value in values
+    ]
+    assert len(written) == 7 + len(values)
+
+
+def test_a_tenants_choice_is_dropped(tmp_path: Path) -> None:
+    document: dict[str, Any] = {
+        "annotations": {
+            "io.kubernetes.cri.container-type": "container",
+            "org.criu.config": "/scratch/evil.conf",
+            "kybernate.io/criu-config": "/scratch/evil.conf",
+        }
+    }
+    claim_config(document, tmp_path / "c.conf")
+    assert document["annotations"]["org.criu.config"] == str(tmp_path / "c.conf")
+    assert "evil" not in str(document)
+    document["annotations"]["kybernate.io/criu-config"] = "/scratch/evil.conf"  # by whatever way
+    assert users_file(Spec(document), Config()) == Path("/etc/criu/runc.conf")
+
+
 def test_mounts_of_both_are_kept() -> None:
     ours = ["external mnt[/a]:/a", "skip-mnt /b"]
     assert without(ours, ["external mnt[/c]:/c", "skip-mnt /d"]) == ours
@@ -168,20 +221,20 @@ def test_the_annotation_names_our_file_and_keeps_the_users(tmp_path: Path) -> No
         "org.criu.config": str(tmp_path / "c.conf"),
         "kybernate.io/criu-config": "/home/me/criu.conf",
     }
-    assert users_file(document["annotations"]) == Path("/home/me/criu.conf")
+    assert users_file(Spec(document), Config()) == Path("/home/me/criu.conf")
 
 
 def test_without_an_annotation_the_runtimes_own_file_counts(tmp_path: Path) -> None:
     document: dict[str, Any] = {}
     claim_config(document, tmp_path / "c.conf")
-    assert users_file(document["annotations"]) == Path("/etc/criu/runc.conf")
-    assert users_file(document["annotations"], "crun") == Path("/etc/criu/crun.conf")
+    assert users_file(Spec(document), Config()) == Path("/etc/criu/runc.conf")
+    assert users_file(Spec(document), Config(), "crun") == Path("/etc/criu/crun.conf")
 
 
 def test_an_empty_annotation_means_no_file(tmp_path: Path) -> None:
     document: dict[str, Any] = {"annotations": {"org.criu.config": ""}}
     claim_config(document, tmp_path / "c.conf")
-    assert users_file(document["annotations"]) is None
+    assert users_file(Spec(document), Config()) is None
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from kybernate_shim.checkpoint import criu_images
+from kybernate_shim.checkpoint import criu_credentials, criu_images, encrypted
 from kybernate_shim.checkpoint import dump as dumping
 from kybernate_shim.checkpoint.dump import Dumped, DumpFailed, DumpRequest, dump
 from kybernate_shim.checkpoint.image import CheckpointInvalid, TierFull, read_image
 from kybernate_shim.checkpoint.manifest import NAME
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.staging import TooLittleMemory
+from kybernate_shim.trust.keys import KeyUnusable
+from kybernate_shim.trust.places import PlaceUntrusted
 from tests.unit.checkpoint.fake_target import LOG, FakeAccelerator, FakeTarget
 
 
@@ -23,6 +30,7 @@ from tests.unit.checkpoint.fake_target import LOG, FakeAccelerator, FakeTarget
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
     """A container whose CRIU writes one file."""
     monkeypatch.setattr(criu_images, "processes", lambda image: ())
+    monkeypatch.setattr(criu_credentials, "credentials", lambda image: ())
     made = FakeTarget(tmp_path)
     made.children.on["checkpoint"] = writes(made, 0)
     return made
@@ -180,7 +188,7 @@ def test_directory_with_an_image_is_refused_and_kept(target: FakeTarget) -> None
 
 
 def test_failure_takes_only_its_own_files_away(target: FakeTarget) -> None:
-    target.image.mkdir()
+    target.image.mkdir(mode=0o700)
     (target.image / "notes.img").write_text("mine")
     target.children.on["checkpoint"] = writes(target, 1)
     with pytest.raises(DumpFailed):
@@ -198,7 +206,7 @@ def test_deadline_is_named_and_everything_undone(target: FakeTarget) -> None:
 
 def test_work_directory_in_the_way_leaves_no_image_directory(target: FakeTarget) -> None:
     target.work.write_text("a file")
-    with pytest.raises(DumpFailed, match="goes on as before"):
+    with pytest.raises(PlaceUntrusted, match="work: Not a directory"):
         run(target)
     assert target.steps == []
     assert not target.image.exists()
@@ -249,3 +257,85 @@ def test_cancelled_dump_writes_no_manifest_afterwards(target: FakeTarget, monkey
     asyncio.run(cancelled_at_the_end())
     assert not (target.image / NAME).exists()
     assert not any(path.suffix == ".img" for path in target.image.iterdir())
+
+
+# -- Encryption -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def encrypting(target: FakeTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
+    """The same container on a node that encrypts; its directory in memory is `staged`."""
+    key = tmp_path / "image.key"
+    key.write_text("11" * 32)
+    key.chmod(0o600)
+    target.config = replace(target.config, encryption_key=key)
+    staged = tmp_path / "staged"
+
+    @contextmanager
+    def staging(name: str) -> Iterator[Path]:
+        staged.mkdir()
+        try:
+            yield staged
+        finally:
+            target.steps.append("staging removed")
+            shutil.rmtree(staged)
+
+    async def write(argv: Sequence[str]) -> int:
+        (staged / "inventory.img").write_bytes(b"inventory")
+        assert not any(target.image.iterdir())
+        return 0
+
+    encrypt_files = encrypted.encrypt_files
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        target.steps.append("encrypt")
+        return encrypt_files(*arguments, **options)
+
+    monkeypatch.setattr("kybernate_shim.checkpoint.staging.staging", staging)
+    monkeypatch.setattr(encrypted, "encrypt_files", noted)
+    target.children.on["checkpoint"] = write
+    return target
+
+
+def test_container_runs_while_its_image_is_encrypted(encrypting: FakeTarget) -> None:
+    run(encrypting)
+    assert encrypting.steps == ["freeze", "checkpoint", "thaw", "encrypt", "staging removed"]
+    assert {path.name for path in encrypting.image.iterdir()} == {NAME, "inventory.img.enc", "kybernate-spec.json.enc"}
+    assert [step.name for step in read_image(encrypting.image).manifest.steps][-1] == "encrypt"
+
+
+def test_container_that_ends_is_killed_once_its_image_is_encrypted(encrypting: FakeTarget) -> None:
+    run(encrypting, exit=True)
+    assert encrypting.steps == ["freeze", "checkpoint", "encrypt", "kill with an image", "staging removed"]
+
+
+def test_nothing_is_left_when_the_disk_is_full_for_the_encrypted_files(
+    encrypting: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(encrypted, "encrypt_files", full)
+    with pytest.raises(DumpFailed, match="No space left"):
+        run(encrypting, exit=True)
+    assert not encrypting.image.exists()
+    assert encrypting.steps == ["freeze", "checkpoint", "thaw", "staging removed"]
+
+
+def test_checkpoint_is_refused_without_memory_for_its_plain_files(
+    encrypting: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kybernate_shim.checkpoint.staging.available_bytes", lambda: 10 << 20)
+    with pytest.raises(TooLittleMemory, match="10 MiB are available: nothing was changed"):
+        run(encrypting)
+    assert not encrypting.image.exists()
+    assert encrypting.steps == ["staging removed"]
+
+
+def test_unusable_key_refuses_the_checkpoint_before_anything_is_done(encrypting: FakeTarget) -> None:
+    assert encrypting.config.encryption_key is not None
+    encrypting.config.encryption_key.chmod(0o644)
+    with pytest.raises(KeyUnusable, match="nothing was changed"):
+        run(encrypting)
+    assert not encrypting.image.exists()
+    assert encrypting.steps == []

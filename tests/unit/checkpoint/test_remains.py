@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from kybernate_shim.checkpoint import remains
 from kybernate_shim.checkpoint.remains import RemainsStay, Traces, plain_path, told_of
+from tests.unit.checkpoint.hiding import HIDING
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,31 @@ def test_program_in_the_midst_of_exec_is_found(tmp_path: Path) -> None:
 def test_program_without_an_environment_is_another(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "60"], env={}) as program:
         assert told_of(tmp_path / "file") == []
+        program.kill()
+
+
+def test_processes_that_hide_their_environment_take_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them was once waited for, half a second long."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+    hiding = [subprocess.Popen([sys.executable, "-c", HIDING], stdout=subprocess.PIPE) for _ in range(3)]
+    try:
+        for process in hiding:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+        assert all(
+            remains._look(process.pid, b"=x", remains._pid_namespace("self"), everywhere=True) is remains.Look.OTHER
+            for process in hiding
+        )
+    finally:
+        for process in hiding:
+            process.kill()
+            process.communicate()
+
+
+def test_process_with_an_endless_environment_is_read_in_part(tmp_path: Path) -> None:
+    large = {f"X{number}": "x" * 100_000 for number in range(15)}
+    with subprocess.Popen(["sleep", "60"], env={**large, "PATH": os.environ["PATH"]}) as program:
+        assert len(remains._beginning(f"/proc/{program.pid}/environ")) <= remains.MOST_ENVIRONMENT
         program.kill()
 
 

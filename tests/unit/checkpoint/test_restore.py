@@ -11,22 +11,26 @@ from typing import Any, cast
 
 import pytest
 
-from kybernate_shim.checkpoint import criu_images, restore
+from kybernate_shim.checkpoint import confined, restore
 from kybernate_shim.checkpoint.compat import Incompatible, read_host
+from kybernate_shim.checkpoint.confined import Inspection
 from kybernate_shim.checkpoint.criu import CriuUnusable
 from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, write_manifest
+from kybernate_shim.checkpoint.locate import locate
 from kybernate_shim.checkpoint.manifest import File, GpuMemory, Manifest, Program, Source
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.remains import RemainsStay, Traces
-from kybernate_shim.checkpoint.requested import requested_image
+from kybernate_shim.checkpoint.requested import wanted_image
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import hierarchy_version
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.requester import NODE
 from tests.unit.checkpoint.fake_target import LOG, FakeTarget
 
 CONTENT = b"content"
+NOTHING = Inspection((1,), (), internet_sockets=False)
 
 
 @pytest.fixture
@@ -34,8 +38,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
     """A container whose root filesystem and remains are only noted."""
     made = FakeTarget(tmp_path)
     made.image.mkdir()
-    monkeypatch.setattr(criu_images, "mounts", lambda image: ())
-    monkeypatch.setattr(restore, "apply_diff", lambda diff, rootfs: made.steps.append("rootfs") or Applied())
+    monkeypatch.setattr(confined, "examine", lambda directory: NOTHING)
+    monkeypatch.setattr(restore, "apply_diff", lambda diff, rootfs, **limits: made.steps.append("rootfs") or Applied())
     monkeypatch.setattr(Traces, "clear_restore", lambda traces: made.steps.append("clear"))
     return made
 
@@ -174,4 +178,5 @@ def test_what_cannot_be_cleared_away_is_named(target: FakeTarget, monkeypatch: p
     ],
 )
 def test_container_says_what_it_is_restored_from(annotations: dict[str, str], env: list[str], wanted: str) -> None:
-    assert requested_image(Spec({"annotations": annotations, "process": {"env": env}}), Config()) == wanted
+    found = wanted_image(Spec({"annotations": annotations, "process": {"env": env}}), Config())
+    assert (str(locate(found, NODE, Config())) if found else "") == wanted

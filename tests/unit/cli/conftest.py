@@ -32,12 +32,17 @@ class Node:
         self.shims.append(shim)
         return shim
 
-    def run(self, *argv: str, status: int = 0) -> Result:
-        """Run the command line, and expect `status`; a traceback is never expected."""
-        environment = {"CONTAINERD_ADDRESS": self.containerd.address, "CONTAINERD_SNAPSHOTTER": ""}
-        result = CliRunner(env=environment).invoke(application(), argv)
+    def run(self, *argv: str, status: int = 0, input: str = "") -> Result:
+        """Run the command line with `input` on stdin, and expect `status`; a traceback is never expected."""
+        result = self.attempt(*argv, input=input)
+        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
         assert result.exit_code == status, f"{argv}: {result.exit_code}\n{result.output}{result.exc_info}"
         return result
+
+    def attempt(self, *argv: str, input: str = "") -> Result:
+        """Run the command line, and return whatever comes of it."""
+        environment = {"CONTAINERD_ADDRESS": self.containerd.address, "CONTAINERD_SNAPSHOTTER": ""}
+        return CliRunner(env=environment).invoke(application(), argv, input=input)
 
     def json(self, *argv: str, status: int = 0) -> Any:
         return json.loads(self.run(*argv, "--json", status=status).stdout)
@@ -48,7 +53,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     sockets = Path(tempfile.mkdtemp(prefix="s"))  # pytest's own directories are too deep for a socket's address
     monkeypatch.setattr(address, "SOCKETS", sockets)
     settings = tmp_path / "shim.toml"
-    settings.write_text(f'checkpoint_root = "{tmp_path}/checkpoints"\n')
+    settings.write_text(
+        f'checkpoint_root = "{tmp_path}/checkpoints"\nkey_directory = "{tmp_path}/keys"\n'
+        f'audit_log = "{tmp_path}/audit.jsonl"\n'
+    )
     load: Callable[..., config.Config] = config.Config.load
     monkeypatch.setattr(config.Config, "load", lambda: load(settings))
     fake = FakeContainerd(sockets / "containerd")

@@ -9,6 +9,7 @@ from typing import Any
 from kybernate_shim.checkpoint.digests import Digester
 from kybernate_shim.checkpoint.image import write_manifest
 from kybernate_shim.checkpoint.manifest import (
+    NAME,
     DataPath,
     File,
     Gpu,
@@ -21,24 +22,38 @@ from kybernate_shim.checkpoint.manifest import (
     Source,
 )
 from kybernate_shim.checkpoint.operation import Step
+from kybernate_shim.checkpoint.signature import sign
+from kybernate_shim.config import Config
+from kybernate_shim.trust.keys import Key, signing_key
 
 SPEC: dict[str, Any] = {"process": {"args": ["count"]}, "root": {"path": "rootfs"}, "linux": {"cgroupsPath": "/d/c"}}
 
 
-def save(directory: Path, *, spec: dict[str, Any] | None = SPEC, **source: str) -> Manifest:
-    """Write an image of container `counter`."""
-    directory.mkdir(parents=True)
+def save(
+    directory: Path,
+    *,
+    spec: dict[str, Any] | None = SPEC,
+    signed: bool = True,
+    key: Key | None = None,
+    digest: str = "blake2b",
+    time: str = "2026-11-21T05:00:00.000Z",
+    **source: str,
+) -> Manifest:
+    """Write an image of container `counter` that only root can read, signed by `key` or the node's own."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700)
     contents = {"pages-1.img": bytes(range(256)) * 64, "core-1.img": b"registers"}
     if spec is not None:
         contents["kybernate-spec.json"] = json.dumps(spec).encode()
     files = []
-    with Digester("blake2b", lambda count: None) as digester:
+    with Digester(digest, lambda count: None) as digester:
         for name, content in contents.items():
             (directory / name).write_bytes(content)
+            (directory / name).chmod(0o600)
             files.append(File(name, len(content), digester.digest(directory / name)))
     manifest = Manifest(
         id="3f6b",
-        time="2026-11-21T05:00:00.000Z",
+        time=time,
         source=Source(**{"container": "counter", "image": "busybox:1", "node": "here"} | source),
         runtime=Program("runc", "1.3.0"),
         criu=Program("criu", "4.2"),
@@ -53,5 +68,8 @@ def save(directory: Path, *, spec: dict[str, Any] | None = SPEC, **source: str) 
         files=tuple(files),
         steps=(Step("dump", 1.5, 4096),),
     )
+    if signed:
+        manifest = sign(manifest, key or signing_key(Config.load()))
     write_manifest(directory, manifest, durable=False)
+    (directory / NAME).chmod(0o600)
     return manifest

@@ -106,6 +106,16 @@ def test_pod_means_its_only_container(node: Node) -> None:
     node.run("checkpoint", "shop/front")
     assert shim.requests[0].id == "c" * 64
     assert Path(shim.requests[0].path).name.startswith("front-web-2")
+    assert Path(shim.requests[0].path).parent == node.checkpoints / "shop"
+
+
+def test_image_of_a_pod_is_made_where_its_namespace_names_it(node: Node) -> None:
+    node.containerd.add("p" * 64, namespace="k8s.io", pod="front", kind="sandbox", sandbox="p" * 64)
+    node.containerd.add("c" * 64, namespace="k8s.io", pod="front", name="web", sandbox="p" * 64)
+    shim = node.shim("p" * 64, namespace="k8s.io")
+    shim.answers["Checkpoint"] = REPLY
+    node.run("checkpoint", "shop/front", "before-upgrade")
+    assert shim.requests[0].path == str(node.checkpoints / "shop" / "before-upgrade")
 
 
 def test_status_is_asked_while_it_runs(node: Node) -> None:

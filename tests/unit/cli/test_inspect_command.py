@@ -9,6 +9,7 @@ import pytest
 
 from kybernate_shim.checkpoint.manifest import NAME
 from kybernate_shim.checkpoint.record import to_json
+from kybernate_shim.trust.keys import Key
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save
 
@@ -46,6 +47,7 @@ def test_image_as_json(node: Node) -> None:
         "vram_bytes": 1 << 30,
         "verified": None,
         "problems": [],
+        "signature": {"key": manifest.signature.key, "valid": True, "problem": ""},
         "manifest": to_json(manifest),
     }
 
@@ -105,3 +107,57 @@ def test_directory_beside_us_is_hinted_at(node: Node, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert "did you mean ./mine?" in node.run("inspect", "mine", status=1).stderr
     node.run("inspect", "./mine")
+
+
+def test_signer_is_shown(node: Node) -> None:
+    id = save(node.checkpoints / "i").signature.key
+    assert f"signature:     key {id} (node key), valid here" in node.run("inspect", "i").stdout.splitlines()
+
+
+def test_image_that_no_key_signed_says_so(node: Node) -> None:
+    save(node.checkpoints / "i", signed=False)
+    assert "signature:     not signed" in node.run("inspect", "i").stdout.splitlines()
+    assert node.json("inspect", "i")["signature"] == {"key": "", "valid": False, "problem": "the image is not signed"}
+
+
+def test_changed_manifest_is_shown_as_such(node: Node) -> None:
+    save(node.checkpoints / "i")
+    text = (node.checkpoints / "i" / NAME).read_text()
+    (node.checkpoints / "i" / NAME).write_text(text.replace("busybox:1", "busybox:2"))
+    assert "was changed after it was signed" in node.run("inspect", "i").stdout
+
+
+def test_image_of_a_pod_is_found_by_its_name_and_by_its_namespace(node: Node) -> None:
+    save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
+    assert node.json("inspect", "i")["path"] == str(node.checkpoints / "shop" / "i")
+    assert node.json("inspect", "shop/i")["path"] == str(node.checkpoints / "shop" / "i")
+
+
+def test_ambiguous_name_is_listed(node: Node) -> None:
+    save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
+    save(node.checkpoints / "i")
+    result = node.run("inspect", "i", status=1)
+    assert "'i' is the name of 2 checkpoint images:\n  i\n  shop/i" in result.stderr
+    assert "NAMESPACE/NAME" in result.stderr
+
+
+def test_relative_path_wins_over_a_namespace(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
+    save(tmp_path / "shop" / "i")
+    monkeypatch.chdir(tmp_path)
+    assert node.json("inspect", "shop/i")["path"] == str(tmp_path / "shop" / "i")
+
+
+def test_names_in_an_image_cannot_act_on_the_terminal(node: Node) -> None:
+    save(node.checkpoints / "i", image="busybox\x1b[2J\u202e\nsignature: key 1, valid here")
+    shown = node.run("inspect", "i").stdout
+    assert "busybox\\x1b[2J\\u202e\\nsignature: key 1, valid here" in shown
+    assert "\x1b" not in shown
+
+
+def test_image_is_shown_where_the_keys_cannot_be_listed(node: Node, tmp_path: Path) -> None:
+    save(node.checkpoints / "i", key=Key(b"k" * 32, tmp_path / "k"))
+    (tmp_path / "keys").write_text("not a directory")
+    assert "signature:     not checked: the keys in" in node.run("inspect", "i").stdout
+    assert node.json("inspect", "i")["signature"]["valid"] is False
+    assert "cannot be listed" in node.run("images", status=1).stderr

@@ -12,7 +12,11 @@ import grpc
 import pytest
 
 from kybernate.node import stdio
+from kybernate_shim.checkpoint.manifest import NAME
 from kybernate_shim.messages.any import OCI_SPEC
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.keys import Key
+from kybernate_shim.trust.requester import Requester, requester_of
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.fake_containerd import PID
 from tests.unit.cli.fake_shim import FakeShim
@@ -203,3 +207,97 @@ def test_container_of_a_pod_that_is_gone_is_refused(node: Node) -> None:
 @pytest.mark.parametrize("argv", [("--log", "f"), ("--json",)])
 def test_options_of_the_background_need_detach(node: Node, argv: tuple[str, ...]) -> None:
     assert "--detach" in node.run("restore", "i", *argv, status=2).stderr
+
+
+def refused(node: Node, name: str = "i") -> str:
+    """Run the restore of an image that must be refused before containerd hears of it, and return what it said."""
+    stderr = node.run("restore", name, "-d", status=1).stderr
+    assert node.containerd.calls == []
+    return stderr
+
+
+def test_unsigned_image_is_refused_with_what_it_asks_for(node: Node) -> None:
+    spec = {
+        **SPEC,
+        "process": {"user": {"uid": 0}, "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}},
+        "mounts": [{"destination": "/host", "source": "/etc", "type": "bind", "options": ["rbind"]}],
+    }
+    save(node.checkpoints / "i", spec=spec, signed=False)
+    said = refused(node)
+    for words in (
+        "the image is not signed",
+        "capabilities: CAP_SYS_ADMIN",
+        "mount of the node: /etc at /host",
+        f"`kybernate import {node.checkpoints}/i`",
+        "nothing was created",
+    ):
+        assert words in said
+
+
+def test_image_of_another_nodes_key_is_refused(node: Node, tmp_path: Path) -> None:
+    key = save(node.checkpoints / "i", key=Key(b"k" * 32, tmp_path / "k")).signature.key
+    assert f"signed by key {key}, which is not valid here" in refused(node)
+
+
+def test_changed_manifest_is_refused(node: Node) -> None:
+    save(node.checkpoints / "i")
+    manifest = node.checkpoints / "i" / NAME
+    manifest.write_text(manifest.read_text().replace("/srv/data", "/"))
+    assert "was changed after it was signed" in refused(node)
+
+
+def test_changed_configuration_is_refused(node: Node) -> None:
+    save(node.checkpoints / "i", spec={**SPEC, "root": {"path": "rootfs"}})
+    file = node.checkpoints / "i" / "kybernate-spec.json"
+    file.write_text(file.read_text().replace('"count"', '"/bin/"'))
+    assert "kybernate-spec.json: digest blake2b:" in refused(node)
+
+
+def test_configuration_that_the_manifest_does_not_list_is_never_read(node: Node) -> None:
+    save(node.checkpoints / "i", spec=None)
+    (node.checkpoints / "i" / "kybernate-spec.json").write_text(json.dumps(SPEC))
+    assert "has no kybernate-spec.json" in refused(node)
+
+
+def test_image_that_other_users_can_change_is_refused(node: Node) -> None:
+    save(node.checkpoints / "i")
+    (node.checkpoints / "i" / "pages-1.img").chmod(0o666)
+    assert "other users can change the image" in refused(node)
+
+
+def test_pods_image_is_restored_with_a_tenants_rights(node: Node) -> None:
+    node.containerd.add_image("busybox:1", namespace="k8s.io")
+    save(node.checkpoints / "shop" / "i", namespace="shop", pod="front", name="web")
+    node.containerd.on_task = lambda namespace, id: node.shim(id, namespace=namespace).add(id, state="created")
+    node.run("restore", "shop/i", "-d")
+    spec = json.loads(node.containerd.containers["k8s.io", "counter"].spec.value)
+    assert requester_of(Spec(spec)) == Requester("tenant", "shop", "front", "", "web")
+    assert spec["root"]["path"] == "rootfs"
+
+
+def test_pods_image_of_the_old_layout_is_refused(node: Node) -> None:
+    save(node.checkpoints / "i", namespace="shop", pod="front", name="web")
+    said = refused(node)
+    assert f"pods name images by their name below {node.checkpoints}/shop" in said
+    assert f"`kybernate import {node.checkpoints}/i` puts it into its place" in said
+
+
+def test_nothing_is_started_where_the_shim_would_not_read_the_annotation(node: Node, tmp_path: Path) -> None:
+    settings = tmp_path / "shim.toml"
+    settings.write_text(f"{settings.read_text()}annotations = []\n")
+    save(node.checkpoints / "i")
+    assert "does not allow kybernate.io/restore-from" in refused(node)
+
+
+def test_configuration_of_an_encrypted_image_is_decrypted_and_compared(node: Node, tmp_path: Path) -> None:
+    restorable(node)
+    (tmp_path / "images.key").write_text("ab" * 32)
+    (tmp_path / "images.key").chmod(0o600)
+    node.run("encrypt", "i", "--key", str(tmp_path / "images.key"))
+    assert "cannot be decrypted" in refused(node)
+    settings = tmp_path / "shim.toml"
+    settings.write_text(f'encryption_key = "{tmp_path}/images.key"\n{settings.read_text()}')
+    assert node.json("images")[0]["usable"] is True
+    assert "is encrypted" in node.run("import", "i", "--yes", status=1).stderr
+    node.run("restore", "i", "-d")
+    assert json.loads(node.containerd.containers["default", "counter"].spec.value)["process"] == SPEC["process"]

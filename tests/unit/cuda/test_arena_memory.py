@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda.arena import banks
+from kybernate_shim.cuda.arena import memory as arena
 from kybernate_shim.cuda.arena.banks import Bank
 from kybernate_shim.cuda.arena.extents import HOLE, Extent, gaps, joined, take
-from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, Memory, Owner, Update
+from kybernate_shim.cuda.arena.memory import GRAIN, ArenaFull, ArenaIncomplete, ArenaInUse, Memory, Owner, Update
 from kybernate_shim.cuda.arena.pieces import MARK, PIECE, Seen
 
 KEY = bytes(range(32))
@@ -38,10 +39,12 @@ def me() -> Owner:
 
 def test_claims_do_not_overlap_and_are_found_again(memory: Memory, me: Owner) -> None:
     other = Owner.of(os.getppid())
-    first = memory.claim(me, [(0, 0x1000, 3 * GRAIN), (4, 0x2000, GRAIN)])
-    second = memory.claim(other, [(0, 0x1000, 5 * GRAIN)])
+    first = memory.claim(me, [(0, 0x1000, 3 * GRAIN), (4, 0x2000, GRAIN)]).kept
+    second = memory.claim(other, [(0, 0x1000, 5 * GRAIN)]).kept
     taken = [extent for kept in (*first, *second) for extent in kept.extents]
     assert list(gaps(taken, SIZE)) == [Extent(9 * GRAIN, 7 * GRAIN)]
+    memory.confirm(me, first)
+    memory.confirm(other, second)
     assert memory.kept(me) == first
     assert Memory(SIZE, memory.file.parent).kept(other) == second
     assert memory.free() == 7 * GRAIN
@@ -85,7 +88,7 @@ def seen(*pieces: int) -> Seen:
 def leave(memory: Memory, owner: Owner, *pieces: int, key: bytes = KEY) -> Update:
     """Let a process of one block be suspended: everything is copied that has to be."""
     update = memory.update(owner, [(0, 0x1000, len(pieces) * PIECE)], [seen(*pieces)], key)
-    memory.confirm(owner, update)
+    memory.confirm(owner, update.kept)
     return update
 
 
@@ -211,7 +214,7 @@ def test_own_copies_count_as_room(memory: Memory, me: Owner) -> None:
 def test_changed_pieces_do_not_overwrite_what_somebody_else_has_as_well(memory: Memory, me: Owner) -> None:
     leave(memory, me, 1, 2)
     reader = Owner.of(os.getppid())
-    memory.share(reader, memory.kept(me))
+    assert memory.share(reader, [me])[me] == memory.kept(me)
     memory.retire(me)
     (part,) = leave(memory, me, 1, 9).changed[0]
     assert part.extent == Extent(2 * PIECE, PIECE)
@@ -293,3 +296,65 @@ def test_whatever_changes_the_arena_has_it_in_the_end(first: list[int], rest: li
             assert found == pieces
             assert kept.extents == joined(kept.extents)
             memory.retire(me)
+
+
+def test_room_is_nobodys_to_read_before_it_is_confirmed(memory: Memory, me: Owner) -> None:
+    other, third = Owner.of(os.getppid()), Owner(1, 0)
+    update = memory.claim(other, [(0, 0x1000, GRAIN), (1, 0x9000, GRAIN)])
+    assert memory.kept(other) == []
+    assert memory.free() == SIZE - 2 * GRAIN
+    memory.confirm(other, update.kept, slice(1, 2))
+    assert memory.kept(other) == update.kept[1:]
+    with pytest.raises(ArenaIncomplete, match=f"2 MiB of process {other.pid} were never copied to the arena"):
+        memory.share(me, [other])
+    with pytest.raises(ArenaIncomplete):
+        memory.hand_over(other, {third: update.kept})
+    assert memory.kept(me) == memory.kept(third) == []
+    memory.hand_over(other, {me: update.kept[1:]})
+    assert memory.kept(me) == update.kept[1:]
+
+
+def test_bytes_of_who_has_ended_stay_while_a_job_works_with_them(memory: Memory) -> None:
+    """Else it would go on in room that is another's by then."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        owner = Owner.of(child.pid)
+        memory.claim(owner, [(0, 0, SIZE)])
+        with memory.using(owner, 0):
+            child.kill()
+            child.wait()
+            assert memory.free() == 0
+            with pytest.raises(ArenaInUse, match=f"an earlier job of the arena for process {owner.pid}"):
+                memory.using(owner, 0).__enter__()
+    assert memory.free() == SIZE
+    assert list(memory.file.parent.glob("*-*")) == []
+
+
+@pytest.fixture
+def halves(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """The same arena where one account may have half; processes of an even pid are of the one, others of the other."""
+    monkeypatch.setattr(arena, "account_of", lambda pid: f"pod {pid % 2}")
+    monkeypatch.setattr(Owner, "alive", True)
+    return Memory(SIZE, memory.file.parent, 0.5)
+
+
+def test_account_has_no_more_than_its_share(halves: Memory) -> None:
+    first, second, neighbour = (Owner(pid, 1) for pid in (2, 4, 3))
+    halves.claim(first, [(0, 0, 5 * GRAIN)])
+    with pytest.raises(ArenaFull, match=r"8 MiB .* share of pod 0 in the arena, which has 10 of 16 MiB"):
+        halves.claim(second, [(0, 0, 4 * GRAIN)])
+    assert halves.note(second).pending == []
+    halves.claim(second, [(0, 0, 3 * GRAIN)])
+    halves.claim(second, [(0, 0, 3 * GRAIN)])  # in the place of the one before
+    halves.claim(neighbour, [(0, 0, 8 * GRAIN)])
+    assert halves.holders() == {"pod 0": 8 * GRAIN, "pod 1": 8 * GRAIN}
+
+
+def test_account_that_needs_its_share_drops_its_own_copies_first(halves: Memory) -> None:
+    old, neighbour, new = (Owner(pid, 1) for pid in (2, 3, 4))
+    for owner in (neighbour, old):
+        leave(halves, owner, *[1] * 5)
+        halves.retire(owner)
+    leave(halves, new, *[1] * 5)
+    assert halves.copies(old).kept == []
+    assert halves.copies(neighbour).kept != []
+    assert halves.holders() == {"pod 0": 5 * GRAIN}

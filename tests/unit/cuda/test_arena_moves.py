@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
 from unittest.mock import create_autospec
 
 import pytest
@@ -24,12 +21,19 @@ NOBODYS = 1 << 20  # a descriptor that is not open
 class Page:
     """The control page of a program that has one block and closes its descriptor as soon as it is shared."""
 
+    pid: int = 0
     asked: list[Verb] = field(default_factory=list)
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def ask(self, verb: Verb, **_: float) -> None:
         self.asked.append(verb)
 
-    def blocks(self) -> list[Block]:
+    def blocks(self, first: int = 0, count: int = 1) -> list[Block]:
         state = BlockState.SHARED if Verb.SHARE in self.asked else BlockState.HERE
         return [Block(0, 0x1000, 2 << 20, state, False, 0, NOBODYS)]
 
@@ -37,16 +41,9 @@ class Page:
 def test_memory_that_is_freed_under_a_look_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page()
 
-    @contextmanager
-    def opened(pid: int) -> Iterator[tuple[Page, int]]:
-        pidfd = os.pidfd_open(pid)
-        try:
-            yield page, pidfd
-        finally:
-            os.close(pidfd)
-
-    monkeypatch.setattr(moves, "_opened", opened)
-    answer = Mover(cast("Memory", None), create_autospec(Transfer)).warm(os.getpid())
+    monkeypatch.setattr(moves, "control_of", lambda pid: page)
+    memory = create_autospec(Memory, instance=True)
+    answer = Mover(memory, create_autospec(Transfer, capacity=1 << 30)).warm(os.getpid(), 10)
     assert (answer.code, answer.name) == (CODES["ARENA_BUSY"], "ARENA_BUSY")
     assert page.asked == [Verb.SHARE, Verb.CLOSE, Verb.FORGET]
 

@@ -13,12 +13,13 @@ import pytest
 
 from kybernate_shim.cuda.arena import banks, saved
 from kybernate_shim.cuda.arena.banks import Bank
+from kybernate_shim.cuda.arena.control import MOST_BLOCKS, MOST_BYTES
 from kybernate_shim.cuda.arena.extents import HOLE, Extent, Kept
 from kybernate_shim.cuda.arena.memory import GRAIN, Memory, Owner
 from kybernate_shim.cuda.arena.pieces import MARK, Seen
 from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.errors import Cancelled, DigestMismatch, FileDamaged, FileFailed, NoArena
+from kybernate_shim.cuda.vram.errors import Cancelled, DigestMismatch, FileDamaged, FileFailed, NoArena, NotInArena
 
 SIZE = 16 * GRAIN
 SIZES = [(0, 0x100000, 2 * GRAIN), (7, 0x900000, GRAIN), (8, 0xF00000, 3 * GRAIN)]
@@ -76,7 +77,8 @@ def put(memory: Memory, pid: int) -> bytes:
             memory.claim(owner, [(0, 0, (number + 1) * GRAIN)])
         memory.give_up(taken[0])
         memory.give_up(taken[2])
-        kept = memory.claim(Owner.of(pid), SIZES)
+        kept = memory.claim(Owner.of(pid), SIZES).kept
+        memory.confirm(Owner.of(pid), kept)
         memory.give_up(taken[1])
     assert any(len(one.extents) > 1 for one in kept)
     content = os.urandom(GRAIN) + bytes(GRAIN) + os.urandom(GRAIN + 4096) + bytes(TOTAL - 3 * GRAIN - 4096)
@@ -93,7 +95,7 @@ def put_with_holes(memory: Memory, pid: int) -> bytes:
         count = size // GRAIN
         seen.append(Seen(bytes(count * MARK), bits[at : at + count]))
         at += count
-    memory.update(Owner.of(pid), SIZES, seen)
+    memory.confirm(Owner.of(pid), memory.update(Owner.of(pid), SIZES, seen).kept)
     assert read(memory, pid, content) != content
     return content
 
@@ -236,4 +238,45 @@ def test_bytes_of_a_process_that_ends_meanwhile_stay_until_they_are_saved(memory
     saved.save(memory, held[child.pid], tmp_path / "file", Transfer())
     assert (tmp_path / "file").read_bytes() == content
     saved.let_go(memory)
+    assert memory.free() == SIZE
+
+
+def test_room_that_was_not_loaded_is_not_handed_over(memory: Memory, process: int, tmp_path: Path) -> None:
+    put(memory, process)
+    one = saved.save(memory, memory.kept(Owner.of(process)), tmp_path / "file", Transfer())
+    memory.give_up(Owner.of(process))
+    (share,) = saved.claim(memory, [one])
+    with pytest.raises(NotInArena, match="12 MiB of process"):
+        saved.hand_over(memory, {process: share})
+    assert memory.kept(Owner.of(process)) == []
+    with pytest.raises(DigestMismatch):
+        saved.load(memory, [replace(one, digest=one.digest[:-1] + "_")], [share], tmp_path, Transfer())
+    with pytest.raises(NotInArena):
+        saved.hand_over(memory, {process: share})
+
+
+def test_bytes_that_were_not_copied_are_not_held_for_an_image(memory: Memory, process: int) -> None:
+    kept = memory.claim(Owner.of(process), SIZES).kept
+    memory.confirm(Owner.of(process), kept, slice(0, 2))
+    with pytest.raises(NotInArena, match=f"6 MiB of process {process} were never copied to the arena"):
+        saved.hold(memory, [process])
+    assert memory.kept(Owner.of(os.getpid())) == []
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [(0, 0, -GRAIN), (1, 0, TOTAL + GRAIN)],
+        [(0, 0, GRAIN), (0, 0, TOTAL - GRAIN)],
+        [(MOST_BLOCKS, 0, TOTAL)],
+        [(number, 0, MOST_BYTES) for number in range(2)],
+    ],
+)
+def test_blocks_that_no_process_can_have_are_refused(
+    memory: Memory, tmp_path: Path, blocks: list[tuple[int, int, int]]
+) -> None:
+    """Before anything is allocated by their number or sizes."""
+    size = sum(size for _, _, size in blocks)
+    with pytest.raises(FileDamaged, match=r"file (has blocks that no process can have|does not consist of blocks)"):
+        saved.claim(memory, [SavedBlocks("file", size, 0, "", tuple(blocks))])
     assert memory.free() == SIZE

@@ -210,8 +210,9 @@ def test_digest_changes_with_any_byte(data: bytes, position: int, difference: in
         changed[position % len(data)] ^= difference
     else:
         changed.append(difference)
-    assert tree_of(data) != tree_of(bytes(changed))
-    assert tree_of(data) == tree_of(bytes(data))
+    for kind in digest.LEAF_BYTES:
+        assert tree_of(data, kind=kind) != tree_of(bytes(changed), kind=kind)
+        assert tree_of(data, kind=kind) == tree_of(bytes(data), kind=kind)
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000))
@@ -219,8 +220,8 @@ def test_digest_of_zeros_tells_their_number(one: int, two: int) -> None:
     assert (tree_of(bytes(one)) == tree_of(bytes(two))) == (one == two)
 
 
-def tree_of(data: bytes, piece: int = 512) -> str:
-    tree = digest.Tree(len(data), piece)
+def tree_of(data: bytes, piece: int = 512, kind: str = digest.KIND) -> str:
+    tree = digest.Tree(len(data), piece, kind)
     for offset in reversed(range(0, len(data), piece)):
         part = data[offset : offset + piece]
         if any(part):
@@ -230,9 +231,12 @@ def tree_of(data: bytes, piece: int = 512) -> str:
     return tree.text()
 
 
-def test_digest_of_a_file_is_the_one_of_its_saving(target: MemoryProcess, tmp_path: Path) -> None:
-    [saved] = save(target.pid, [filled(target)], tmp_path, ["v"], Transfer(threads=3, piece_bytes=MIB))
-    assert digest.of_file(tmp_path / "v", digest.piece_bytes_of(saved.digest), Transfer(threads=2)) == saved.digest
+@pytest.mark.parametrize("kind", [digest.KIND, digest.STRONG])
+def test_digest_of_a_file_is_the_one_of_its_saving(target: MemoryProcess, tmp_path: Path, kind: str) -> None:
+    [saved] = save(target.pid, [filled(target)], tmp_path, ["v"], Transfer(threads=3, piece_bytes=MIB, digest=kind))
+    assert saved.digest.startswith(f"{kind}:")
+    how = Transfer(threads=2, digest=kind)
+    assert digest.of_file(tmp_path / "v", digest.piece_bytes_of(saved.digest), how) == saved.digest
 
 
 @given(st.lists(st.integers(0, 20 * BLOCK_BYTES - 1), max_size=6), st.integers(1, 20 * BLOCK_BYTES))

@@ -50,6 +50,34 @@ def test_stdin_is_the_given_bytes_then_end_of_file() -> None:
     assert with_children(lambda children: children.run(["cat"], stdin=b"a\0b")).stdout == "a\0b"
 
 
+def test_copy_ends_with_the_status_of_its_work() -> None:
+    async def work(children: Children) -> list[int]:
+        copies = [children.fork(lambda: 0), children.fork(lambda: 7), children.fork(lambda: 1 // 0)]
+        return [(await copy.exited).status for copy in copies]
+
+    assert with_children(work) == [0, 7, 1]
+
+
+def test_copy_leads_a_group_and_has_the_usual_signals() -> None:
+    def look() -> int:
+        usual = all(signal.getsignal(number) == signal.SIG_DFL for number in (signal.SIGCHLD, signal.SIGTERM))
+        return 0 if usual and os.getpgrp() == os.getpid() and not signal.pthread_sigmask(signal.SIG_BLOCK, ()) else 1
+
+    async def work(children: Children) -> int:
+        return (await children.fork(look).exited).status
+
+    assert with_children(work) == 0
+
+
+def test_copy_can_be_ended_from_the_moment_it_exists() -> None:
+    async def work(children: Children) -> int:
+        copy = children.fork(lambda: signal.pause() or 0)
+        await copy.end()
+        return (await copy.exited).status
+
+    assert [with_children(work) for _ in range(20)] == [137] * 20
+
+
 def test_child_inherits_no_descriptor_but_those_named() -> None:
     async def work(children: Children) -> str:
         secret = os.open("/dev/null", os.O_RDONLY)
@@ -162,3 +190,20 @@ def test_collectors_side_by_side_each_close_their_own() -> None:
             pass
         children._ended(Exit(4711, 0, 1))
         assert outer.take(4711) == Exit(4711, 0, 1)
+
+
+def test_child_with_an_umask_of_its_own_leaves_ours(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        script = f"umask; touch {tmp_path}/file"
+        assert with_children(lambda children: children.run([SH, "-c", script], umask=0o077)).stdout == "0077\n"
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+        assert with_children(lambda children: children.run([SH, "-c", "umask"])).stdout == "0022\n"
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
+def test_program_that_is_missing_is_an_error_with_an_umask_as_well() -> None:
+    with pytest.raises(FileNotFoundError):
+        with_children(lambda children: children.run(["/no/such/program"], umask=0o077))

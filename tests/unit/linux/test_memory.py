@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,19 @@ def test_own_maps_hold_what_was_just_mapped() -> None:
         assert any(
             r.start <= address and address + MIB <= r.end and r.private_anonymous for r in read_maps(os.getpid())
         )
+
+
+@pytest.mark.parametrize("separator", [b"\r", b"\x0b", b"\x0c", b"\x1c", b"\xc2\x85", b"\xe2\x80\xa8", b"\xff", b"\n"])
+def test_name_of_a_file_makes_no_region(tmp_path: Path, separator: bytes) -> None:
+    """A program chooses the names of what it maps; only a line's end is escaped by the kernel."""
+    path = tmp_path / os.fsdecode(b"a" + separator + b"1000-2000 rw-p 00000000 00:00 0 ")
+    with path.open("wb+") as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE, access=mmap.ACCESS_READ):
+            regions = read_maps(os.getpid())
+        inode = os.fstat(file.fileno()).st_ino
+    assert [one.size for one in regions if one.inode == inode] == [mmap.PAGESIZE]
+    assert not [one for one in regions if one.start == 0x1000]
 
 
 def test_bytes_go_out_of_a_process_and_into_it() -> None:

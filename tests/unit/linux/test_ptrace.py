@@ -15,7 +15,7 @@ import pytest
 
 from kybernate_shim.linux import ptrace
 from kybernate_shim.linux.ptrace import Held, advise_huge_pages, drop_pages
-from kybernate_shim.linux.syscall_abi import ARM64, X86_64, of_this_machine
+from kybernate_shim.linux.syscall_abi import ARM64, X86_64, Abi, of_this_machine
 from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee, TracingRefused
 from tests.fakes.memory_process import MemoryProcess
 
@@ -155,6 +155,17 @@ def test_all_threads_are_held_except_the_spared_ones() -> None:
             assert {_state(tid) for tid in spared} == {"S"}
             assert held.madvise(1 << 40, 4096, 4) == -errno.ENOMEM
         assert target.ask("1 + 1") == 2
+
+
+def test_thread_whose_name_is_no_text_is_held() -> None:
+    with MemoryProcess() as target:
+        assert target.ask("libc.prctl(15, b'\\xff\\rcuda\\x85', 0, 0, 0)") == 0
+        with Held(target.pid, spare=lambda name: name.startswith("cuda")) as held:
+            assert held.tids == [target.pid]
+            assert held.madvise(1 << 40, 4096, 4) == -errno.ENOMEM
+        os.kill(target.pid, signal.SIGKILL)
+        with pytest.raises(TargetEnded):
+            drop_pages(target.pid, 0, 4096)
 
 
 def test_all_threads_go_on_where_one_of_them_cannot_be_held() -> None:
@@ -319,6 +330,22 @@ def test_prepared_registers_say_what_the_kernel_expects() -> None:
     assert x86[7:10] == [7, 8, 9]  # not an argument: untouched
     arm = ARM64.prepare([*range(33), 0x60000C00], 0x2000, 233, (1, 2, 4))
     assert (arm[32], arm[8], arm[:3], arm[33]) == (0x2000, 233, [1, 2, 4], 0x60000000)
+
+
+@pytest.mark.parametrize("abi", [X86_64, ARM64], ids=["x86-64", "arm64"])
+def test_prepared_call_is_known_at_its_entry(abi: Abi) -> None:
+    """All that seccomp would look at: architecture, address, number and six arguments, also those not asked for."""
+    prepared = abi.prepare(list(range(100, 100 + abi.words)), 0x1000, 28, (-1, 2, 3))
+    rest = [100 + register for register in abi.arguments[3:]]
+    assert abi.entered(prepared, 28) == (
+        abi.architecture,
+        0x1000 + len(abi.instruction),
+        28,
+        2**64 - 1,
+        2,
+        3,
+        *rest,
+    )
 
 
 def test_tracee_of_a_vanished_thread_is_named() -> None:

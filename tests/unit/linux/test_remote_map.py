@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kybernate_shim.linux import remote_map
 from kybernate_shim.linux.memory import Region, read_maps
 from kybernate_shim.linux.ptrace import Held
 from kybernate_shim.linux.remote_map import lending
-from kybernate_shim.linux.tracee import InjectionFailed
+from kybernate_shim.linux.tracee import InjectionFailed, TargetInterferes
 from tests.fakes.memory_process import MemoryProcess
 
 MIB = 1 << 20
@@ -34,6 +36,10 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 def descriptors(target: MemoryProcess) -> set[str]:
     return {fd.name for fd in Path(f"/proc/{target.pid}/fd").iterdir()}
+
+
+def own_descriptors() -> set[str]:
+    return {fd.name for fd in Path("/proc/self/fd").iterdir()}
 
 
 def anonymous(target: MemoryProcess) -> list[Region]:
@@ -89,3 +95,34 @@ def test_file_that_cannot_be_mapped_leaves_the_memory(target: MemoryProcess, fil
     with pytest.raises(InjectionFailed, match="EINVAL"), Held(target.pid) as held, lending(held) as lent:
         lent.map_private(file, region.start, SIZE, 77)
     assert (descriptors(target), target.digest("a")) == (before, digest)
+
+
+def test_descriptor_that_another_thread_exchanges_is_not_believed(
+    target: MemoryProcess, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number comes from memory of the process, which any of its threads can write."""
+    region = target.region("a", SIZE)
+    target.fill("a", 0, SIZE)
+    before, content = descriptors(target), target.digest("a")
+    read = remote_map._read
+
+    def forged(pid: int, address: int, size: int) -> bytes:
+        data = read(pid, address, size)
+        return data if size != remote_map.CONTROL_BYTES else data[:16] + struct.pack("=i4x", 0)
+
+    monkeypatch.setattr(remote_map, "_read", forged)
+    with pytest.raises(TargetInterferes, match="not the one"), Held(target.pid) as held, lending(held) as lent:
+        lent.map_private(file, region.start, SIZE, MIB)
+    assert target.digest("a") == content
+    assert len(descriptors(target)) == len(before) + 1  # ours, whose number only the process knows
+
+
+@pytest.mark.parametrize("number", [0, 999], ids=["a-pipe", "none"])
+def test_socket_that_another_thread_exchanges_is_not_believed(
+    target: MemoryProcess, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    ours = own_descriptors()
+    monkeypatch.setattr(remote_map, "_read", lambda pid, address, size: struct.pack("=ii", number, number))
+    with pytest.raises(InjectionFailed), Held(target.pid) as held, lending(held):
+        raise AssertionError("it was believed")
+    assert own_descriptors() == ours

@@ -52,9 +52,12 @@ class FakeRunner:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        umask: int | None = None,
     ) -> Finished:
         targets = {number: str(Path(f"/proc/self/fd/{fd}").readlink()) for number, fd in (fds or {}).items()}
-        self.calls.append({"argv": list(argv), "env": env, "stdio": targets, "stdin": stdin, "timeout": timeout})
+        self.calls.append(
+            {"argv": list(argv), "env": env, "stdio": targets, "stdin": stdin, "timeout": timeout, "umask": umask}
+        )
         if self.says:
             with Path(argv[argv.index("--log") + 1]).open("a") as stream:
                 stream.write(json.dumps({"level": "error", "msg": self.says}) + "\n")
@@ -103,12 +106,12 @@ CALLS: dict[str, tuple[Call, str, float | None]] = {
     "checkpoint": (
         lambda r, b: r.checkpoint("c", CRIU, leave_running=True),
         "checkpoint --image-path /i --work-path /w --leave-running c",
-        None,
+        3600,
     ),
     "restore": (
         lambda r, b: r.restore("c", b, CRIU, fds=NO_FDS),
         "restore --image-path /i --work-path /w --detach --pid-file {b}/init.pid --no-subreaper --bundle {b} c",
-        None,
+        1800,
     ),
 }
 
@@ -122,6 +125,8 @@ def test_call_is_one_command_with_its_deadline(bundle: Bundle, verb: str) -> Non
     assert words(made) == expected.format(b=bundle.path)
     assert (made["timeout"], made["env"]) == (deadline, ENV)
     assert made["stdin"] == (b"{}" if verb == "update" else None)
+    # A restore makes mount points, and hooks make files, whose modes the container sees.
+    assert made["umask"] == (0o077 if verb == "checkpoint" else None)
 
 
 @pytest.mark.parametrize("verb", CALLS)

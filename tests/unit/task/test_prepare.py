@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -54,7 +55,15 @@ def prepared(bundle: Path, *, checkpoint: str = "", criu_image_path: str = "") -
     if criu_image_path:
         request.options.CopyFrom(pack(runc.Options(criu_image_path=criu_image_path)))
     log = structlog.get_logger()
-    return prepare(request, namespace="n", config=Config(), children=Children(), publish=lambda *_: None, log=log).image
+    ready = prepare(
+        request,
+        namespace="n",
+        config=Config(audit_log=None),
+        children=Children(),
+        publish=lambda *_: None,
+        log=log,
+    )
+    return asyncio.run(ready).image
 
 
 def test_a_plain_container_has_no_image(bundle: Path) -> None:

@@ -48,6 +48,7 @@ def test_handler_learns_what_the_caller_sent(path: Path) -> None:
 
     run(main())
     assert (calls[0].service, calls[0].method, calls[0].metadata) == (SERVICE, "Note", {"a": "1", "b": "2"})
+    assert calls[0].peer == (os.getpid(), os.geteuid(), os.getegid())
     assert calls[1].deadline is None
 
 

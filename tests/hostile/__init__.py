@@ -1,0 +1,1 @@
+"""Attacks by a tenant's pod or container, and what must be seen instead. They run in the lab, as system tests do."""

@@ -1,0 +1,52 @@
+"""Fixtures of the attacks: those of the system tests, and a tenant who may do what a pod's author may, nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.hostile.tenant import Tenant
+from tests.system.conftest import (  # noqa: F401  # pytest finds fixtures by their names here
+    _nothing_left_over,
+    ctr,
+    events,
+    ours,
+    pods_image,
+    pytest_collection_modifyitems,
+    shim_config,
+)
+from tests.system.cri import Cri
+
+
+@pytest.fixture
+def cri() -> Iterator[Cri]:
+    client = Cri()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def tenant(cri: Cri) -> Iterator[Tenant]:
+    with Tenant.in_namespace(cri, "tenant-a") as one:
+        yield one
+
+
+@pytest.fixture
+def other_tenant(cri: Cri) -> Iterator[Tenant]:
+    with Tenant.in_namespace(cri, "tenant-b") as one:
+        yield one
+
+
+@pytest.fixture
+def no_helper() -> Iterator[None]:
+    """End the CUDA helper that a suspend or a report of the node starts, and remove its files."""
+    yield
+    for process in psutil.process_iter():
+        if "kybernate_shim.cuda.helper" in process.cmdline():
+            process.terminate()
+            process.wait(10)
+    for path in Path("/run/kybernate").glob("cuda.*"):
+        path.unlink()

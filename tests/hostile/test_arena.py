@@ -1,0 +1,283 @@
+"""Tenants that attack each other through the node's arena: by dying at the wrong moment, by lies, and by stalling."""
+
+# ruff: noqa: F811  # fixtures of another directory are imported, and named again by the tests
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate_shim import native
+from kybernate_shim.cuda.arena import saved
+from kybernate_shim.cuda.arena.memory import Memory, Owner
+from kybernate_shim.cuda.client import CudaHelper, State, log_path
+from kybernate_shim.cuda.errors import CudaError
+from kybernate_shim.cuda.sequence import Limits, resume, suspend
+from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.cuda.vram.errors import NotInArena
+from kybernate_shim.native import PRELOAD
+from tests.contract.cuda_driver.conftest import (  # noqa: F401  # fixtures
+    cards,
+    libraries,
+    machine_code,
+    memory,
+    preload,
+    socket,
+    start,
+    start_holder,
+    use_arena,
+)
+from tests.contract.cuda_driver.cycles import LIMITS
+from tests.contract.cuda_driver.helper_processes import helpers, kill_helper
+from tests.fakes.cuda.programs import Holder, Program
+
+Run = Callable[[Callable[[CudaHelper], Any]], Any]
+Hold = Callable[..., Holder]
+
+pytestmark = pytest.mark.root
+PIECES, PIECE = 10, 2 << 20
+VICTIMS, ATTACKERS = range(1, PIECES + 1), range(101, 101 + PIECES)  # what their pieces are filled with
+FAULT = """
+import sys
+
+def once(function, nth, after):
+    import functools, os, signal
+    calls = 0
+
+    @functools.wraps(function)
+    def wrapped(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == nth and not after:
+            die()
+        result = function(*arguments, **options)
+        if calls == nth:
+            die()
+        return result
+
+    def die():
+        try:
+            os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return wrapped
+
+if "kybernate_shim.cuda.worker" in sys.orig_argv and "arena" in sys.orig_argv:
+    from kybernate_shim.cuda.arena.{module} import {kind}
+    {kind}.{name} = once({kind}.{name}, {nth}, {after})
+"""
+
+
+@pytest.fixture
+def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Let the arena's worker die, once, before or after the n-th call of a method."""
+
+    def inject(method: str, nth: int, *, after: bool = False) -> Path:
+        module, kind, name = method.split(".")
+        marker = tmp_path / "died"
+        (tmp_path / "site").mkdir()
+        words = {"marker": str(marker), "module": module, "kind": kind, "name": name, "nth": nth, "after": after}
+        text = FAULT
+        for key, value in words.items():
+            text = text.replace(f"{{{key}}}", str(value)).replace(f"{{{key}!r}}", repr(value))
+        (tmp_path / "site" / "sitecustomize.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{Path.cwd()}")
+        return marker
+
+    return inject
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Build a preload library as a tenant would change it: his own answers to the helper."""
+
+    def build(old: str, new: str) -> Path:
+        package = tmp_path / "package"
+        shutil.copytree(PRELOAD.of().parent, package / PRELOAD.folder)
+        source = package / PRELOAD.folder / "answer.c"
+        text = source.read_text()
+        assert old in text
+        source.write_text(text.replace(old, new))
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "PACKAGE", package)
+            return native.build(PRELOAD, tmp_path / "hostile")
+
+    return build
+
+
+@pytest.fixture
+def secrets(use_arena: Run, start_holder: Hold, memory: Memory, socket: Path) -> None:
+    """Let another tenant leave its bytes in the arena, and end."""
+    victim = start_holder(PIECES)
+    owner = Owner.of(victim.pid)
+
+    async def leave(helper: CudaHelper) -> None:
+        await out(helper, victim)
+
+    use_arena(leave)
+    assert memory.free() < memory.size
+    kill_helper(socket)
+    victim.kill()
+    assert not owner.alive
+    assert memory.free() == memory.size
+    assert held_values(memory) >= set(VICTIMS)
+
+
+def held_values(memory: Memory) -> set[int]:
+    """The values of the pieces that lie in the arena, of every owner."""
+    content = memory.file.read_bytes()
+    return {content[at] for at in range(0, len(content), PIECE)}
+
+
+def attackers(start_holder: Hold, **options: Any) -> Holder:
+    holder = start_holder(PIECES, zeros=True, allocations=PIECES, **options)
+    for piece, value in enumerate(ATTACKERS):
+        holder.fill(piece, value)
+    return holder
+
+
+def saved_values(memory: Memory, holder: Holder, folder: Path) -> set[int]:
+    """The values of the pieces that an image would have of what the arena has of a process."""
+    saved.save(memory, memory.kept(Owner.of(holder.pid)), folder / "image", Transfer(threads=1))
+    content = (folder / "image").read_bytes()
+    return {content[at] for at in range(0, len(content), PIECE)}
+
+
+def arena_workers(socket: Path) -> list[int]:
+    (helper,) = helpers(socket)
+    return [child.pid for child in helper.children() if "arena" in child.cmdline()]
+
+
+async def out(helper: CudaHelper, holder: Holder | Program, limits: Limits = LIMITS) -> Any:
+    return await suspend(helper, lambda: [holder.pid], limits, arena=True)
+
+
+HONEST = "change(control, SHARED, HERE, false)"
+LIE = f"(control->blocks[8].state != HERE ? change(control, SHARED, AWAY, true) : {HONEST})"  # FORGET gives all up
+
+
+@pytest.mark.parametrize(
+    ("method", "nth", "after"),
+    [("memory.Memory.update", 1, True), ("transfer.Transfer.out", 3, True), ("memory.Memory.confirm", 1, False)],
+)
+def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
+    use_arena: Run,
+    secrets: None,
+    start_holder: Hold,
+    hostile: Callable[[str, str], Path],
+    fault: Callable[..., Path],
+    memory: Memory,
+    tmp_path: Path,
+    method: str,
+    nth: int,
+    after: bool,
+) -> None:
+    """The library gives memory up that is shared for the copy, and the worker dies before that is made."""
+    attacker = attackers(start_holder, library=hostile(HONEST, LIE))
+    marker = fault(method, nth, after=after)
+
+    async def body(helper: CudaHelper) -> None:
+        with pytest.raises(CudaError, match="not in the arena: they were never copied, and the process has released"):
+            await out(helper, attacker)
+        assert marker.exists()
+        assert (await helper.states([attacker.pid])).processes[attacker.pid].state is State.LOCKED
+        assert memory.note(Owner.of(attacker.pid)).pending
+        with pytest.raises(NotInArena, match=f"of process {attacker.pid} were never copied to the arena"):
+            saved.hold(memory, [attacker.pid])
+        assert saved_values(memory, attacker, tmp_path) <= set(ATTACKERS)
+
+    use_arena(body)
+
+
+@pytest.mark.parametrize(
+    ("method", "nth", "after"),
+    [
+        ("memory.Memory.update", 1, False),
+        ("memory.Memory.update", 1, True),
+        ("transfer.Transfer.out", 2, True),
+        ("memory.Memory.confirm", 2, False),
+        ("memory.Memory.confirm", 2, True),
+        ("memory.Memory.confirm", 5, True),
+    ],
+)
+def test_process_has_its_own_bytes_wherever_the_worker_dies(
+    use_arena: Run,
+    secrets: None,
+    start_holder: Hold,
+    fault: Callable[..., Path],
+    memory: Memory,
+    method: str,
+    nth: int,
+    after: bool,
+) -> None:
+    holder = attackers(start_holder)
+    marker = fault(method, nth, after=after)
+
+    async def body(helper: CudaHelper) -> None:
+        suspended = await out(helper, holder)
+        assert marker.exists()
+        assert "was killed by SIGKILL" in suspended.taken.reasons[holder.pid]
+        await resume(helper, [holder.pid], limits=LIMITS)
+        assert holder.is_right()
+        assert (await out(helper, holder)).taken.bytes == PIECES * PIECE
+        await resume(helper, [holder.pid], limits=LIMITS)
+
+    use_arena(body)
+    assert holder.is_right()
+    assert memory.free() == memory.size
+
+
+def test_process_that_never_answers_stalls_no_other(
+    use_arena: Run, start_holder: Hold, hostile: Callable[[str, str], Path], socket: Path
+) -> None:
+    """Its library takes a question and does not come back; the worker gives it up and goes on with the others."""
+    silent = start_holder(1, library=hostile("case SHARE:", "case SHARE: for (;;) usleep(1000);"))
+    honest = start_holder(PIECES)
+    hasty = Limits(lock=5, checkpoint=1, restore=1, unlock=5, settle=5)
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, honest)
+        await resume(helper, [honest.pid], limits=LIMITS)
+        (before,) = arena_workers(socket)
+        stalling = asyncio.ensure_future(out(helper, silent, hasty))
+        cycles = 0
+        while not stalling.done():
+            assert (await out(helper, honest)).taken.bytes == PIECES * PIECE
+            await resume(helper, [honest.pid], limits=LIMITS)
+            assert honest.is_right()
+            cycles += 1
+        with suppress(CudaError):
+            await stalling
+        assert cycles > 1
+        log = log_path(socket).read_text()
+        assert arena_workers(socket) == [before], log
+        assert "the arena's worker had no answer" not in log
+
+    use_arena(body)
+
+
+def test_what_lies_in_the_arena_is_for_root_alone(use_arena: Run, start_holder: Hold, memory: Memory) -> None:
+    holder = start_holder(PIECES)
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, holder)
+        await resume(helper, [holder.pid], limits=LIMITS)
+        await out(helper, holder)
+
+    before = os.umask(0)
+    try:
+        use_arena(body)
+    finally:
+        os.umask(before)
+    folder = memory.file.parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.suffix != ".cubin"} == {0o600}

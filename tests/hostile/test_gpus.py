@@ -1,0 +1,31 @@
+"""Which GPUs a pod has at a restore: those that it was given, whatever its author writes into the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.fakes.cuda import Cards
+from tests.system import gpu
+from tests.system.checkpoints import kybernate
+from tests.system.cri import Cri
+from tests.system.ctr import eventually
+from tests.system.test_gpu import cards, cri, node, pod_container, steps_of  # noqa: F401  # fixtures
+
+# ruff: noqa: F811  (pytest finds fixtures by the names of parameters)
+
+
+def test_the_environment_gives_a_pod_no_gpu(cri: Cri, cards: Cards, pods_image: Path) -> None:
+    with cri.pod() as pod:
+        id = pod_container(cri, pod, gpu.command())
+        eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
+        kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
+        eventually(lambda: cri.state(id) == "EXITED")
+    with (
+        cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod,
+        pytest.raises(grpc.RpcError, match=r"NVIDIA_VISIBLE_DEVICES does only with `gpu\.visible_devices_env"),
+    ):
+        pod_container(cri, pod, ["/never/run"])
+    assert cards.used() == [0, 0]
