@@ -32,7 +32,7 @@ class Product(NamedTuple):
 PRELOAD = Product(
     "cuda/preload",
     "libkybernate-arena.so",
-    ("lookup", "memory", "ranges", "owners", "physical", "blocks", "addresses", "imports", "answer"),
+    ("lookup", "memory", "ranges", "owners", "physical", "placeholders", "blocks", "addresses", "imports", "answer"),
     (
         *("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libkybernate-arena.so"),
         # Older C libraries keep these apart; newer ones have both files for old programs.

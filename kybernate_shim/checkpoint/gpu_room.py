@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kybernate_shim.checkpoint.manifest import Gpu
 from kybernate_shim.cuda import client, gpu_map
+from kybernate_shim.cuda.arena.control import PLACEHOLDERS
 from kybernate_shim.cuda.client import CudaHelper, CudaProcess
 from kybernate_shim.cuda.gpu_map import GpuMismatch
 from kybernate_shim.cuda.sequence import Ahead
@@ -24,11 +25,13 @@ def bytes_on(gpu: Gpu) -> int:
 def needs(gpus: Iterable[Gpu], waiting: Iterable[CudaProcess], *, split: bool) -> tuple[dict[str, int], dict[str, int]]:
     """Return what a resume needs of each GPU for the driver's restore, and for what the arena has, if that is `split`.
 
-    On which GPU the arena's bytes were is known to their process alone: each GPU may have to take all of them.
+    On which GPU the arena's bytes were is known to their process alone: each GPU may have to take all of them. The
+    driver restores placeholders for them, and they get the room of these.
     """
-    away = sum(process.arena_bytes for process in waiting) if split else 0
+    sizes = [process.arena_bytes for process in waiting if process.arena_bytes] if split else []
     whole = {gpu.uuid: bytes_on(gpu) for gpu in gpus}
-    later = {uuid: min(size, away) for uuid, size in whole.items()} if away else {}
+    placeholders = sum(min(size, PLACEHOLDERS) for size in sizes)
+    later = {uuid: max(0, min(size, sum(sizes)) - placeholders) for uuid, size in whole.items()} if sizes else {}
     return {uuid: size - later.get(uuid, 0) for uuid, size in whole.items()}, later
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 
 from kybernate_shim.linux.memory import Region, read_maps
+from kybernate_shim.linux.ptrace_requests import O_EXITKILL
 from kybernate_shim.linux.syscall_abi import Abi, of_this_machine
 from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee, TracingRefused
 
@@ -34,14 +35,23 @@ class Held:
     """Threads of one process, stopped as long as the context lasts.
 
     With `spare`, all threads are stopped but those whose name it accepts; without, one thread that stops readily, which
-    is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. Raises
+    is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the
+    kernel kills the process if we end while it is held, where it would let its threads go otherwise. Raises
     InjectionFailed; nothing is held and nothing has been changed then. The methods may be called from any thread.
     """
 
-    def __init__(self, pid: int, *, spare: Callable[[str], bool] | None = None, seconds: float = DEADLINE) -> None:
+    def __init__(
+        self,
+        pid: int,
+        *,
+        spare: Callable[[str], bool] | None = None,
+        seconds: float = DEADLINE,
+        tied: bool = False,
+    ) -> None:
         self._pid = pid
         self._spare = spare
         self._seconds = seconds
+        self._options = O_EXITKILL if tied else 0
         self._abi = own_abi()
         self._tracees: dict[int, Tracee] = {}
         self._spared: list[int] = []
@@ -129,7 +139,7 @@ class Held:
         failure: InjectionFailed = TargetEnded(f"process {self._pid} has ended")
         for tid in sorted(_threads(self._pid), key=lambda tid: (not _stops_easily(self._pid, tid), tid != self._pid)):
             try:
-                self._tracees = {tid: Tracee(tid, self._abi, deadline)}
+                self._tracees = {tid: Tracee(tid, self._abi, deadline, self._options)}
             except TargetEnded as error:  # the main thread may end before the others
                 failure = error
             else:
@@ -148,7 +158,7 @@ class Held:
                         ended.add(tid)
                         self._spared.append(tid)
                     else:
-                        self._tracees[tid] = Tracee(tid, self._abi, None)
+                        self._tracees[tid] = Tracee(tid, self._abi, None, self._options)
                 except TargetEnded:
                     ended.add(tid)
             for tid in [tid for tid in new if tid in self._tracees]:

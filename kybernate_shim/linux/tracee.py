@@ -28,7 +28,7 @@ from kybernate_shim.linux import ptrace_requests as requests
 from kybernate_shim.linux.ptrace_requests import CONT, DETACH, INTERRUPT, SEIZE, SETOPTIONS, SYSCALL, CallInfo, ptrace
 from kybernate_shim.linux.syscall_abi import Abi
 
-O_TRACESYSGOOD, O_SUSPEND_SECCOMP = requests.O_TRACESYSGOOD, requests.O_SUSPEND_SECCOMP
+O_SUSPEND_SECCOMP = requests.O_SUSPEND_SECCOMP
 AT_ENTRY = requests.AT_ENTRY
 EVENT_STOP = 128
 CALL_STOP = signal.SIGTRAP | 0x80
@@ -72,9 +72,11 @@ class Tracee:
     threads, all are told to before `arrive` waits for each.
     """
 
-    def __init__(self, tid: int, abi: Abi, deadline: float | None) -> None:
+    def __init__(self, tid: int, abi: Abi, deadline: float | None, options: int = 0) -> None:
+        """`options` of ptrace(2) are those that hold for the whole time."""
         self.tid = tid
         self._abi = abi
+        self._options = requests.O_TRACESYSGOOD | options
         self._own: tuple[list[int], int] | None = None  # its registers and signal mask, while it has ours
         self._running = False
         self._unfiltered = False
@@ -243,14 +245,14 @@ class Tracee:
 
     def _seize(self) -> None:
         try:
-            ptrace(SEIZE, self.tid, 0, O_TRACESYSGOOD)
+            ptrace(SEIZE, self.tid, 0, self._options)
         except OSError as error:
             raise self._translated(error) from error
 
     def _suspend_seccomp(self) -> None:
         """A profile of the container may forbid the call to its own processes; needs CAP_SYS_ADMIN, else stays."""
         try:
-            ptrace(SETOPTIONS, self.tid, 0, O_TRACESYSGOOD | O_SUSPEND_SECCOMP)
+            ptrace(SETOPTIONS, self.tid, 0, self._options | O_SUSPEND_SECCOMP)
             self._unfiltered = True
         except OSError as error:
             if error.errno == errno.ESRCH:
@@ -335,7 +337,7 @@ class Tracee:
     def _restore(self) -> None:
         assert self._own is not None
         if self._unfiltered:
-            ptrace(SETOPTIONS, self.tid, 0, O_TRACESYSGOOD)
+            ptrace(SETOPTIONS, self.tid, 0, self._options)
             self._unfiltered = False
         registers, mask = self._own
         self._set_registers(registers)

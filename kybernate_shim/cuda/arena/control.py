@@ -34,6 +34,7 @@ ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED, IMPORTS = 16, 20, 24, 28, 32,
 GRAIN = 2 << 20  # every block is a multiple of it
 MOST_BYTES = 1 << 42  # more than any card has: a size beyond it is nonsense
 MOST_DEVICES = 64  # the library's own limit
+PLACEHOLDERS = (64 + 20 + 6 + 2) << 20  # what stands in for memory that is away, of a process on a GPU, at most
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # without them, reading it could end us by SIGBUS
 PRIVATE = 2
 FUTEX_WAIT, FUTEX_WAKE = 0, 1

@@ -3,7 +3,8 @@
     stop its threads, unlock, move, lock, let them go
 
 Only the preload library's thread and the driver's own run while the driver is unlocked: nobody sees that memory is
-missing. The process comes LOCKED and leaves LOCKED, with its bytes in one place. When a move fails, or the worker dies
+missing. Where it is, the library keeps placeholders, on which a program would compute as on its own memory; so the
+kernel kills the process if the helper ends before the driver is locked again. The process comes LOCKED and leaves LOCKED, with its bytes in one place. When a move fails, or the worker dies
 under it, a settling brings them back to VRAM before the threads go on; where not even that can be done, the process
 stays locked, and the error says so. The helper itself stops the threads: it does not load the driver, so nothing that
 the driver does lets them go too early.
@@ -273,7 +274,7 @@ class Keeper:
     @asynccontextmanager
     async def _stopped(self, pid: int) -> AsyncIterator[None]:
         """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
-        held = Held(pid, spare=_must_run, seconds=STOP_SECONDS)
+        held = Held(pid, spare=_must_run, seconds=STOP_SECONDS, tied=True)
 
         def let_go() -> None:
             held.__exit__(None, None, None)

@@ -15,6 +15,7 @@
 
 #include "driver.h"
 #include "physical.h"
+#include "placeholders.h"
 #include "versions.h"
 
 enum { FUTEX_WAIT = 0, FUTEX_WAKE = 1 }; /* not the private ones: the helper is another process */
@@ -79,25 +80,49 @@ static int close_all(struct control *control)
     return CUDA_SUCCESS;
 }
 
-static int change_range(struct control *control, uint32_t from, uint32_t to, bool drop, uint32_t begin, uint32_t end)
+static int leave(struct control *control, uint32_t from, uint32_t begin, uint32_t end)
 {
     int first = CUDA_SUCCESS;
     for (uint32_t i = begin; i < end; i++) {
         struct block *block = &control->blocks[i];
         if (block->state != from)
             continue;
-        CUresult result = drop ? drop_memory(block) : CUDA_SUCCESS;
-        if (result == CUDA_SUCCESS)
-            block->state = to;
-        else if (first == CUDA_SUCCESS)
+        CUresult result = drop_memory(block);
+        if (result == CUDA_SUCCESS) {
+            block->state = AWAY;
+            result = cover(block);
+        }
+        if (first == CUDA_SUCCESS)
             first = result;
     }
     return first;
 }
 
-static int change(struct control *control, uint32_t from, uint32_t to, bool drop)
+static int stay(struct control *control, uint32_t from)
 {
-    return change_range(control, from, to, drop, 0, control->used);
+    for (uint32_t i = 0; i < control->used; i++)
+        if (control->blocks[i].state == from)
+            control->blocks[i].state = HERE;
+    return CUDA_SUCCESS;
+}
+
+static int discard(struct control *control)
+{
+    int first = leave(control, REBUILT, 0, control->used);
+    CUresult result = cover_away(control);
+    return first ? first : result;
+}
+
+/* The placeholders need no more than what they stand in for, so a card that had room for the program has it again. */
+static CUresult put_back(struct control *control, struct block *block)
+{
+    CUresult result = uncover(block);
+    if (result)
+        return result;
+    result = put_memory(block);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || uncover_device(control, block->device))
+        return result;
+    return put_memory(block);
 }
 
 static int rebuild(struct control *control)
@@ -106,9 +131,11 @@ static int rebuild(struct control *control)
         struct block *block = &control->blocks[i];
         if (block->state != AWAY)
             continue;
-        CUresult result = put_memory(block);
-        if (result)
+        CUresult result = put_back(control, block);
+        if (result) {
+            cover_away(control);
             return result;
+        }
         block->state = REBUILT;
         result = hand_out(block);
         if (result)
@@ -127,17 +154,17 @@ static int perform(struct control *control)
     case CLOSE:
         return close_all(control);
     case RELEASE:
-        return change(control, SHARED, AWAY, true);
+        return leave(control, SHARED, 0, control->used);
     case FORGET:
-        return change(control, SHARED, HERE, false);
+        return stay(control, SHARED);
     case REBUILD:
         return rebuild(control);
     case COMMIT:
-        return change(control, REBUILT, HERE, false);
+        return stay(control, REBUILT);
     case DISCARD:
-        return change(control, REBUILT, AWAY, true);
+        return discard(control);
     case LET_GO:
-        return change_range(control, SHARED, AWAY, true, control->first, end_of_range(control));
+        return leave(control, SHARED, control->first, end_of_range(control));
     case SHUT:
         return shut(control);
     default:

@@ -36,7 +36,7 @@ enum block_state {
     BUSY,     /* in the hands of a thread of the program */
     HERE,     /* its bytes are in VRAM */
     SHARED,   /* the same, and the helper has been handed it */
-    AWAY,     /* it has no VRAM; its bytes are in the arena */
+    AWAY,     /* its bytes are in the arena; of VRAM, it has placeholders at its addresses */
     REBUILT,  /* it has VRAM again, which the bytes are on their way to */
 };
 
@@ -45,6 +45,7 @@ enum {
     PRIVATE = 2,    /* not to be taken: it is exported, mapped in parts, or read-only somewhere */
     SHAREABLE = 4,  /* the program itself wanted it to be exportable */
     PASSING = 8,    /* BUSY in a call on a range of addresses */
+    COVERED = 16,   /* placeholders are mapped at its addresses */
 };
 
 struct block {

@@ -5,7 +5,7 @@
 
 enum { MOST_DEVICES = 64 };
 
-static CUresult open_to_devices(const struct block *block)
+CUresult open_to_devices(const struct block *block)
 {
     CUmemAccessDesc access[MOST_DEVICES];
     size_t count = 0;

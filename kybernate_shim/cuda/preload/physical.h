@@ -10,6 +10,9 @@ CUresult put_memory(struct block *block);
 /* Map existing memory at the block's addresses for all devices that may use it. */
 CUresult map_memory(const struct block *block, CUhandle handle);
 
+/* Let all devices that may use the block use what is mapped at its addresses. */
+CUresult open_to_devices(const struct block *block);
+
 /* Unmap and release it; the addresses stay reserved. After a failure it is there, and mapped, as it was. */
 CUresult drop_memory(struct block *block);
 

@@ -7,9 +7,10 @@ from typing import cast
 
 import pytest
 
-from kybernate_shim.checkpoint.gpu_room import KEPT_FREE, ahead, await_room
+from kybernate_shim.checkpoint.gpu_room import KEPT_FREE, ahead, await_room, needs
 from kybernate_shim.checkpoint.manifest import Gpu, GpuMemory
-from kybernate_shim.cuda.client import CudaHelper, CudaInfo
+from kybernate_shim.cuda.arena.control import PLACEHOLDERS
+from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State
 from kybernate_shim.cuda.client import Gpu as NodeGpu
 from kybernate_shim.cuda.errors import GpuPair
 from kybernate_shim.cuda.gpu_map import GpuMismatch, Plan
@@ -23,6 +24,20 @@ PIDS = {1: 101, 2: 102}
 def was(uuid: str, **held: int) -> Gpu:
     """Return a GPU of a checkpoint, and what its processes p1, p2 had there."""
     return Gpu(uuid, "H200", "580.1", tuple(GpuMemory(int(name[1:]), size) for name, size in held.items()))
+
+
+def waits(pid: int, arena_bytes: int) -> CudaProcess:
+    return CudaProcess(pid, State.CHECKPOINTED, pid, arena_bytes)
+
+
+def test_placeholders_need_room_before_what_they_stand_in_for_and_give_it_up() -> None:
+    gib = 1 << 30
+    gpus, waiting = [was("a", p1=3 * gib)], [waits(101, 2 * gib)]
+    assert needs(gpus, waiting, split=True) == ({"a": gib + PLACEHOLDERS}, {"a": 2 * gib - PLACEHOLDERS})
+    assert needs(gpus, waiting, split=False) == ({"a": 3 * gib}, {})
+    assert needs(gpus, [waits(101, 0)], split=True) == ({"a": 3 * gib}, {})
+    small = 4 << 20
+    assert needs([was("a", p1=small)], [waits(101, small)], split=True) == ({"a": small}, {"a": 0})
 
 
 def now(uuid: str, free: int | None) -> NodeGpu:

@@ -182,6 +182,34 @@ def test_all_threads_go_on_where_one_of_them_cannot_be_held() -> None:
             assert all_of_them.tids == sorted(_names(target.pid))
 
 
+def test_process_that_is_tied_ends_with_who_holds_it() -> None:
+    code = (
+        "import sys, time\n"
+        "from kybernate_shim.linux.ptrace import Held\n"
+        "with Held(int(sys.argv[1]), spare=lambda name: False, tied=sys.argv[2] == 'tied'):\n"
+        "    print('held', flush=True); time.sleep(60)\n"
+    )
+    for tied in (False, True):
+        with MemoryProcess() as target:
+            with subprocess.Popen(
+                [sys.executable, "-c", code, str(target.pid), "tied" if tied else ""], stdout=subprocess.PIPE
+            ) as holder:
+                assert holder.stdout is not None
+                assert holder.stdout.readline() == b"held\n"
+                holder.kill()
+            if tied:
+                _await(lambda: _has_ended(target.pid), "its end")
+            else:
+                assert target.ask("1 + 1") == 2
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return _state(pid) == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_main_thread_that_has_ended_is_passed_over() -> None:
     code = (
         "import ctypes, sys, threading, time\n"
