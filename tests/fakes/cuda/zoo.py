@@ -22,6 +22,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from ctypes import c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Any
@@ -32,6 +33,7 @@ GRAIN = 2 * MIB
 ROW, ROWS, PLANES = 256, 100, 4
 PIECE = ROW * ROWS * PLANES
 ROOM = 16 * MIB  # pieces of it lie across borders of what it may consist of
+PAUSES, LONGEST_PAUSE = 0.2, 0.05  # of a thread, s: else it is always in a call when a lock comes
 ON_HOST, ON_CARD = 1, 2
 MEMORY_TYPE, DEVICE_POINTER, SYNC_MEMOPS, IS_MANAGED, DEVICE_ORDINAL = 2, 3, 6, 8, 9
 EQUAL = 1
@@ -220,18 +222,19 @@ class Visit:
     """What a case may use: the driver, a stream, and memory of a room that is its own."""
 
     def __init__(self, driver: Driver, room: int, stream: c_void_p) -> None:
-        self.driver, self.room, self.stream = driver, room, stream
+        self.driver, self.room, self.stream, self.name = driver, room, stream, ""
         self._used = 0
 
-    def again(self) -> Visit:
+    def begin(self, name: str) -> tuple[Prepared, tuple[Any, ...]]:
+        """Prepare the case of a name, and return it and the arguments of its call: a stream ends those of Async."""
+        self.name = name
+        body = cases[name](self)
+        arguments = next(body)
+        return body, (*arguments, self.stream) if name.split()[0].endswith("Async") else arguments
+
+    def clear(self) -> None:
         """Give all pieces up."""
         self._used = 0
-        return self
-
-    def on(self, stream: c_void_p) -> Visit:
-        """Use another stream from now on."""
-        self.stream = stream
-        return self
 
     def piece(self, content: bytes = b"") -> Piece:
         """Return PIECE bytes of the room; what is not given of their content is random."""
@@ -280,11 +283,6 @@ def case(*names: str) -> Callable[[Callable[[Visit], Prepared]], Callable[[Visit
         return body
 
     return add
-
-
-def with_stream(name: str, arguments: tuple[Any, ...], stream: c_void_p) -> tuple[Any, ...]:
-    """What is asynchronous takes a stream after everything else."""
-    return (*arguments, stream) if name.split()[0].endswith("Async") else arguments
 
 
 SIZE = c_size_t(PIECE)
@@ -409,10 +407,11 @@ for bits, kind in ((8, c_ubyte), (16, c_ushort), (32, c_uint)):
     fill_case(bits, kind)
 
 
-@case("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged")
+@case("cuMemAlloc", "cuMemAllocAsync", ENDS_CHECKPOINTS)
 def allocate(visit: Visit) -> Prepared:
     address = c_uint64()
-    yield ctypes.byref(address), c_size_t(GRAIN), 1
+    flags = (1,) if visit.name == ENDS_CHECKPOINTS else ()
+    yield ctypes.byref(address), c_size_t(GRAIN), *flags
     assert Piece(visit.driver, address.value).keeps(os.urandom(PIECE))
     visit.driver.free(address.value)
 
@@ -499,9 +498,13 @@ def open_memory(visit: Visit) -> Prepared:
 
 @case("cuMemGetAccess")
 def look_at_access(visit: Visit) -> Prepared:
-    flags = c_uint64()
-    yield ctypes.byref(flags), ctypes.byref(Location(1, 0)), visit.piece().at
+    """Of memory that the program maps itself: the driver tells it of no other."""
+    address, handle, flags = visit.reserve(), visit.create(), c_uint64()
+    visit.map(address, handle)
+    visit.open(address)
+    yield ctypes.byref(flags), ctypes.byref(Location(1, 0)), c_uint64(address)
     assert flags.value == READ_WRITE
+    visit.close(address, handle)
 
 
 @case("cuMemUnmap")
@@ -633,6 +636,7 @@ class Zoo:
         self._driver = Driver()
         self._prepared: dict[str, tuple[Prepared, tuple[Any, ...]]] = {}
         self._answers: dict[str, int] = {}
+        self._about_to, self._go = threading.Semaphore(0), threading.Event()
         self._threads: list[threading.Thread] = []
         self._stopped = threading.Event()
         self._counts: list[int] = []
@@ -643,21 +647,23 @@ class Zoo:
     def prepare(self, *names: str) -> str:
         visit = Visit(self._driver, self._driver.allocate(ROOM), c_void_p())
         for name in names:
-            body = cases[name](visit.on(self._driver.stream()))
-            self._prepared[name] = body, with_stream(name, next(body), visit.stream)
+            visit.stream = self._driver.stream()
+            self._prepared[name] = visit.begin(name)
+            threading.Thread(target=self._call, args=(name,), daemon=True).start()
+            self._about_to.acquire()
         return "prepared"
 
     def call(self) -> str:
-        about_to = threading.Semaphore(0)
-        for name in self._prepared:
-            threading.Thread(target=self._call, args=(name, about_to), daemon=True).start()
+        self._go.set()
         for _ in self._prepared:
-            about_to.acquire()
+            self._about_to.acquire()
         return "called"
 
-    def _call(self, name: str, about_to: threading.Semaphore) -> None:
-        # To set this thread's context is a call, which waits as any other; what is set here has no current context.
-        about_to.release()
+    def _call(self, name: str) -> None:
+        self._driver.call("cuCtxSetCurrent", self._driver.context)
+        self._about_to.release()
+        self._go.wait()
+        self._about_to.release()
         self._answers[name] = self._driver.code(name.split()[0], *self._prepared[name][1])
 
     def answers(self) -> str:
@@ -685,14 +691,16 @@ class Zoo:
             visit = Visit(self._driver, self._driver.allocate(ROOM), self._driver.stream())
             while not self._stopped.is_set():
                 name = random.choice(names)
-                self._run(name, visit.again())
+                self._run(name, visit)
+                visit.clear()
                 self._counts[number] += 1
+                if random.random() < PAUSES:
+                    time.sleep(random.uniform(0, LONGEST_PAUSE))
         except Failed as error:
             give_up(f"{name}: {error}")
 
     def _run(self, name: str, visit: Visit) -> None:
-        body = cases[name](visit)
-        arguments = with_stream(name, next(body), visit.stream)
+        body, arguments = visit.begin(name)
         self._driver.call(name.split()[0], *arguments)
         problem = verdict(body)
         if problem:
