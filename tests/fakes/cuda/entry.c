@@ -33,8 +33,6 @@
     F("cuMemFree", 3020, cuMemFree_v2)                                                                                 \
     F("cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2)                                                                           \
     F("cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2)                                                                           \
-    F("cuMemsetD8", 3020, cuMemsetD8_v2)                                                                               \
-    F("cuMemsetD32Async", 3020, cuMemsetD32Async)                                                                      \
     F("cuCtxGetDevice", 2000, cuCtxGetDevice)                                                                          \
     F("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute)                                                              \
     F("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                                                  \
@@ -58,6 +56,63 @@
     F("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2)                                                                 \
     F("cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2)                                                                 \
     F("cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2)                                                                 \
+    F("cuMemAllocPitch", 3020, cuMemAllocPitch_v2)                                                                     \
+    F("cuMemAllocAsync", 11020, cuMemAllocAsync)                                                                       \
+    F("cuMemFreeAsync", 11020, cuMemFreeAsync)                                                                         \
+    F("cuMemcpy", 4000, cuMemcpy)                                                                                      \
+    F("cuMemcpyAsync", 4000, cuMemcpyAsync)                                                                            \
+    F("cuMemcpyDtoD", 3020, cuMemcpyDtoD_v2)                                                                           \
+    F("cuMemcpyPeer", 4000, cuMemcpyPeer)                                                                              \
+    F("cuMemcpyPeerAsync", 4000, cuMemcpyPeerAsync)                                                                    \
+    F("cuMemcpyBatchAsync", 13000, cuMemcpyBatchAsync_v2)                                                              \
+    F("cuMemcpy2D", 3020, cuMemcpy2D_v2)                                                                               \
+    F("cuMemcpy2DUnaligned", 3020, cuMemcpy2DUnaligned_v2)                                                             \
+    F("cuMemcpy2DAsync", 3020, cuMemcpy2DAsync_v2)                                                                     \
+    F("cuMemcpy3D", 3020, cuMemcpy3D_v2)                                                                               \
+    F("cuMemcpy3DAsync", 3020, cuMemcpy3DAsync_v2)                                                                     \
+    F("cuMemsetD8", 3020, cuMemsetD8_v2)                                                                               \
+    F("cuMemsetD8Async", 3020, cuMemsetD8Async)                                                                        \
+    F("cuMemsetD2D8", 3020, cuMemsetD2D8_v2)                                                                           \
+    F("cuMemsetD2D8Async", 3020, cuMemsetD2D8Async)                                                                    \
+    F("cuMemsetD16", 3020, cuMemsetD16_v2)                                                                             \
+    F("cuMemsetD16Async", 3020, cuMemsetD16Async)                                                                      \
+    F("cuMemsetD2D16", 3020, cuMemsetD2D16_v2)                                                                         \
+    F("cuMemsetD2D16Async", 3020, cuMemsetD2D16Async)                                                                  \
+    F("cuMemsetD32", 3020, cuMemsetD32_v2)                                                                             \
+    F("cuMemsetD32Async", 3020, cuMemsetD32Async)                                                                      \
+    F("cuMemsetD2D32", 3020, cuMemsetD2D32_v2)                                                                         \
+    F("cuMemsetD2D32Async", 3020, cuMemsetD2D32Async)                                                                  \
+    F("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2)                                                           \
+    F("cuPointerGetAttribute", 4000, cuPointerGetAttribute)                                                            \
+    F("cuPointerGetAttributes", 7000, cuPointerGetAttributes)                                                          \
+    F("cuPointerSetAttribute", 6000, cuPointerSetAttribute)                                                            \
+    F("cuMemGetAccess", 10020, cuMemGetAccess)                                                                         \
+    F("cuMemHostAlloc", 2020, cuMemHostAlloc)                                                                          \
+    F("cuMemAllocHost", 3020, cuMemAllocHost_v2)                                                                       \
+    F("cuMemFreeHost", 2000, cuMemFreeHost)                                                                            \
+    F("cuMemHostGetDevicePointer", 3020, cuMemHostGetDevicePointer_v2)                                                 \
+    F("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority)                                                  \
+    F("cuStreamQuery", 2000, cuStreamQuery)                                                                            \
+    F("cuStreamWaitEvent", 3020, cuStreamWaitEvent)                                                                    \
+    F("cuStreamWriteValue32", 11070, cuStreamWriteValue32_v2)                                                          \
+    F("cuStreamWriteValue64", 11070, cuStreamWriteValue64_v2)                                                          \
+    F("cuStreamWaitValue32", 11070, cuStreamWaitValue32_v2)                                                            \
+    F("cuStreamWaitValue64", 11070, cuStreamWaitValue64_v2)                                                            \
+    F("cuStreamBatchMemOp", 11070, cuStreamBatchMemOp_v2)                                                              \
+    F("cuEventCreate", 2000, cuEventCreate)                                                                            \
+    F("cuEventRecord", 2000, cuEventRecord)                                                                            \
+    F("cuEventQuery", 2000, cuEventQuery)                                                                              \
+    F("cuEventSynchronize", 2000, cuEventSynchronize)                                                                  \
+    F("cuEventElapsedTime", 2000, cuEventElapsedTime)                                                                  \
+    F("cuEventDestroy", 4000, cuEventDestroy_v2)                                                                       \
+    F("cuGraphCreate", 10000, cuGraphCreate)                                                                           \
+    F("cuGraphAddMemcpyNode", 10000, cuGraphAddMemcpyNode)                                                             \
+    F("cuGraphAddMemsetNode", 10000, cuGraphAddMemsetNode)                                                             \
+    F("cuGraphInstantiate", 12000, cuGraphInstantiateWithFlags)                                                        \
+    F("cuGraphInstantiateWithFlags", 11040, cuGraphInstantiateWithFlags)                                               \
+    F("cuGraphLaunch", 10000, cuGraphLaunch)                                                                           \
+    F("cuGraphExecDestroy", 10000, cuGraphExecDestroy)                                                                 \
+    F("cuGraphDestroy", 10000, cuGraphDestroy)                                                                         \
     F("cuModuleLoadData", 2000, cuModuleLoadData)                                                                      \
     F("cuModuleGetFunction", 2000, cuModuleGetFunction)                                                                \
     F("cuLaunchKernel", 4000, cuLaunchKernel)                                                                          \

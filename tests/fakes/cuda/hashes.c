@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "process.h"
+#include "pointers.h"
 
 typedef struct {
     unsigned x, y, z, w;

@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "hashes.h"
-#include "process.h"
+#include "pointers.h"
 #include "switches.h"
 
 static _Atomic unsigned launches;

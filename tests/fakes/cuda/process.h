@@ -18,17 +18,17 @@ struct process {
     struct device devices[MAX_CARDS]; /* those that CUDA_VISIBLE_DEVICES shows */
     int known_count;
     struct device known[MAX_CARDS]; /* the cards that it could open at cuInit: a GPU map must name each */
-    _Atomic int shut;   /* the gate: a locked process is one whose restore thread has shut it */
-    _Atomic int inside; /* threads that have passed it. One that waits holds nothing, so that it can be stopped there */
 };
 
 extern struct process process;
 
-/* Pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. */
+/* gate.c: pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. A
+ * thread that waits holds nothing, so that it can be stopped there. */
 CUresult enter(void);
 void leave(void);
 
-/* Let nobody pass any more and wait until all have left; false, and open again, when that takes longer (0: no limit). */
+/* Let no thread pass any more and wait until all have left; false, and open again, when that takes longer than that
+ * (0: no limit). */
 bool shut_gate(uint32_t timeout_ms);
 void open_gate(void);
 
@@ -41,21 +41,22 @@ int current_device(void);
 /* Start the thread that answers the verbs; returns when it can be asked. */
 CUresult start_restorer(void);
 
-/* memory.c: the process takes a place on the machine's cards, holding what CRIU refuses to dump. */
+/* holding.c: the process takes a place on the machine's cards, holding what CRIU refuses to dump; and leaves it. */
 CUresult hold_cards(void);
-CUresult charge_context(int device);
-void discharge_context(int device);
+void release_cards(void);
+CUresult charge_bytes(int device, uint64_t size);
+void discharge_bytes(int device, uint64_t size);
 
-/* Move everything from the cards to ONE anonymous mapping, and let go of the cards. */
+/* Charge the bytes of a restore; OUT_OF_MEMORY: a card has not enough free. */
+CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARDS]);
+
+/* Map new memory of a card into this process; NULL: the machine has not enough. */
+char *map_on_card(uint64_t size);
+
+/* moving.c: move everything from the cards to ONE anonymous mapping, and let go of the cards. */
 CUresult move_to_host(void);
 
 /* Move it back. `moves[old card]` is the new one. OUT_OF_MEMORY: a card has not enough free; nothing has changed. */
 CUresult move_to_cards(const struct machine *machine, const int moves[MAX_CARDS]);
-
-/* The host address of [address, address + size) of device memory, or NULL. */
-void *translate(CUdeviceptr address, size_t size);
-
-/* True once the program asked for managed memory, which the driver checkpoints and then cannot restore. */
-int has_managed_memory(void);
 
 #endif

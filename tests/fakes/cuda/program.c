@@ -1,14 +1,10 @@
 /* Initialisation, devices and contexts, as programs call them. A test double: see abi.h. */
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "process.h"
+#include "memory.h"
 #include "switches.h"
 
 struct context {
@@ -23,47 +19,6 @@ static struct context primary[MAX_CARDS];
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread struct context *stack[STACK];
 static __thread int depth;
-
-CUresult enter(void)
-{
-    if (!process.started)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    for (;;) {
-        atomic_fetch_add(&process.inside, 1);
-        if (!atomic_load(&process.shut))
-            return CUDA_SUCCESS;
-        leave();
-        syscall(SYS_futex, &process.shut, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
-    }
-}
-
-void leave(void)
-{
-    atomic_fetch_sub(&process.inside, 1);
-}
-
-bool shut_gate(uint32_t timeout_ms)
-{
-    struct timespec began, now;
-    clock_gettime(CLOCK_MONOTONIC, &began);
-    atomic_store(&process.shut, 1);
-    while (atomic_load(&process.inside)) {
-        usleep(100);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        long passed = (now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000;
-        if (timeout_ms && passed >= (long)timeout_ms) {
-            open_gate();
-            return false;
-        }
-    }
-    return true;
-}
-
-void open_gate(void)
-{
-    atomic_store(&process.shut, 0);
-    syscall(SYS_futex, &process.shut, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
 
 int current_device(void)
 {

@@ -7,7 +7,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -102,7 +103,56 @@ class Program:
         return self.step
 
 
-class Holder:
+class Asked:
+    """A running program of this folder that is asked on its standard input, a line each, and answers by a line."""
+
+    def __init__(
+        self,
+        cards: Cards,
+        libraries: Path,
+        argv: Sequence[str],
+        preload: Path | None = None,
+        *,
+        switches: str = "",
+    ) -> None:
+        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
+        environment |= {"LD_PRELOAD": str(preload)} if preload else {}
+        pipe = subprocess.PIPE
+        script = [sys.executable, str(SOURCES / argv[0]), *argv[1:]]
+        self._process = subprocess.Popen(script, env=environment, stdin=pipe, stdout=pipe, text=True)
+        assert self._told() == "ready"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self, question: str) -> None:
+        """Ask, but let `has_answered` tell of the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{question}\n")
+        self._process.stdin.flush()
+
+    def has_answered(self, seconds: float) -> bool:
+        """Tell whether the answer to what was begun comes within so many seconds."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0]) and bool(self._told())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, question: str) -> str:
+        """Ask, and return the answer; "" when the program has ended."""
+        with suppress(BrokenPipeError):  # it has ended, and its last words can still be read
+            self.begin(question)
+        return self._told()
+
+    def _told(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+class Holder(Asked):
     """A running `holds.py`: memory of a card, whose pieces of 2 MiB can be filled and read."""
 
     def __init__(
@@ -115,62 +165,69 @@ class Holder:
         allocations: int = 1,
         switches: str = "",
     ) -> None:
-        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
-        environment |= {"LD_PRELOAD": str(preload)} if preload else {}
-        argv = [sys.executable, SOURCES / "holds.py", str(pieces), str(allocations)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, text=True)
+        super().__init__(cards, libraries, ["holds.py", str(pieces), str(allocations)], preload, switches=switches)
         self._content = [0] * pieces
-        assert self._told() == "ready"
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def fill(self, piece: int, value: int) -> None:
         self._content[piece] = value
-        self._ask(f"fill {piece} {value}")
+        self.ask(f"fill {piece} {value}")
 
     def renew(self) -> None:
         """Free all and allocate it again, with the same content."""
-        self._ask("renew")
+        self.ask("renew")
         for piece, value in enumerate(self._content):
             self.fill(piece, value)
 
     def do(self, step: str) -> None:
         """Have it do what needs no more than a word."""
-        self._ask(step)
-
-    def begin(self, step: str) -> None:
-        """Do as `do`, but let `has_answered` tell of the answer."""
-        self._tell(step)
-
-    def has_answered(self, seconds: float) -> bool:
-        """Tell whether the answer to what was begun comes within so many seconds."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], seconds)[0]) and bool(self._told())
+        self.ask(step)
 
     def share(self) -> None:
         """Import memory, as from another process."""
-        self._ask("share")
+        self.ask("share")
 
     def is_right(self) -> bool:
         """Tell whether its memory is what it was filled with."""
-        return self._ask("content") == " ".join(map(str, self._content))
+        return self.ask("content") == " ".join(map(str, self._content))
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
-    def _ask(self, question: str) -> str:
-        self._tell(question)
-        return self._told()
+class Zoo(Asked):
+    """A running `zoo.py`: the calls on device memory that programs make, once each or again and again."""
 
-    def _tell(self, question: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{question}\n")
-        self._process.stdin.flush()
+    def __init__(self, cards: Cards, libraries: Path, preload: Path | None = None) -> None:
+        super().__init__(cards, libraries, ["zoo.py"], preload)
 
-    def _told(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+    def prepare(self, cases: Iterable[str]) -> None:
+        assert self.ask(f"prepare {', '.join(cases)}") == "prepared"
+
+    def call(self) -> None:
+        """Have what is prepared called, in a thread each; do not wait for what the calls answer."""
+        assert self.ask("call") == "called"
+
+    def answers(self) -> dict[str, int]:
+        """Return what the calls that have returned by now have answered, by case."""
+        told = self.ask("answers")
+        return {name: int(code) for name, _, code in (one.rpartition("=") for one in told.split(", ") if one)}
+
+    def problem(self) -> str:
+        """Return the first case whose call has not done what it should, and why; "" when all are right."""
+        told = self.ask("check")
+        return "" if told == "right" else told
+
+    def loop(self, threads: int) -> None:
+        """Begin to run random cases; from then on, whatever fails is an AssertionError of the next question."""
+        told = self.ask(f"loop {threads}")
+        assert told == "looping", told
+
+    def count(self) -> int:
+        """Return how many cases were run."""
+        return self._counted("count")
+
+    def stop(self) -> int:
+        """Let the threads end, and return the same."""
+        return self._counted("stop")
+
+    def _counted(self, question: str) -> int:
+        told = self.ask(question)
+        assert told.isdigit(), told or "the program has ended"
+        return int(told)

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "mailbox.h"
-#include "process.h"
+#include "memory.h"
 #include "switches.h"
 #include "virtual.h"
 

@@ -1,17 +1,21 @@
-/* Streams and pinned host memory. Copies are done before the call returns, as if the card were infinitely fast.
- * A test double: see abi.h.
- */
-#include <string.h>
+/* Streams and events. What is queued is done before the call returns. A test double: see abi.h. */
+#include <stdlib.h>
+#include <time.h>
 
 #include "process.h"
 
-enum { MOST = 4096 };
+typedef struct event {
+    struct timespec recorded;
+} *CUevent;
 
-static struct {
-    char *start;
-    size_t size; /* 0: free */
-} pinned[MOST];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* What a call does that waits for nothing but the gate. */
+static CUresult pass(void)
+{
+    CUresult result = enter();
+    if (result == CUDA_SUCCESS)
+        leave();
+    return result;
+}
 
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
@@ -25,97 +29,85 @@ EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
     return result;
 }
 
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+    (void)priority;
+    return cuStreamCreate(stream, flags);
+}
+
 EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
     (void)stream;
-    CUresult result = enter();
-    if (result == CUDA_SUCCESS)
-        leave();
-    return result;
+    return pass();
+}
+
+EXPORT CUresult cuStreamQuery(CUstream stream)
+{
+    (void)stream;
+    return pass();
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+    (void)stream, (void)event, (void)flags;
+    return pass();
 }
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    return cuStreamSynchronize(stream);
+    (void)stream;
+    return pass();
 }
 
-EXPORT CUresult cuMemHostRegister_v2(void *start, size_t size, unsigned int flags)
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned int flags)
 {
     (void)flags;
     CUresult result = enter();
     if (result)
         return result;
-    result = CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED; i++)
-        if (pinned[i].size && (char *)start < pinned[i].start + pinned[i].size &&
-            (char *)start + size > pinned[i].start)
-            result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    for (int i = 0; i < MOST && result == CUDA_ERROR_OUT_OF_MEMORY; i++)
-        if (!pinned[i].size) {
-            pinned[i].start = start;
-            pinned[i].size = size;
-            result = CUDA_SUCCESS;
-        }
-    pthread_mutex_unlock(&lock);
+    *event = calloc(1, sizeof **event);
     leave();
-    return result;
+    return *event ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuMemHostUnregister(void *start)
-{
-    CUresult result = enter();
-    if (result)
-        return result;
-    result = CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && result; i++)
-        if (pinned[i].size && pinned[i].start == start) {
-            pinned[i].size = 0;
-            result = CUDA_SUCCESS;
-        }
-    pthread_mutex_unlock(&lock);
-    leave();
-    return result;
-}
-
-/* A copy must not leave the registered range that it begins in. Measured with driver 580.159.04 on an H100. */
-static bool crosses(const char *start, size_t size)
-{
-    bool found = false;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && !found; i++)
-        if (pinned[i].size && start < pinned[i].start + pinned[i].size && start + size > pinned[i].start)
-            found = start < pinned[i].start || start + size > pinned[i].start + pinned[i].size;
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
-extern CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
-extern CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
-
-EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     (void)stream;
     CUresult result = enter();
     if (result)
         return result;
-    void *target = translate(to, size);
-    const void *source = translate(from, size);
-    if (target && source)
-        memcpy(target, source, size);
+    clock_gettime(CLOCK_MONOTONIC, &event->recorded);
     leave();
-    return target && source ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
+EXPORT CUresult cuEventQuery(CUevent event)
 {
-    (void)stream;
-    return crosses(from, size) ? CUDA_ERROR_INVALID_VALUE : cuMemcpyHtoD_v2(to, from, size);
+    (void)event;
+    return pass();
 }
 
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
+EXPORT CUresult cuEventSynchronize(CUevent event)
 {
-    (void)stream;
-    return crosses(to, size) ? CUDA_ERROR_INVALID_VALUE : cuMemcpyDtoH_v2(to, from, size);
+    (void)event;
+    return pass();
+}
+
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to)
+{
+    CUresult result = enter();
+    if (result)
+        return result;
+    *milliseconds = (float)(to->recorded.tv_sec - from->recorded.tv_sec) * 1e3f +
+                    (float)(to->recorded.tv_nsec - from->recorded.tv_nsec) / 1e6f;
+    leave();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent event)
+{
+    CUresult result = pass();
+    if (result == CUDA_SUCCESS)
+        free(event);
+    return result;
 }

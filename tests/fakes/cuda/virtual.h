@@ -2,23 +2,20 @@
 #ifndef FAKE_CUDA_VIRTUAL_H
 #define FAKE_CUDA_VIRTUAL_H
 
-#include "process.h"
+#include "pointers.h"
+
+/* Tell whether mappings that may be used cover [address, address + size), also while their bytes are on the host; takes
+ * no lock. `found` receives the first of them; may be NULL. */
+bool is_mapped(CUdeviceptr address, size_t size, struct found *found);
 
 /* The host address of [address, address + size) where it is mapped and may be used, or NULL. */
 char *translate_virtual(CUdeviceptr address, size_t size);
 
-/* Bytes that this process has made, in all, and added per card to `bytes`, for the cards that `moves` leads to. */
-uint64_t virtual_bytes(uint64_t bytes[MAX_CARDS], const int moves[MAX_CARDS]);
-
-/* Move all of it to `data` and off the cards, or back; these return the end of what they have used of `data`. */
-char *virtual_to_host(char *data);
-char *virtual_to_cards(char *data);
+/* Move all of it to `data` and off the cards, or back; false: the machine has not enough. */
+void virtual_to_host(char *data);
+bool virtual_to_cards(char *data);
 
 /* Whether some of it was made by another process, and is mapped here: the real driver does not restore that. */
 bool maps_imported_memory(void);
-
-/* Change this process's account: memory.c. */
-CUresult charge_bytes(int device, uint64_t size);
-void discharge_bytes(int device, uint64_t size);
 
 #endif

@@ -1,0 +1,87 @@
+/* What a process has on the cards: its file in held/, with the account and the memory of its allocations.
+ *
+ * On the card, memory is a shared mapping of that file. Beside it the process maps a TCP socket, which CRIU refuses
+ * ("Can't find packet socket ... to mmap"), as it refuses the real driver's device mappings; unlike a device it needs
+ * no permission, so that it works in any container. A test double: see abi.h.
+ */
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "process.h"
+
+static struct {
+    int fd;
+    char path[512];
+    uint64_t end; /* of the file */
+    struct account *account;
+    void *socket_page;
+} held = {.fd = -1};
+
+static CUresult hold_undumpable(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    held.socket_page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd); /* the mapping is enough; CRIU may have trouble of its own with the descriptor of a socket */
+    if (held.socket_page == MAP_FAILED)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    madvise(held.socket_page, PAGE, MADV_DONTFORK);
+    return CUDA_SUCCESS;
+}
+
+void release_cards(void)
+{
+    munmap(held.socket_page, PAGE);
+    munmap(held.account, PAGE);
+    unlink(held.path);
+    close(held.fd);
+    held.fd = -1;
+}
+
+CUresult hold_cards(void)
+{
+    held.fd = open_held(held.path, sizeof held.path);
+    if (held.fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    held.end = PAGE;
+    held.account = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, held.fd, 0);
+    if (held.account == MAP_FAILED)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    madvise(held.account, PAGE, MADV_DONTFORK);
+    return hold_undumpable();
+}
+
+char *map_on_card(uint64_t size)
+{
+    if (ftruncate(held.fd, (off_t)(held.end + size)) < 0)
+        return NULL;
+    char *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, held.fd, (off_t)held.end);
+    if (data == MAP_FAILED)
+        return NULL;
+    madvise(data, size, MADV_DONTFORK);
+    held.end += size;
+    return data;
+}
+
+CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARDS])
+{
+    return charge(machine, held.account, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult charge_bytes(int device, uint64_t size)
+{
+    struct machine machine;
+    uint64_t bytes[MAX_CARDS] = {0};
+    bytes[process.devices[device].place] = size;
+    return read_machine(&machine) ? charge_all(&machine, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void discharge_bytes(int device, uint64_t size)
+{
+    uint64_t bytes[MAX_CARDS] = {0};
+    bytes[process.devices[device].place] = size;
+    discharge(held.account, bytes);
+}

@@ -1,0 +1,31 @@
+/* The program's allocations, and their share in a checkpoint. A test double: see abi.h. */
+#ifndef FAKE_CUDA_MEMORY_H
+#define FAKE_CUDA_MEMORY_H
+
+#include "pointers.h"
+
+/* Tell whether [address, address + size) lies in an allocation; takes no lock. `found` receives which; may be NULL. */
+bool is_allocated(CUdeviceptr address, size_t size, struct found *found);
+
+/* The host address of [address, address + size) in an allocation, or NULL. */
+char *translate_allocated(CUdeviceptr address, size_t size);
+
+/* Bytes of all of them, contexts included, and added per card to `bytes`, for the cards that `moves` leads to. */
+uint64_t allocated_bytes(uint64_t bytes[MAX_CARDS], const int moves[MAX_CARDS]);
+
+/* Move all of it to `data` and off the cards, or back; these return the end of what they have used of `data`. NULL: the
+ * machine has not enough. */
+char *allocated_to_host(char *data);
+char *allocated_to_cards(char *data);
+
+/* True once the program asked for managed memory, which the driver checkpoints and then cannot restore. */
+bool has_managed_memory(void);
+
+CUresult charge_context(int device);
+void discharge_context(int device);
+
+/* For functions of the driver that allocate: by the exported symbol they would reach the library that is preloaded. */
+CUresult allocate(CUdeviceptr *address, size_t size);
+CUresult free_allocated(CUdeviceptr address);
+
+#endif

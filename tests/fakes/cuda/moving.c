@@ -1,0 +1,83 @@
+/* The driver's part of a checkpoint and a restore: all device memory moves to the host, and back.
+ * A test double: see abi.h.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "memory.h"
+#include "physical.h"
+#include "switches.h"
+#include "virtual.h"
+
+static struct {
+    char *data;
+    uint64_t size;
+} host_copy;
+
+static void take_time(uint64_t bytes)
+{
+    double seconds = seconds_per_gib() * (double)bytes / (1 << 30);
+    struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&left, &left) < 0 && errno == EINTR)
+        ;
+}
+
+/* Map memory for the host's copy by the call that the real driver makes. Pages around it that nobody may touch keep the
+ * kernel from merging it with a neighbour; it takes the gap between them as the address that is wished for. */
+static char *map_apart(uint64_t size)
+{
+    char *gap = mmap(NULL, size + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (gap == MAP_FAILED)
+        return NULL;
+    munmap(gap + PAGE, size);
+    char *data = mmap(gap + PAGE, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (data != gap + PAGE) {
+        munmap(gap, PAGE);
+        munmap(gap + PAGE + size, PAGE);
+        if (data != MAP_FAILED)
+            munmap(data, size);
+        return NULL;
+    }
+    return data;
+}
+
+CUresult move_to_host(void)
+{
+    static const int STAY[MAX_CARDS];
+    uint64_t bytes[MAX_CARDS] = {0}, total = allocated_bytes(bytes, STAY) + physical_bytes(bytes, STAY);
+    char *data = total ? map_apart(total) : NULL;
+    if (total && !data)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    take_time(total);
+    host_copy.data = data;
+    host_copy.size = total;
+    virtual_to_host(allocated_to_host(data));
+    release_cards();
+    return CUDA_SUCCESS;
+}
+
+CUresult move_to_cards(const struct machine *machine, const int moves[MAX_CARDS])
+{
+    uint64_t bytes[MAX_CARDS] = {0};
+    CUresult result = hold_cards();
+    if (result)
+        return result;
+    allocated_bytes(bytes, moves);
+    physical_bytes(bytes, moves);
+    result = charge_all(machine, bytes);
+    if (result) {
+        release_cards();
+        return result;
+    }
+    take_time(host_copy.size);
+    bool done = true;
+    if (host_copy.data) {
+        char *rest = allocated_to_cards(host_copy.data);
+        done = rest && virtual_to_cards(rest);
+    }
+    if (done && host_copy.data)
+        munmap(host_copy.data - PAGE, host_copy.size + 2 * PAGE);
+    host_copy.data = NULL;
+    return done ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
