@@ -24,8 +24,10 @@ struct process {
 
 extern struct process process;
 
-/* Pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. */
-CUresult enter(void);
+/* Pass the gate as the driver's function `name`: CUDA_SUCCESS, and leave() is owed; CUDA_ERROR_NOT_INITIALIZED, or what
+ * the switches want. Blocks while locked. */
+CUresult enter_function(const char *name);
+#define enter() enter_function(__func__)
 void leave(void);
 
 /* Let nobody pass any more and wait until all have left; false, and open again, when that takes longer (0: no limit). */

@@ -24,17 +24,22 @@ static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread struct context *stack[STACK];
 static __thread int depth;
 
-CUresult enter(void)
+CUresult enter_function(const char *name)
 {
     if (!process.started)
         return CUDA_ERROR_NOT_INITIALIZED;
     for (;;) {
         atomic_fetch_add(&process.inside, 1);
         if (!atomic_load(&process.shut))
-            return CUDA_SUCCESS;
+            break;
         leave();
         syscall(SYS_futex, &process.shut, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
     }
+    struct switched what = switched_function(name);
+    act_before(what);
+    if (what.action == ERROR)
+        leave();
+    return what.action == ERROR ? what.error : CUDA_SUCCESS;
 }
 
 void leave(void)
@@ -190,9 +195,9 @@ static CUresult card_of(CUdevice device, struct card *card)
 }
 
 /* What a call that only asks for a card's properties needs of it. */
-static CUresult enter_and_read(CUdevice device, struct card *card)
+static CUresult enter_and_read(const char *name, CUdevice device, struct card *card)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     result = card_of(device, card);
@@ -203,7 +208,7 @@ static CUresult enter_and_read(CUdevice device, struct card *card)
 EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
     struct card card;
-    CUresult result = enter_and_read(device, &card);
+    CUresult result = enter_and_read(__func__, device, &card);
     if (result == CUDA_SUCCESS)
         snprintf(name, (size_t)size, "%s", card.model);
     return result;
@@ -213,7 +218,7 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 {
     struct card card;
-    CUresult result = enter_and_read(device, &card);
+    CUresult result = enter_and_read(__func__, device, &card);
     if (result == CUDA_SUCCESS)
         snprintf(id, (size_t)size, "00FA:%02X:00.0", process.devices[device].place + 1);
     return result;
@@ -222,7 +227,7 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     struct card card;
-    CUresult result = enter_and_read(device, &card);
+    CUresult result = enter_and_read(__func__, device, &card);
     if (result == CUDA_SUCCESS)
         *bytes = card.bytes;
     return result;

@@ -65,9 +65,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned calls;
 
 /* Enter a call that can be made to fail by the switch "vmm". */
-static CUresult begin(void)
+static CUresult begin_function(const char *name)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     pthread_mutex_lock(&lock);
@@ -81,6 +81,8 @@ static CUresult begin(void)
     leave();
     return what.error;
 }
+
+#define begin() begin_function(__func__)
 
 static CUresult end(CUresult result)
 {
