@@ -1,4 +1,4 @@
-"""A pretended machine with a helper, an arena and three programs that hold memory, used for one fault after the other."""
+"""A pretended machine with a helper, an arena and three programs, used for one fault after the other."""
 
 from __future__ import annotations
 
@@ -104,16 +104,19 @@ class Bench:
         return tenant
 
     async def ensure_helper(self) -> None:
-        """Start the helper where none lives, as its client would."""
+        """Start the helper where none lives, as its client would, and wait until it listens."""
         if self._helper is None or self._helper.poll() is not None:
-            arguments = ["--socket", self.socket, "--arena", ARENA_BYTES, "--arena-folder", self.root / "arena"]
-            command = [sys.executable, "-m", hasty_helper.__name__, *map(str, arguments)]
-            environment = dict(os.environ) | self.cards.environment(self._libraries)
-            with self.log.open("ab") as log:
-                self._helper = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            self._start_helper()
         async with asyncio.timeout(PATIENCE):
             while not answers(self.socket):  # noqa: ASYNC110  # of another process
                 await asyncio.sleep(0.01)
+
+    def _start_helper(self) -> None:
+        arguments = ["--socket", self.socket, "--arena", ARENA_BYTES, "--arena-folder", self.root / "arena"]
+        command = [sys.executable, "-m", hasty_helper.__name__, *map(str, arguments)]
+        environment = dict(os.environ) | self.cards.environment(self._libraries)
+        with self.log.open("ab") as log:
+            self._helper = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     @property
     def log(self) -> Path:

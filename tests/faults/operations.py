@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kybernate_shim.cuda.arena import saved
-from kybernate_shim.cuda.arena.memory import Owner
 from kybernate_shim.cuda.client import State
 from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.sequence import Ahead, Limits, Suspended, bring_back, resume, suspend, undisturbed
 from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.errors import VramError
 from tests.faults.bench import MIB, PATIENCE, Bench
 
 LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=PATIENCE)
 ROOM = 64 * MIB  # that a prefetch leaves free on a card
 HOW = Transfer(threads=1)
+ATTEMPTS, PAUSE = 100, 0.2  # to bring a process back whose driver hangs for a while
 Act = Callable[[Bench, Limits], Awaitable[Sequence[Suspended]]]
 
 
@@ -26,6 +25,7 @@ Act = Callable[[Bench, Limits], Awaitable[Sequence[Suspended]]]
 class Operation:
     """What is done, by `act`, to the programs of which `away` are suspended before; `left` are suspended afterwards.
 
+    After a failure, those that it has to do with are as before or after, or half way where it has `between`.
     `cold`: by a worker of the arena that has done nothing yet.
     """
 
@@ -34,6 +34,7 @@ class Operation:
     act: Act
     left: str
     cold: bool = False
+    between: str = ""
 
 
 async def leave(bench: Bench, names: str, limits: Limits, *, arena: bool = True) -> list[Suspended]:
@@ -63,7 +64,9 @@ async def swap(bench: Bench, limits: Limits) -> list[Suspended]:
     async def wait() -> None:
         await gone.wait()
 
-    done = await asyncio.gather(out(), come(bench, "b", limits, room=wait, ahead=ahead(bench, "b")), return_exceptions=True)
+    done = await asyncio.gather(
+        out(), come(bench, "b", limits, room=wait, ahead=ahead(bench, "b")), return_exceptions=True
+    )
     failed = [one for one in done if isinstance(one, BaseException)]
     for other in failed[1:]:
         failed[0].add_note(f"also: {other}")
@@ -120,19 +123,29 @@ OPERATIONS = [
     Operation("resume several", "abc", lambda bench, limits: come(bench, "abc", limits), ""),
     Operation("resume without the arena", "c", lambda bench, limits: come(bench, "c", limits), ""),
     Operation("prefetch", "a", lambda bench, limits: come(bench, "a", limits, ahead=ahead(bench, "a")), ""),
-    Operation("swap", "b", swap, "a"),
-    Operation("checkpoint", "", checkpoint, ""),
+    Operation("swap", "b", swap, "a", between="ab"),
+    Operation("checkpoint", "", checkpoint, "", between="ac"),
     Operation("restore", "a", restore, ""),
 ]
 
 
 async def recover(bench: Bench) -> list[str]:
-    """Bring back whatever is suspended or locked, as `kybernate resume` does; return what is wrong then."""
+    """Bring back whatever is suspended or locked, as `kybernate resume` does, again and again; return what is wrong."""
+    for _ in range(ATTEMPTS):
+        if not (wrong := await _recover(bench)):
+            break
+        await asyncio.sleep(PAUSE)
+    return wrong
+
+
+async def _recover(bench: Bench) -> list[str]:
     helper, pids = bench.helper, bench.pids
     states = (await helper.states(pids, PATIENCE)).processes
     try:
         await helper.unlock([pid for pid in pids if pid in states and states[pid].state is State.LOCKED], PATIENCE)
-        await resume(helper, [pid for pid in pids if pid in states and states[pid].state is State.CHECKPOINTED], limits=LIMITS)
+        await resume(
+            helper, [pid for pid in pids if pid in states and states[pid].state is State.CHECKPOINTED], limits=LIMITS
+        )
     except CudaError as error:
         return [f"{error}", *await bring_back(helper, pids, LIMITS)]
     return []

@@ -85,10 +85,10 @@ class Trial:
             return replace(LIMITS, lock=SHORT)
         if call in VERBS:
             return replace(LIMITS, **{call: SHORT})
-        return replace(LIMITS, checkpoint=SHORT, restore=SHORT, unlock=SHORT)
+        return replace(LIMITS, lock=SHORT, checkpoint=SHORT, restore=SHORT, unlock=SHORT)
 
     async def _look(self, failed: CudaError | None, done: Sequence[Suspended]) -> None:
-        bench, operation, fault = self.bench, self.operation, self.fault
+        bench, fault = self.bench, self.fault
         if failed and fault.what in TOLD and not re.search(TOLD[fault.what], self.error):
             self.wrong.append("the error does not tell the reason")
         if fault.ends_program and self.reached:
@@ -103,7 +103,6 @@ class Trial:
                 await self._look_at(name, states[tenant.pid].state, failed)
         for one in done:
             self._look_at_suspended(one)
-        _ = operation
 
     async def _look_at(self, name: str, state: State, failed: CudaError | None) -> None:
         tenant = self.bench.tenants[name]
@@ -117,9 +116,15 @@ class Trial:
         elif not failed:
             if name not in self.operation.left or state is not State.CHECKPOINTED:
                 self.wrong.append(f"{name} is {state.name}, and the operation has not failed")
-        elif state is not State.CHECKPOINTED or name not in self.operation.away:
-            if not re.search(rf"process {tenant.pid} (is {state.name.lower()}|stays {state.name.lower()})", self.error):
-                self.wrong.append(f"{name} is {state.name}, and the error does not tell")
+        elif not self._may_stay(name, state):
+            self.wrong.append(f"{name} is {state.name}, and the error does not tell")
+
+    def _may_stay(self, name: str, state: State) -> bool:
+        """Tell whether a program can be in this state, which is not RUNNING, after a failure."""
+        if state is State.CHECKPOINTED and name in self.operation.away + self.operation.between:
+            return True
+        pid, told = self.bench.tenants[name].pid, state.name.lower()
+        return re.search(rf"process {pid} (is|stays) {told}", self.error) is not None
 
     def _look_at_suspended(self, suspended: Suspended) -> None:
         """Where a fault kept memory out of the arena, a reason is told."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from kybernate_shim.cuda.arena.banks import as_text
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.arena.shared_worker import SharedWorker
 from kybernate_shim.cuda.workers import DriverUnavailable, WorkerDied
+from kybernate_shim.linux.process import is_exiting
 from kybernate_shim.linux.ptrace import Held
 from kybernate_shim.linux.tracee import InjectionFailed
 
@@ -42,6 +43,7 @@ PAUSES = (0.002, 0.005, 0.011, 0.023)
 SHUT_SECONDS = 0.2  # in which allocations that were begun may end before the driver locks the process
 LOOK_SECONDS = 0.0005  # between two looks at whether they have
 IDLE_SECONDS = 60.0
+STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not be locked
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
 BUSY, FULL, NO_ROOM, FAILED = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM", "ARENA_FAILED"
@@ -86,6 +88,8 @@ class Keeper:
         self._prefetched: dict[int, float] = {}  # by pid, since when
         self._leaving: Counter[int] = Counter()  # what is on its way out of VRAM
         self._remarks: set[str] = set()
+        self._stranded: set[int] = set()  # processes that stay stopped because they cannot be locked
+        self._keeping: dict[int, asyncio.Task[None]] = {}  # by pid, what waits for that
 
     async def warm(self, pid: int, seconds: float) -> Moved:
         """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
@@ -203,6 +207,11 @@ class Keeper:
             raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
         return _moved(answer)
 
+    @property
+    def stranded(self) -> Collection[int]:
+        """Processes whose threads stay stopped: their memory is in the arena, and the driver does not lock them."""
+        return self._stranded
+
     def kept_bytes(self, pid: int) -> int:
         """Return how many bytes of this process the arena has, or may have."""
         try:
@@ -248,8 +257,35 @@ class Keeper:
                 break
             if answer["name"] != LIBRARY and not self._worker.busy:  # with another process
                 await self._worker.close()
-        await self._verb("lock", pid, RELOCK_SECONDS)
-        raise NotMoved(f"process {pid} stays locked: {'; '.join(dict.fromkeys(reasons))}", away=True)
+        raise await self._locked_away(pid, reasons)
+
+    async def _locked_away(self, pid: int, reasons: list[str]) -> NotMoved:
+        """Lock a stopped process whose bytes could not be brought back, for `reasons`; return what to raise.
+
+        Where it cannot be locked, as while a call of its own hangs in the driver, its threads stay stopped until it
+        can: it must not compute without its memory.
+        """
+        stays = "locked"
+        try:
+            await self._verb("lock", pid, RELOCK_SECONDS)
+        except NotMoved as error:
+            if not _lives(pid):
+                return NotMoved(f"process {pid} has ended: {_each_once(reasons)}")
+            reasons.append(str(error))
+            self._stranded.add(pid)
+            stays = "locked, by its threads, which are stopped until the driver locks it"
+        return NotMoved(f"process {pid} stays {stays}: {_each_once(reasons)}", away=True)
+
+    async def _keep_stopped(self, pid: int, let_go: Callable[[], None]) -> None:
+        """Let a process's threads go when it is locked, or has ended."""
+        while _lives(pid):
+            with suppress(NotMoved):
+                await self._verb("lock", pid, RELOCK_SECONDS)
+                break
+            await asyncio.sleep(STRANDED_SECONDS)
+        await _let_go(let_go)
+        self._stranded.discard(pid)
+        self._log.info("arena.stopped_threads_ended", pid=pid)
 
     async def _ask(self, verb: str, pid: int, seconds: float, *arguments: Any) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -273,6 +309,8 @@ class Keeper:
     @asynccontextmanager
     async def _stopped(self, pid: int) -> AsyncIterator[None]:
         """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
+        if pid in self._stranded:
+            raise InjectionFailed("they are stopped already, until the driver locks the process")
         held = Held(pid, spare=_must_run, seconds=STOP_SECONDS)
 
         def let_go() -> None:
@@ -285,8 +323,16 @@ class Keeper:
         try:
             yield
         finally:
-            with suppress(TimeoutError):  # the thread that holds them goes on trying
-                await asyncio.shield(apart(let_go, STOP_SECONDS + GRACE_SECONDS))
+            if pid in self._stranded:
+                self._keeping[pid] = asyncio.create_task(self._keep_stopped(pid, let_go))
+                self._keeping[pid].add_done_callback(lambda _: self._keeping.pop(pid, None))
+            else:
+                await asyncio.shield(_let_go(let_go))
+
+
+async def _let_go(let_go: Callable[[], None]) -> None:
+    with suppress(TimeoutError):  # the thread that holds them goes on trying
+        await apart(let_go, STOP_SECONDS + GRACE_SECONDS)
 
 
 async def _shut(pid: int) -> None:
@@ -325,6 +371,17 @@ async def _has_library(pid: int) -> bool:
         return await apart(partial(control.is_there, pid), GRACE_SECONDS)
     except (OSError, TimeoutError):
         return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return not is_exiting(pid)
+    except ProcessLookupError:
+        return False
+
+
+def _each_once(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _moved(answer: dict[str, Any]) -> Moved:
