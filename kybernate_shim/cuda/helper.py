@@ -212,7 +212,8 @@ class Helper:
             raise NotMoved(f"{verb} of process {pid}: {error.message}") from error
         outcome = _outcome(pid, results, seconds)
         if outcome.kind:
-            raise NotMoved(f"{verb} of process {pid}: {f'{outcome.name} {outcome.text}'.strip()}")
+            why = f"{outcome.name} {outcome.text}".strip()
+            raise NotMoved(f"{verb} of process {pid}: {why}", name=outcome.name)
 
     async def _call(self, verb: str, pids: Iterable[int], arguments: list[Any], seconds: float) -> pool.Results:
         worker = await self._take()

@@ -61,9 +61,16 @@ class Fault:
         return self.who if len(self.who) == 1 and self.what in ("crash", "kill") else ""
 
 
-def faults(operation: str, calls: Sequence[Call], names: dict[int, str]) -> Iterator[Fault]:
-    """Yield the faults of an operation by what a dry run of it has recorded; `names` are the programs' by pid."""
-    for (who, call), count in sorted(Counter(sites(calls, names)).items()):
+def faults(operation: str, calls: Sequence[Call], names: dict[int, str], *, cold: bool = False) -> Iterator[Fault]:
+    """Yield the faults of an operation by what a dry run of it has recorded; `names` are the programs' by pid.
+
+    `cold`: the arena's worker is not known yet, so only of what no program calls.
+    """
+    made = Counter(sites(calls, names))
+    others = {call for who, call in made if who != "arena"}
+    for (who, call), count in sorted(made.items()):
+        if cold and (who != "arena" or call in others):
+            continue
         for nth in sorted({1, (count + 1) // 2, count}):
             for what in _ways(who, call):
                 yield Fault(operation, who, call, nth, count, what)

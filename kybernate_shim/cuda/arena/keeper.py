@@ -47,15 +47,20 @@ STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not 
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
 BUSY, FULL, NO_ROOM, FAILED = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM", "ARENA_FAILED"
+NOT_RUNNING = "CUDA_ERROR_ILLEGAL_STATE"  # the driver's answer to a lock of what is locked, or checkpointed
 LIBRARY = "ARENA_LIBRARY"  # the process does not answer, or lies
 
 
 class NotMoved(Exception):
-    """A step failed; the message says which, and where the bytes are. `away` when the process must not be unlocked."""
+    """A step failed; the message says which, and where the bytes are. `away` when the process must not be unlocked.
 
-    def __init__(self, message: str, *, away: bool = False) -> None:
+    `name` is the driver's name for the error, if a verb of it was refused.
+    """
+
+    def __init__(self, message: str, *, away: bool = False, name: str = "") -> None:
         super().__init__(message)
         self.away = away
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ class Keeper:
         if answer["name"] not in ("", FULL):
             await self._settle(pid, seconds, answer["text"])
         try:
-            await self._verb("lock", pid, RELOCK_SECONDS)
+            await self._relock(pid)
         except NotMoved as error:
             await self._settle(pid, seconds, str(error))
             raise
@@ -200,9 +205,12 @@ class Keeper:
             return Moved()
         try:
             async with self._stopped(pid):
-                await self._verb("unlock", pid, RELOCK_SECONDS)
+                try:
+                    await self._verb("unlock", pid, RELOCK_SECONDS)
+                except NotMoved as error:  # the driver may have carried it out all the same
+                    raise await self._locked_away(pid, [str(error)]) from error
                 answer = await self._settle(pid, seconds, "its memory is in the arena")
-                await self._verb("lock", pid, RELOCK_SECONDS)
+                await self._relock(pid)
         except InjectionFailed as error:
             raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
         return _moved(answer)
@@ -267,7 +275,7 @@ class Keeper:
         """
         stays = "locked"
         try:
-            await self._verb("lock", pid, RELOCK_SECONDS)
+            await self._relock(pid)
         except NotMoved as error:
             if not _lives(pid):
                 return NotMoved(f"process {pid} has ended: {_each_once(reasons)}")
@@ -276,11 +284,24 @@ class Keeper:
             stays = "locked, by its threads, which are stopped until the driver locks it"
         return NotMoved(f"process {pid} stays {stays}: {_each_once(reasons)}", away=True)
 
+    async def _relock(self, pid: int) -> None:
+        """Lock a stopped process, also where a call that was given up has locked it already. Raises NotMoved."""
+        try:
+            await self._verb("lock", pid, RELOCK_SECONDS)
+        except NotMoved as first:
+            if first.name == NOT_RUNNING:
+                return
+            try:
+                await self._verb("lock", pid, RELOCK_SECONDS)
+            except NotMoved as second:
+                if second.name != NOT_RUNNING:
+                    raise first from None
+
     async def _keep_stopped(self, pid: int, let_go: Callable[[], None]) -> None:
         """Let a process's threads go when it is locked, or has ended."""
         while _lives(pid):
             with suppress(NotMoved):
-                await self._verb("lock", pid, RELOCK_SECONDS)
+                await self._relock(pid)
                 break
             await asyncio.sleep(STRANDED_SECONDS)
         await _let_go(let_go)
