@@ -24,6 +24,13 @@ GREEDY = frozenset(
         *("cuMemExportToShareableHandle", "cuModuleLoadData", "checkpoint", "restore"),
     ]
 )
+# Functions that the library in a program calls, also where it undoes something.
+OF_PROGRAMS = frozenset(
+    [
+        *("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemExportToShareableHandle"),
+        *("cuMemAddressReserve", "cuMemAddressFree", "cuMemGetAllocationGranularity"),
+    ]
+)
 # What a fault is told by, in an error.
 TOLD = {
     UNKNOWN: r"CUDA_ERROR_UNKNOWN|CUDA error 999",
@@ -52,8 +59,9 @@ class Fault:
         return f"{self.operation}: {self.who}: {self.call} {self.nth}/{self.of} {self.what}"
 
     @property
-    def triple(self) -> tuple[str, str, str, str]:
-        return self.operation, self.who.partition(" ")[0], self.call, self.what
+    def kind(self) -> tuple[str, str, str]:
+        """What makes it another fault than others, in whichever operation: who makes the call, the call, the way."""
+        return "program" if len(self.who) == 1 else self.who.partition(" ")[0], self.call, self.what
 
     @property
     def ends_program(self) -> str:
@@ -66,10 +74,8 @@ def faults(operation: str, calls: Sequence[Call], names: dict[int, str], *, cold
 
     `cold`: the arena's worker is not known yet, so only of what no program calls.
     """
-    made = Counter(sites(calls, names))
-    others = {call for who, call in made if who != "arena"}
-    for (who, call), count in sorted(made.items()):
-        if cold and (who != "arena" or call in others):
+    for (who, call), count in sorted(Counter(sites(calls, names)).items()):
+        if cold and (who != "arena" or call in OF_PROGRAMS):
             continue
         for nth in sorted({1, (count + 1) // 2, count}):
             for what in _ways(who, call):
@@ -98,9 +104,11 @@ def _ways(who: str, call: str) -> Iterator[str]:
 
 
 def chosen(every: Iterable[Fault], most: int, seed: int) -> list[Fault]:
-    """Return so many faults: one of each operation, call and way, then others, by chance."""
+    """Return so many faults: one of each kind, and one of each operation's callers, then others, by chance."""
     left = list(every)
     random.Random(seed).shuffle(left)
-    first = {fault.triple: fault for fault in left}
-    others = [fault for fault in left if first[fault.triple] is not fault]
+    first: dict[object, Fault] = {fault.kind: fault for fault in left}
+    seen = {(fault.operation, fault.who) for fault in first.values()}
+    first |= {place: fault for fault in left if (place := (fault.operation, fault.who)) not in seen}
+    others = [fault for fault in left if fault not in first.values()]
     return [*first.values(), *others][: max(most, len(first))]

@@ -1,6 +1,7 @@
 """Each call of the driver, in each operation, fails, hangs, or loses the process that makes it: no container is lost.
 
-KYBERNATE_FAULT, a part of a fault's name as it is printed, picks faults; KYBERNATE_FAULTS_SEED another choice of them.
+KYBERNATE_FAULT, a part of a fault's name as it is printed, picks faults, all of them where it is "/";
+KYBERNATE_FAULTS_SEED makes another choice of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.faults.trial import Trial, end_worker
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 BENCHES = 12  # most of them wait for a deadline
-MOST = 420
+MOST = 240
 LEAST = 200
 SEED = 1
 
@@ -115,5 +116,6 @@ def test_no_fault_of_a_call_costs_a_program(tmp_path: Path) -> None:
     reached = {trial.fault for trial in trials if trial.reached}
     print(f"seed {seed}: {len(reached)} of {number} faults in {time.monotonic() - began:.0f} s")
     print(*(f"{kind:10} {times}" for kind, times in Counter(fault.what for fault in reached).items()), sep="\n")
-    assert not [f"{trial.fault}: {'; '.join(trial.wrong)}. {trial.error}" for trial in trials if trial.wrong]
+    wrong = [f"{trial.fault}: {'; '.join(trial.wrong)}. {trial.error}" for trial in trials if trial.wrong]
+    assert not wrong, "\n".join(wrong)
     assert picked or len(reached) >= LEAST
