@@ -77,8 +77,8 @@ class Cards:
         """Return what was called since `record`, and end that."""
         path = self.directory / "calls"
         ended = path.rename(path.with_suffix(".ended"))
-        words = [line.split() for line in ended.read_text().splitlines()]
-        return [Call(int(pid), thread, name, int(target)) for pid, thread, name, target in words]
+        words = [line.split(maxsplit=3) for line in ended.read_text().splitlines()]
+        return [Call(int(pid), thread, name, int(target)) for pid, name, target, thread in words]
 
     def slow(self, seconds_per_gib: float) -> None:
         self._write("seconds-per-gib", str(seconds_per_gib))

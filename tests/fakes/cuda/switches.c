@@ -97,7 +97,7 @@ void record_call(const char *call, int target)
     if (fd < 0)
         return;
     prctl(PR_GET_NAME, thread);
-    int size = snprintf(line, sizeof line, "%d %s %s %d\n", getpid(), thread, call, target);
+    int size = snprintf(line, sizeof line, "%d %s %d %s\n", getpid(), call, target, thread);
     if (write(fd, line, (size_t)size) != size)
         abort(); /* or the recording would lack a call */
     close(fd);

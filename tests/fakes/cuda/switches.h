@@ -51,7 +51,7 @@ struct switched switched_counted(const char *target, const char *verb, struct co
 /* Count, record and look up a call of one of the driver's functions by this process. */
 struct switched switched_function(const char *name);
 
-/* Add "PID THREAD CALL TARGET" to the file `calls`: the caller's pid and its thread's name; TARGET is 0 for functions. */
+/* Add "PID CALL TARGET THREAD" to the file `calls`: the caller's pid, 0 or whom a verb is for, its thread's name. */
 void record_call(const char *call, int target);
 
 /* Do what has to be done before the call: hang, crash, or nothing. */
