@@ -70,6 +70,7 @@ def main() -> int:
     suites = [Suite("unit", [sys.executable, "-m", "pytest", "-n", "auto", "tests/unit"])]
     suites[0].run()
     lanes = [[in_lab(lane, "tests/contract", "tests/system", "tests/hostile")] for lane in LANES]
+    lanes[1].append(in_lab("sid+faults", "tests/faults"))  # of the pretended card: the lane makes no difference
     lanes[0].append(in_lab("trixie+v2", "tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS, flags=["--cgroup2"]))
     threads = [threading.Thread(target=run_in_turn, args=[lane]) for lane in lanes]
     for thread in threads:

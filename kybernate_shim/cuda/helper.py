@@ -101,6 +101,8 @@ class Helper:
             answer = results.answers.get(pid)
             if answer and not answer["code"]:
                 state = STATES[answer["state"]] if answer["state"] < len(STATES) else wire.UNKNOWN
+                if pid in self.keeper.stranded:  # as good as that: it is until it can be
+                    state = wire.LOCKED
                 away = self.keeper.kept_bytes(pid)
                 reply.processes.add(pid=pid, state=state, restore_thread=answer["thread"], arena_bytes=away)
             elif not answer or answer["name"] not in (NO_CUDA, NO_PROCESS):
@@ -210,7 +212,8 @@ class Helper:
             raise NotMoved(f"{verb} of process {pid}: {error.message}") from error
         outcome = _outcome(pid, results, seconds)
         if outcome.kind:
-            raise NotMoved(f"{verb} of process {pid}: {outcome.name} {outcome.text}")
+            why = f"{outcome.name} {outcome.text}".strip()
+            raise NotMoved(f"{verb} of process {pid}: {why}", name=outcome.name)
 
     async def _call(self, verb: str, pids: Iterable[int], arguments: list[Any], seconds: float) -> pool.Results:
         worker = await self._take()
@@ -275,7 +278,8 @@ async def _until_idle(helper: Helper, pool_keeper: PoolKeeper, idle: float, stop
         await helper.keeper.tidy(loop.time())
         if not helper.running and loop.time() - helper.last_call >= LOOK_SECONDS:
             pool_keeper.tidy(loop.time())
-        left = helper.last_call + idle - loop.time() if not helper.running else idle
+        busy = helper.running or helper.keeper.stranded
+        left = helper.last_call + idle - loop.time() if not busy else idle
         if left <= 0:
             return
         try:

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 from kybernate_shim.linux.memory import Region, read_maps
+from kybernate_shim.linux.process import is_exiting
 
 NAME = "kybernate-arena"  # of the mapping, and of the thread that answers
 MAPPED_AS = f"/memfd:{NAME} (deleted)"
@@ -165,7 +165,11 @@ class Control:
                 time.sleep(PAUSE)
             self._wake()  # whoever asked may have died before it did
             left = until - time.monotonic()
-            if left <= 0 or not Path(f"/proc/{self.pid}/maps").exists():
+            if _has_ended(self.pid):
+                raise ControlSilent(
+                    f"process {self.pid} has ended before its preload library answered {verb.name.lower()}"
+                )
+            if left <= 0:
                 raise ControlSilent(f"the preload library of process {self.pid} does not answer {verb.name.lower()}")
             _futex()(self._address(ANSWERED), FUTEX_WAIT, answered, min(left, LOOK))
 
@@ -178,6 +182,14 @@ class Control:
 
     def _address(self, place: int) -> int:
         return ctypes.addressof(self._start) + place
+
+
+def _has_ended(pid: int) -> bool:
+    """Tell whether a process is gone, or a zombie whose parent takes its time."""
+    try:
+        return is_exiting(pid)
+    except ProcessLookupError:
+        return True
 
 
 def is_there(pid: int) -> bool:

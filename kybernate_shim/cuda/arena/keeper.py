@@ -4,10 +4,10 @@
 
 Only the preload library's thread and the driver's own run while the driver is unlocked: nobody sees that memory is
 missing. Where it is, the library keeps placeholders, on which a program would compute as on its own memory; so the
-kernel kills the process if the helper ends before the driver is locked again. The process comes LOCKED and leaves LOCKED, with its bytes in one place. When a move fails, or the worker dies
-under it, a settling brings them back to VRAM before the threads go on; where not even that can be done, the process
-stays locked, and the error says so. The helper itself stops the threads: it does not load the driver, so nothing that
-the driver does lets them go too early.
+kernel kills the process if the helper ends before the driver is locked again. The process comes LOCKED and leaves
+LOCKED, with its bytes in one place. When a move fails, or the worker dies under it, a settling brings them back to VRAM
+before the threads go on; where not even that can be done, the process stays locked, and the error says so. The helper
+itself stops the threads: it does not load the driver, so nothing that the driver does lets them go too early.
 
 Whatever looks at a process may have to wait for it, and a tenant's process may want that: nothing here waits in the
 event loop, or in threads that others need, and everything has a deadline.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from kybernate_shim.cuda.arena.banks import as_text
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.arena.shared_worker import SharedWorker
 from kybernate_shim.cuda.workers import DriverUnavailable, WorkerDied
+from kybernate_shim.linux.process import is_exiting
 from kybernate_shim.linux.ptrace import Held
 from kybernate_shim.linux.tracee import InjectionFailed
 
@@ -43,18 +44,24 @@ PAUSES = (0.002, 0.005, 0.011, 0.023)
 SHUT_SECONDS = 0.2  # in which allocations that were begun may end before the driver locks the process
 LOOK_SECONDS = 0.0005  # between two looks at whether they have
 IDLE_SECONDS = 60.0
+STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not be locked
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
 BUSY, FULL, NO_ROOM, FAILED = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM", "ARENA_FAILED"
+NOT_RUNNING = "CUDA_ERROR_ILLEGAL_STATE"  # the driver's answer to a lock of what is locked, or checkpointed
 LIBRARY = "ARENA_LIBRARY"  # the process does not answer, or lies
 
 
 class NotMoved(Exception):
-    """A step failed; the message says which, and where the bytes are. `away` when the process must not be unlocked."""
+    """A step failed; the message says which, and where the bytes are. `away` when the process must not be unlocked.
 
-    def __init__(self, message: str, *, away: bool = False) -> None:
+    `name` is the driver's name for the error, if a verb of it was refused.
+    """
+
+    def __init__(self, message: str, *, away: bool = False, name: str = "") -> None:
         super().__init__(message)
         self.away = away
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class Keeper:
         self._prefetched: dict[int, float] = {}  # by pid, since when
         self._leaving: Counter[int] = Counter()  # what is on its way out of VRAM
         self._remarks: set[str] = set()
+        self._stranded: set[int] = set()  # processes that stay stopped because they cannot be locked
+        self._keeping: dict[int, asyncio.Task[None]] = {}  # by pid, what waits for that
 
     async def warm(self, pid: int, seconds: float) -> Moved:
         """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
@@ -185,7 +194,7 @@ class Keeper:
         if answer["name"] not in ("", FULL):
             await self._settle(pid, seconds, answer["text"])
         try:
-            await self._verb("lock", pid, RELOCK_SECONDS)
+            await self._relock(pid)
         except NotMoved as error:
             await self._settle(pid, seconds, str(error))
             raise
@@ -197,12 +206,20 @@ class Keeper:
             return Moved()
         try:
             async with self._stopped(pid):
-                await self._verb("unlock", pid, RELOCK_SECONDS)
+                try:
+                    await self._verb("unlock", pid, RELOCK_SECONDS)
+                except NotMoved as error:  # the driver may have carried it out all the same
+                    raise await self._locked_away(pid, [str(error)]) from error
                 answer = await self._settle(pid, seconds, "its memory is in the arena")
-                await self._verb("lock", pid, RELOCK_SECONDS)
+                await self._relock(pid)
         except InjectionFailed as error:
             raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
         return _moved(answer)
+
+    @property
+    def stranded(self) -> Collection[int]:
+        """Processes whose threads stay stopped: their memory is in the arena, and the driver does not lock them."""
+        return self._stranded
 
     def kept_bytes(self, pid: int) -> int:
         """Return how many bytes of this process the arena has, or may have."""
@@ -249,8 +266,48 @@ class Keeper:
                 break
             if answer["name"] != LIBRARY and not self._worker.busy:  # with another process
                 await self._worker.close()
-        await self._verb("lock", pid, RELOCK_SECONDS)
-        raise NotMoved(f"process {pid} stays locked: {'; '.join(dict.fromkeys(reasons))}", away=True)
+        raise await self._locked_away(pid, reasons)
+
+    async def _locked_away(self, pid: int, reasons: list[str]) -> NotMoved:
+        """Lock a stopped process whose bytes could not be brought back, for `reasons`; return what to raise.
+
+        Where it cannot be locked, as while a call of its own hangs in the driver, its threads stay stopped until it
+        can: it must not compute without its memory.
+        """
+        stays = "locked"
+        try:
+            await self._relock(pid)
+        except NotMoved as error:
+            if not _lives(pid):
+                return NotMoved(f"process {pid} has ended: {_each_once(reasons)}")
+            reasons.append(str(error))
+            self._stranded.add(pid)
+            stays = "locked, by its threads, which are stopped until the driver locks it"
+        return NotMoved(f"process {pid} stays {stays}: {_each_once(reasons)}", away=True)
+
+    async def _relock(self, pid: int) -> None:
+        """Lock a stopped process, also where a call that was given up has locked it already. Raises NotMoved."""
+        try:
+            await self._verb("lock", pid, RELOCK_SECONDS)
+        except NotMoved as first:
+            if first.name == NOT_RUNNING:
+                return
+            try:
+                await self._verb("lock", pid, RELOCK_SECONDS)
+            except NotMoved as second:
+                if second.name != NOT_RUNNING:
+                    raise first from None
+
+    async def _keep_stopped(self, pid: int, let_go: Callable[[], None]) -> None:
+        """Let a process's threads go when it is locked, or has ended."""
+        while _lives(pid):
+            with suppress(NotMoved):
+                await self._relock(pid)
+                break
+            await asyncio.sleep(STRANDED_SECONDS)
+        await _let_go(let_go)
+        self._stranded.discard(pid)
+        self._log.info("arena.stopped_threads_ended", pid=pid)
 
     async def _ask(self, verb: str, pid: int, seconds: float, *arguments: Any) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -274,6 +331,8 @@ class Keeper:
     @asynccontextmanager
     async def _stopped(self, pid: int) -> AsyncIterator[None]:
         """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
+        if pid in self._stranded:
+            raise InjectionFailed("they are stopped already, until the driver locks the process")
         held = Held(pid, spare=_must_run, seconds=STOP_SECONDS, tied=True)
 
         def let_go() -> None:
@@ -286,8 +345,16 @@ class Keeper:
         try:
             yield
         finally:
-            with suppress(TimeoutError):  # the thread that holds them goes on trying
-                await asyncio.shield(apart(let_go, STOP_SECONDS + GRACE_SECONDS))
+            if pid in self._stranded:
+                self._keeping[pid] = asyncio.create_task(self._keep_stopped(pid, let_go))
+                self._keeping[pid].add_done_callback(lambda _: self._keeping.pop(pid, None))
+            else:
+                await asyncio.shield(_let_go(let_go))
+
+
+async def _let_go(let_go: Callable[[], None]) -> None:
+    with suppress(TimeoutError):  # the thread that holds them goes on trying
+        await apart(let_go, STOP_SECONDS + GRACE_SECONDS)
 
 
 async def _shut(pid: int) -> None:
@@ -326,6 +393,17 @@ async def _has_library(pid: int) -> bool:
         return await apart(partial(control.is_there, pid), GRACE_SECONDS)
     except (OSError, TimeoutError):
         return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return not is_exiting(pid)
+    except ProcessLookupError:
+        return False
+
+
+def _each_once(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _moved(answer: dict[str, Any]) -> Moved:

@@ -100,6 +100,7 @@ class Transfer:
         self._contexts: dict[int, Any] = {}
         self._hashers: dict[int, Hasher] = {}
         self._nodes: dict[int, int] = {}
+        self._refused: dict[int, list[int]] = {}  # by card, memory of ours that the driver would not take back
         self._uncompiled = ""  # why there is nothing that hashes
 
     @contextmanager
@@ -182,10 +183,23 @@ class Transfer:
         return int(checked(cuda.cuMemAlloc(size)))
 
     def release(self, card: int, addresses: Iterable[int]) -> None:
-        """Give back what `allocate` has returned. Raises DriverRefused."""
-        for address in addresses:
-            self._enter(card)
-            checked(cuda.cuMemFree(address))
+        """Give back what `allocate` has returned.
+
+        Raises DriverRefused after all were tried; what the driver has refused is tried again with the next ones.
+        """
+        with self._lock:
+            wanted, self._refused[card] = [*self._refused.pop(card, []), *addresses], []
+        failure = None
+        for address in wanted:
+            try:
+                self._enter(card)
+                checked(cuda.cuMemFree(address))
+            except DriverRefused as error:
+                failure = error
+                with self._lock:
+                    self._refused[card].append(address)
+        if failure is not None:
+            raise failure
 
     def node_near(self, card: int) -> int:
         """Return the NUMA node that a card is near, NO_NODE where none is known."""

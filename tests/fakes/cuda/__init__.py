@@ -14,10 +14,20 @@ from pathlib import Path
 
 from tests.fakes.cuda.build import build
 
-__all__ = ["GIB", "Cards", "build", "card_uuid"]
+__all__ = ["GIB", "Call", "Cards", "build", "card_uuid"]
 
 GIB = 1 << 30
 _MAX_CARDS = 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recorded call: who made it, in which thread, and which process a verb was for, 0 for a function."""
+
+    pid: int
+    thread: str
+    name: str
+    target: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,18 @@ class Cards:
     def switch(self, switches: str) -> None:
         """Make verbs fail or hang, such as "checkpoint:2:999,lock:*:hang@1234"; "" switches all of that off."""
         self._write("fail", switches)
+
+    def record(self) -> None:
+        """From now on, write down every call of a verb or of one of the driver's functions."""
+        self._write("calls", "")
+        (self.directory / "calls").chmod(0o666)
+
+    def recorded(self) -> list[Call]:
+        """Return what was called since `record`, and end that."""
+        path = self.directory / "calls"
+        ended = path.rename(path.with_suffix(".ended"))
+        words = [line.split(maxsplit=3) for line in ended.read_text().splitlines()]
+        return [Call(int(pid), thread, name, int(target)) for pid, name, target, thread in words]
 
     def slow(self, seconds_per_gib: float) -> None:
         self._write("seconds-per-gib", str(seconds_per_gib))

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "process.h"
+#include "switches.h"
 
 #define SHUT 0x80000000u
 
@@ -15,17 +16,27 @@
  * gate would keep the next lock waiting. */
 static _Atomic uint32_t gate;
 
-CUresult enter(void)
+static void pass(void)
 {
-    if (!process.started)
-        return CUDA_ERROR_NOT_INITIALIZED;
     for (;;) {
         uint32_t seen = atomic_load(&gate);
         if (seen & SHUT)
             syscall(SYS_futex, &gate, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
         else if (atomic_compare_exchange_weak(&gate, &seen, seen + 1))
-            return CUDA_SUCCESS;
+            return;
     }
+}
+
+CUresult enter_function(const char *name)
+{
+    if (!process.started)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    pass();
+    struct switched what = switched_function(name);
+    act_before(what);
+    if (what.action == ERROR)
+        leave();
+    return what.action == ERROR ? what.error : CUDA_SUCCESS;
 }
 
 void leave(void)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "cards.h"
+#include "switches.h"
 
 enum verb { STATE, RESTORE_TID, LOCK, CHECKPOINT, RESTORE, UNLOCK, VERBS };
 
@@ -34,7 +35,7 @@ struct mailbox {
     int32_t state;
     _Atomic uint32_t asked, answered; /* equal while nothing is under way */
     struct question question;
-    uint32_t calls[VERBS]; /* counted by the callers, for the switches */
+    struct counted calls[VERBS]; /* by the callers, for the switches */
     char switches[512];    /* the target's FAKE_CUDA_FAIL */
 };
 

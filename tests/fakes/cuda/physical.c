@@ -22,9 +22,9 @@ static struct memory memories[MOST_VIRTUAL];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned calls;
 
-CUresult begin_virtual(void)
+CUresult begin_virtual_function(const char *name)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     pthread_mutex_lock(&lock);

@@ -36,7 +36,8 @@ struct memory {
 };
 
 /* Enter a call that can be made to fail by the switch "vmm"; the lock of all this is held then. */
-CUresult begin_virtual(void);
+CUresult begin_virtual_function(const char *name);
+#define begin_virtual() begin_virtual_function(__func__)
 CUresult end_virtual(CUresult result);
 
 /* NULL: there is none. */

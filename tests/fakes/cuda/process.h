@@ -22,9 +22,10 @@ struct process {
 
 extern struct process process;
 
-/* gate.c: pass the gate: CUDA_SUCCESS, and leave() is owed; or CUDA_ERROR_NOT_INITIALIZED. Blocks while locked. A
- * thread that waits holds nothing, so that it can be stopped there. */
-CUresult enter(void);
+/* gate.c: pass the gate as the driver's function `name`: CUDA_SUCCESS, and leave() is owed; CUDA_ERROR_NOT_INITIALIZED,
+ * or what the switches want. Blocks while locked. A thread that waits holds nothing, so that it can be stopped there. */
+CUresult enter_function(const char *name);
+#define enter() enter_function(__func__)
 void leave(void);
 
 /* Let no thread pass any more and wait until all have left; false, and open again, when that takes longer than that

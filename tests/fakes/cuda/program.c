@@ -145,9 +145,9 @@ static CUresult card_of(CUdevice device, struct card *card)
 }
 
 /* What a call that only asks for a card's properties needs of it. */
-static CUresult enter_and_read(CUdevice device, struct card *card)
+static CUresult enter_and_read(const char *name, CUdevice device, struct card *card)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     result = card_of(device, card);
@@ -158,7 +158,7 @@ static CUresult enter_and_read(CUdevice device, struct card *card)
 EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
     struct card card;
-    CUresult result = enter_and_read(device, &card);
+    CUresult result = enter_and_read(__func__, device, &card);
     if (result == CUDA_SUCCESS)
         snprintf(name, (size_t)size, "%s", card.model);
     return result;
@@ -168,7 +168,7 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 {
     struct card card;
-    CUresult result = enter_and_read(device, &card);
+    CUresult result = enter_and_read(__func__, device, &card);
     if (result == CUDA_SUCCESS)
         snprintf(id, (size_t)size, "00FA:%02X:00.0", process.devices[device].place + 1);
     return result;
@@ -177,7 +177,7 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     struct card card;
-    CUresult result = enter_and_read(device, &card);
+    CUresult result = enter_and_read(__func__, device, &card);
     if (result == CUDA_SUCCESS)
         *bytes = card.bytes;
     return result;

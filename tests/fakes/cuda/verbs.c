@@ -81,9 +81,11 @@ static CUresult ask(int pid, struct question *question, struct mailbox *mailbox)
 /* Count this call and say what the switches want of it. */
 static struct switched count_call(int pid, enum verb verb, struct mailbox *mailbox)
 {
-    uint32_t calls = ++mailbox->calls[verb];
+    struct counted calls = mailbox->calls[verb];
+    record_call(NAMES[verb], pid);
+    count(&calls);
     poke(pid, offsetof(struct mailbox, calls) + verb * sizeof calls, &calls, sizeof calls);
-    return switched(mailbox->switches, NAMES[verb], calls, pid);
+    return switched_counted(mailbox->switches, NAMES[verb], calls, pid);
 }
 
 static CUresult call(int pid, struct question *question, struct mailbox *mailbox)

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,16 @@ def test_answers_that_never_end_are_given_up(page: mmap.mmap, monkeypatch: pytes
     with opened() as found, pytest.raises(ControlSilent, match="does not answer probe"):
         found.ask(Verb.PROBE, seconds=0.1)
     assert len(pauses) <= 101
+
+
+def test_process_that_is_a_zombie_is_not_waited_for(page: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent may take its time."""
+    monkeypatch.setattr(control, "_futex", lambda: lambda *_: None)
+    with subprocess.Popen(["true"]) as ended, opened() as found:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        found.pid = ended.pid
+        with pytest.raises(ControlSilent, match=f"process {ended.pid} has ended"):
+            found.ask(Verb.PROBE, seconds=5)
 
 
 def test_file_of_the_same_name_elsewhere_is_not_opened(tmp_path: Path) -> None:

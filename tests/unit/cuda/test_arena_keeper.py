@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from kybernate_shim.cuda.arena.keeper import IDLE_SECONDS, PREFETCH_SECONDS, Keeper
+from kybernate_shim.cuda.arena import keeper as keepers
+from kybernate_shim.cuda.arena.keeper import IDLE_SECONDS, NOT_RUNNING, PREFETCH_SECONDS, Keeper, NotMoved
 from kybernate_shim.cuda.workers import WorkerDied
 
 ANSWER = {"code": 0, "name": "", "text": "", "bytes": 0, "clean_bytes": 0, "zero_bytes": 0, "seconds": 0.0}
@@ -122,3 +123,82 @@ def test_worker_is_told_who_leaves_meanwhile(
         assert worker.leaving == [[], [other], [other], [], []]
 
     assert tell(story) == ["settle"] * 5
+
+
+class Driver:
+    """Refuses the first verbs by these errors, and does the others; says which threads it found stopped."""
+
+    def __init__(self, *errors: str) -> None:
+        self.errors = list(errors)
+        self.stopped = False
+        self.free: list[str] = []  # verbs that found the threads free
+
+    async def __call__(self, name: str, pid: int, seconds: float) -> None:
+        if not self.stopped:
+            self.free.append(name)
+        if error := self.errors.pop(0) if self.errors else "":
+            raise NotMoved(f"{name}: {error}", name=error)
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Driver], Awaitable[tuple[Keeper, NotMoved]]]:
+    """Give this process its bytes back, which the worker cannot; return the keeper and what that raises."""
+
+    async def run(driver: Driver) -> tuple[Keeper, NotMoved]:
+        class Held:
+            def __init__(self, *_: object, **__: object) -> None:
+                pass
+
+            def __enter__(self) -> None:
+                driver.stopped = True
+
+            def __exit__(self, *_: object) -> None:
+                driver.stopped = False
+
+        keeper, worker = Keeper(tmp_path, ((0, MIB),), driver, structlog.get_logger()), Worker()
+        worker.dead = True
+        monkeypatch.setattr(keepers, "Held", Held)
+        monkeypatch.setattr(keepers, "STRANDED_SECONDS", 0.0)
+        monkeypatch.setattr(keeper, "_worker", worker)
+        monkeypatch.setattr(keeper, "kept_bytes", lambda pid: MIB)
+        with pytest.raises(NotMoved) as caught:
+            await keeper.give(os.getpid(), 1)
+        return keeper, caught.value
+
+    return run
+
+
+Give = Callable[[Driver], Awaitable[tuple[Keeper, NotMoved]]]
+
+
+def test_threads_stay_stopped_until_the_driver_locks_what_is_away(give: Give) -> None:
+    async def main() -> None:
+        driver = Driver("", "busy", "busy", "busy", "busy")
+        keeper, error = await give(driver)
+        assert error.away
+        assert "it is gone" in str(error)  # the first error, before what followed from it
+        assert "lock: busy" in str(error)
+        assert os.getpid() in keeper.stranded
+        assert driver.stopped
+        while keeper.stranded:  # noqa: ASYNC110  # each step is a call of the driver
+            await asyncio.sleep(0)
+        assert not driver.stopped
+        assert driver.errors == driver.free == []
+
+    asyncio.run(main())
+
+
+def test_process_whose_unlock_was_given_up_is_locked_before_it_goes_on(give: Give) -> None:
+    driver = Driver("no answer")
+    _, error = asyncio.run(give(driver))
+    assert error.away
+    assert "unlock: no answer" in str(error)
+    assert driver.free == []
+
+
+def test_process_that_is_locked_already_is_not_held_any_longer(give: Give) -> None:
+    driver = Driver("", NOT_RUNNING)
+    keeper, error = asyncio.run(give(driver))
+    assert "stays locked: its memory is in the arena; it is gone" in str(error)
+    assert not keeper.stranded
+    assert not driver.stopped
