@@ -15,6 +15,7 @@ DRIVER = (
     "errors",
     "program",
     "memory",
+    "devices",
     "virtual",
     "streams",
     "kernels",

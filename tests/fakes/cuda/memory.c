@@ -65,6 +65,7 @@ static CUresult hold_undumpable(void)
 
 static void release_cards(void)
 {
+    release_devices();
     munmap(held.socket_page, PAGE);
     munmap(held.account, PAGE);
     unlink(held.path);
@@ -82,7 +83,7 @@ CUresult hold_cards(void)
     if (held.account == MAP_FAILED)
         return CUDA_ERROR_OPERATING_SYSTEM;
     madvise(held.account, PAGE, MADV_DONTFORK);
-    return hold_undumpable();
+    return hold_devices() ? hold_undumpable() : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 static void bill(uint64_t bytes[MAX_CARDS], int device, uint64_t size)

@@ -46,6 +46,10 @@ CUresult hold_cards(void);
 CUresult charge_context(int device);
 void discharge_context(int device);
 
+/* devices.c: the device files that the program holds on top of that, where there are some. */
+bool hold_devices(void);
+void release_devices(void);
+
 /* Move everything from the cards to ONE anonymous mapping, and let go of the cards. */
 CUresult move_to_host(void);
 
