@@ -37,9 +37,9 @@ PATIENCE: Final = 5.0  # seconds for a process that is about to end, or to execu
 SECONDS: Final = 60.0  # for all of it, also where new processes keep appearing
 PAUSE: Final = 0.02
 OWN: Final = (
-    "is its own, not inherited from a process with CUDA state: CRIU cannot dump it. Where the process uses NVML, have it"
-    " end that (nvmlShutdown) or end the process; where it is initializing CUDA, or was forked long before, try again"
-    " later"
+    "is its own, not inherited from a process with CUDA state: CRIU cannot dump it. Where the process uses NVML, have"
+    " it end that (nvmlShutdown) or end the process; where it is initializing CUDA, or was forked long before, try"
+    " again later"
 )
 
 
@@ -71,7 +71,7 @@ class Inherited:
         self.heirs.observe(owners, [one for one in found if one.pid not in self.owners], moment)
 
     async def holding(self) -> list[DeviceFiles]:
-        """Return what processes without CUDA state hold of the devices. Raises DevicesKept where that takes too long."""
+        """Return what processes without CUDA state hold of the devices. Raises DevicesKept after too long."""
         return await to_the_end(partial(self._holding, device_files.node_majors()))
 
     def _holding(self, wanted: Majors) -> list[DeviceFiles]:
@@ -109,14 +109,15 @@ class Release:
         patient = min(now + PATIENCE, self._until)
         with operation.step("release") as step:
             async with AsyncExitStack() as stack:
-                worker: VramWorker | None = None
+                workers: list[VramWorker] = []  # at most one, started when there is something to do
                 while holding := await self._inherited.holding():
                     kept = await self._unproven(holding)
                     if heirs := [one for one in holding if one.pid not in kept]:
-                        worker = worker or await stack.enter_async_context(vram_worker(self._target.children))
+                        if not workers:
+                            workers.append(await stack.enter_async_context(vram_worker(self._target.children)))
                         before = len(self.done)
-                        kept |= await self._release(worker, heirs)
-                        if len(self.done) > before:
+                        kept |= await self._release(workers[0], heirs)
+                        if len(self.done) > before and time.monotonic() < self._until:
                             continue
                     if time.monotonic() > patient:
                         raise DevicesKept(self._failure(kept))
@@ -179,9 +180,8 @@ class Release:
 
     def _failure(self, kept: dict[int, str]) -> str:
         told = [f"process {title_of(pid)} {why}" for pid, why in kept.items()]
-        return "; ".join(
-            [*(told or ["new processes keep appearing"]), f"container {self._target.id} goes on as before"]
-        )
+        told = told or ["processes that have inherited device files of GPUs keep appearing"]
+        return "; ".join([*told, f"container {self._target.id} goes on as before"])
 
 
 def _name(pid: int) -> str:

@@ -4,10 +4,11 @@ A child that is forked from a process with CUDA state gets its mappings and desc
 refuses every call there (CUDA C++ Programming Guide, "Initialization"; cuInit, CUDA_ERROR_NOT_INITIALIZED). What it
 inherited cannot be told by its names or addresses: a process that is initializing CUDA right now, or uses NVML, holds
 the same kinds of files. So it is proven by the kernel's word: a descriptor is the very open file (kcmp(2)) that a
-process with CUDA state has under the same number. A process that has even one descriptor without a proof is left alone.
+process with CUDA state has under the same number. A process that has even one descriptor without a proof is left
+alone.
 
-The driver's checkpoint closes the files of the CUDA process. So the proofs are taken before, and kept for as long as the
-processes live. Who is forked afterwards is known by its parent and by when it began.
+The driver's checkpoint closes the files of the CUDA process. So the proofs are taken before, and kept for as long as
+the processes live. Who is forked afterwards is known by its parent and by when it began.
 """
 
 from __future__ import annotations

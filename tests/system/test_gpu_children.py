@@ -116,7 +116,7 @@ def test_forked_children_go_on_through_every_checkpoint(ctr: Ctr, devices: list[
         assert {(one.mappings, one.descriptors, one.kept_bytes) for one in released} == {(2, 2, 64 << 10)}
         assert "gave up" in kybernate("inspect", str(image.parent / "first"))
         kybernate("checkpoint", container.id, str(image), "--exit")
-        document = json.loads(kybernate("inspect", str(image), "-o", "json"))
+        document = json.loads(kybernate("inspect", str(image), "--json"))
         assert "released" not in json.loads((image / "kybernate-manifest.json").read_text())
         assert document["manifest"]["released"] == []
     with gpu.computing_again(ctr, image, log, flags=flags(devices)) as again:
