@@ -84,9 +84,7 @@ def test_descriptor_is_proven_only_by_the_same_open_file(child: tuple[int, int, 
 
 def test_proofs_outlive_the_files_of_the_owner(child: tuple[int, int, int]) -> None:
     pid, shared, _ = child
-    heirs, late = Heirs(), ticks() + 1000
-    heirs.observe(
-        [DeviceFiles(os.getpid(), (), frozenset({shared}))], [DeviceFiles(pid, (), frozenset({shared}))], late
-    )
-    heirs.observe([DeviceFiles(os.getpid())], [DeviceFiles(pid, (), frozenset({shared}))], late)
+    heirs, late, held = Heirs(), ticks() + 1000, frozenset({shared})
+    heirs.observe([DeviceFiles(os.getpid(), (), held)], [DeviceFiles(pid, (), held)], late)
+    heirs.observe([DeviceFiles(os.getpid())], [DeviceFiles(pid, (), held)], late)
     assert heirs.inherited(pid) == {shared}
