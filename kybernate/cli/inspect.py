@@ -138,6 +138,11 @@ def _show(image: Image) -> None:
     _section("processes", ("PID", "NAME", "MEMORY"), [(p.pid, p.name, size(p.rss_bytes)) for p in manifest.processes])
     show_processes(manifest)
     _section("processes with CUDA state", ("PID", "VRAM"), [(p.pid, _told(p.bytes)) for p in manifest.cuda_processes])
+    _section(
+        "gave up inherited GPU device files, as they hold no CUDA state",
+        ("PID", "NAME", "MAPPINGS", "DESCRIPTORS", "MADE PRIVATE"),
+        [(p.pid, p.name, p.mappings, p.descriptors, size(p.kept_bytes)) for p in manifest.released],
+    )
     _section("GPUs", ("UUID", "MODEL", "VRAM"), [(gpu.uuid, gpu.model, _told(_held(gpu))) for gpu in manifest.gpus])
     used = {gpu.uuid for gpu in manifest.gpus}
     _section(

@@ -207,9 +207,7 @@ async def _steps(
             require_room(request, _memory_bytes(target) - detached.driven_bytes + detached.arena_bytes)
             await back.enter_async_context(detached.moved_out(request.image, operation))
             back.push_async_callback(set_frozen, False)
-        begin = time.monotonic()
-        with operation.step("freeze"):
-            await to_the_end(partial(stand_still, cgroup))
+        begin = await _stand_still(target, operation, detached)
         with Digester(request.digest) as digester:
             await _run_criu(target, request, operation, look, digester)
             if request.rootfs_diff:
@@ -235,6 +233,23 @@ async def _steps(
             if detached is not None:
                 detached.gone = True
         return dumped
+
+
+async def _stand_still(target: Target, operation: Operation, detached: Detached | None) -> float:
+    """Freeze a container that CRIU can dump, and return when that began.
+
+    Forked processes that appear before everything is frozen may have inherited what CRIU refuses.
+    """
+    assert target.cgroup is not None
+    while True:
+        if detached is not None:
+            await detached.release(operation)
+        begin = time.monotonic()
+        with operation.step("freeze"):
+            await to_the_end(partial(stand_still, target.cgroup))
+        if detached is None or not await detached.must_release():
+            return begin
+        await to_the_end(target.cgroup.thaw)
 
 
 def _since(begin: float) -> int:
@@ -355,6 +370,7 @@ def _finish(
         cuda_processes=tuple(one for one in detached.cuda_processes if one.pid in there) if detached else (),
         gpus=detached.gpus if detached else (),
         visible_gpus=detached.visible_gpus if detached else (),
+        released=tuple(one for one in detached.released if one.pid in there) if detached else (),
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),

@@ -19,7 +19,8 @@ from kybernate_shim.checkpoint.compat import FORCE, Finding
 from kybernate_shim.checkpoint.gpu_accounts import Accounts, draw_up, inner_pid, own_memory
 from kybernate_shim.checkpoint.gpu_room import ahead, await_room, bytes_on, needs
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
+from kybernate_shim.checkpoint.inherited import DevicesKept, Inherited, Release
+from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, Released, VramFile
 from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, hastened
@@ -66,6 +67,7 @@ class Left:
     gone: bool = False
     way: WayOut | None = None
     away: ArenaOut | None = None
+    inheritance: Release | None = None
 
     @property
     def vram(self) -> tuple[VramFile, ...]:
@@ -101,6 +103,22 @@ class Left:
         if self.away is not None:
             await self.away.complete()
 
+    async def release(self, operation: Operation) -> None:
+        """Have forked processes give up what they have inherited; they must run, not be frozen. Raises DevicesKept."""
+        if self.inheritance is not None:
+            try:
+                await self.inheritance.run(operation)
+            except CudaError as error:
+                raise DevicesKept(f"{error}; the container goes on as before") from error
+
+    async def must_release(self) -> bool:
+        """Tell whether one of the processes, which are frozen, still holds something that CRIU cannot dump."""
+        return self.inheritance is not None and await self.inheritance.needed()
+
+    @property
+    def released(self) -> tuple[Released, ...]:
+        return tuple(self.inheritance.done.values()) if self.inheritance is not None else ()
+
     @property
     def cuda_processes(self) -> tuple[GpuMemory, ...]:
         return self.accounts.processes
@@ -126,6 +144,7 @@ class CudaAccelerator:
             self._settings.lock, self._settings.checkpoint, self._settings.restore, self._settings.unlock
         )
         self.suspended: Left | None = None  # what `suspend` has taken out, until `resume`
+        self._inherited = Inherited(target, log)
         self._lost = ""  # why processes that are off their GPUs must never come back to them
         self._back = WayBack(target.children, self._settings, log)
         self._expected: Sequence[client.Gpu] = ()  # where a restore will compute
@@ -156,6 +175,7 @@ class CudaAccelerator:
                 arena=self._settings.data_path == "fast",
             )
             left.way = way
+            left.inheritance = Release(self._inherited, helper)
             try:
                 sizes = await self._arena_sizes(helper)
                 left.away = ArenaOut(self._target.children, self._settings, sizes, digest)
@@ -255,6 +275,7 @@ class CudaAccelerator:
                     limits,
                     note=self._note_more,
                     last_look=partial(preflight.require_no_more_imports, imports),
+                    while_locked=lambda pids: self._inherited.observe({*pids, *(one.pid for one in found)}),
                     around=around(subject.vram_bytes),
                     arena=arena,
                 )

@@ -94,6 +94,22 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Released:
+    """What a process without CUDA state, by its pid inside the container, gave up before it was dumped.
+
+    Those are mappings and descriptors of GPU devices that it had inherited by a fork and could not use. Of the `bytes`
+    mapped, `kept_bytes` were host memory, and are private memory of the process since.
+    """
+
+    pid: int
+    name: str
+    mappings: int
+    bytes: int
+    kept_bytes: int
+    descriptors: int
+
+
+@dataclass(frozen=True)
 class VramFile:
     """A file with VRAM bytes, and the memory of a process that they belong into; pid as in the container.
 
@@ -207,7 +223,8 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them runs on before it
     is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them. `security` is empty in images of older releases.
+    driver's order: a map to others names each of them. `released` is left out where it is empty, so that older releases
+    read the manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -227,6 +244,7 @@ class Manifest:
     vram: tuple[VramFile, ...] = ()
     arena: tuple[ArenaFile, ...] = ()
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
+    released: tuple[Released, ...] = ()
     mounts: tuple[Mount, ...] = ()
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
@@ -270,7 +288,10 @@ def now() -> str:
 
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as it is stored: JSON that a person can read."""
-    return (json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
+    document = to_json(manifest)
+    if not manifest.released:
+        del document["released"]
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
 
 
 def decode(content: bytes) -> Manifest:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kybernate_shim.checkpoint.compat import Finding
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
+from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, Released, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.cgroups import Cgroup
@@ -74,6 +74,15 @@ class Detached(Protocol):
 
     async def complete(self) -> None:
         """Return when all VRAM bytes are in the image. Raises a VramError."""
+
+    async def release(self, operation: Operation) -> None:
+        """Have forked processes give up what they have inherited of GPU devices; they must run. Raises DevicesKept."""
+
+    async def must_release(self) -> bool:
+        """Tell whether one of the processes, which are frozen, still holds something that CRIU cannot dump."""
+
+    @property
+    def released(self) -> tuple[Released, ...]: ...
 
     @property
     def visible_gpus(self) -> tuple[str, ...]: ...

@@ -85,6 +85,7 @@ async def suspend(
     *,
     note: Callable[[Sequence[int]], None] = lambda pids: None,
     last_look: Callable[[Sequence[int]], None] = lambda pids: None,
+    while_locked: Callable[[Sequence[int]], Awaitable[None]] | None = None,
     around: Around = lambda pids, taken: nullcontext(),
     arena: bool = False,
 ) -> Suspended:
@@ -94,8 +95,9 @@ async def suspend(
     them must not want it.
 
     `note` is told of all processes that may be locked by now, each time before more are. `last_look` is told of them
-    when all are, and may raise a CudaError. `around` is what encloses the checkpoint of locked processes, and is told
-    how much of them the arena has taken; it must not raise by itself.
+    when all are, and may raise a CudaError; `while_locked` then does what has to be done before they change. `around`
+    is what encloses the checkpoint of locked processes, and is told how much of them the arena has taken; it must not
+    raise by itself.
     Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
     well, the notes of the error name the processes and what is wrong with them.
     """
@@ -113,6 +115,8 @@ async def suspend(
             suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
         )
         last_look(suspended.pids)
+        if while_locked is not None:
+            await while_locked(suspended.pids)
         if arena:
             take = helper.take(suspended.pids, limits.checkpoint)
             suspended.taken = await _moved(suspended.steps, "arena-take", take)

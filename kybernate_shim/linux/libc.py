@@ -92,7 +92,9 @@ _PIDFD_GETFD = 438
 _MOUNT_SETATTR = 442
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILE = 0
 _KCMP_VM = 1
+_KCMP_FILES = 2
 
 _Argument = int | bytes | str | None
 
@@ -203,11 +205,28 @@ def mbind(address: int, size: int, mode: int, nodes: bytes) -> None:
 
 def same_memory(pid: int, other: int) -> bool:
     """Tell whether two processes have one address space, see kcmp(2). A machine without that call knows of none."""
-    number = _KCMP.get(os.uname().machine)
-    if number is None:
+    return _same(pid, other, _KCMP_VM)
+
+
+def same_descriptors(pid: int, other: int) -> bool:
+    """Tell whether two threads have one table of descriptors, see kcmp(2); else as `same_memory`."""
+    return _same(pid, other, _KCMP_FILES)
+
+
+def same_open_file(pid: int, other: int, fd: int) -> bool:
+    """Tell whether descriptor `fd` of two processes is one open file, as after a fork(2); else as `same_memory`.
+
+    Raises OSError (EBADF) where one of them has no such descriptor.
+    """
+    return _same(pid, other, _KCMP_FILE, fd)
+
+
+def _same(pid: int, other: int, what: int, number: int = 0) -> bool:
+    call = _KCMP.get(os.uname().machine)
+    if call is None:
         return False
     try:
-        return _syscall(number, pid, other, _KCMP_VM, 0, 0, subject=f"pids {pid} and {other}") == 0
+        return _syscall(call, pid, other, what, number, number, subject=f"pids {pid} and {other}") == 0
     except OSError as error:
         if error.errno == errno.ENOSYS:
             return False

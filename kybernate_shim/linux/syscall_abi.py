@@ -37,6 +37,11 @@ class Abi:
     socketpair: int
     recvmsg: int
     close: int
+    dup3: int
+    eventfd2: int
+    mprotect: int
+    mremap: int
+    process_vm_writev: int
 
     def prepare(self, registers: list[int], address: int, number: int, arguments: Sequence[int]) -> list[int]:
         """Return `registers` changed so that the instruction at `address` makes the call."""
@@ -82,6 +87,11 @@ X86_64 = Abi(
     socketpair=53,
     recvmsg=47,
     close=3,
+    dup3=292,
+    eventfd2=290,
+    mprotect=10,
+    mremap=25,
+    process_vm_writev=311,
 )
 ARM64 = Abi(
     architecture=0xC00000B7,
@@ -101,6 +111,11 @@ ARM64 = Abi(
     socketpair=199,
     recvmsg=212,
     close=57,
+    dup3=24,
+    eventfd2=19,
+    mprotect=226,
+    mremap=216,
+    process_vm_writev=271,
 )
 _BY_MACHINE = {"x86_64": X86_64, "aarch64": ARM64}
 

@@ -59,7 +59,7 @@ def install_driver() -> Cards:
     """Make this node one with two cards: the driver in the loader's path, and device nodes to name the cards by."""
     built = build()
     LIBRARIES.mkdir(parents=True, exist_ok=True)
-    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "computes", "computes.py", "holds.py"):
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "computes", "computes.py", "holds.py", "forks.py"):
         source = built / name if (built / name).exists() else Path(__file__).parents[1] / "fakes/cuda" / name
         shutil.copy(source, LIBRARIES)
     subprocess.run(["gcc", "-shared", "-o", LIBRARIES / "libnccl.so.2", "-x", "c", os.devnull], check=True)

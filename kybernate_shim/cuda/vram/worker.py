@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -31,6 +32,7 @@ from kybernate_shim.cuda.arena.extents import Kept
 from kybernate_shim.cuda.arena.memory import Memory
 from kybernate_shim.cuda.arena.saved import SavedBlocks
 from kybernate_shim.cuda.regions import appeared
+from kybernate_shim.cuda.release import Heir, NotReleased, release
 from kybernate_shim.cuda.vram import driven
 from kybernate_shim.cuda.vram.crew import Transfer
 from kybernate_shim.cuda.vram.digest import KIND
@@ -49,6 +51,7 @@ DRIVER_THREADS = "cuda"  # begins the names of the driver's own threads, which m
 HOLD_SECONDS = 5.0
 PROGRESS_SECONDS = 0.1
 PROOF_THREADS = 4  # beside the driver, which is done in 2.7 s then, and in 3.5 s beside 16 (17 GiB, H100)
+RELEASING_THREADS = 8  # each waits for its process most of the time
 OPEN_FILES = 64  # each part of a region opens its file
 
 
@@ -57,6 +60,7 @@ class Desk:
 
     `watch` and `compare` enclose the driver's checkpoint, `save` follows for what was found, `put_back` undoes it;
     `hasten` and `let_go` enclose one that moves nothing out of the process;
+    `release` makes processes without CUDA state such that CRIU can dump them.
     `prefetch`, `load` and `prove` are for a restore. `hold_arena`, `save_arena`, `claim_arena`, `load_arena` and
     `hand_over` are for what is not in the processes but in the node's arena.
     """
@@ -272,6 +276,26 @@ class Desk:
     def hand_over(self, *, pids: dict[str, int]) -> None:
         """Give what `load_arena` has filled to the restored processes, `pids` from the container's to the host's."""
         in_arena.hand_over(Memory(0), {pids[str(name)]: share for name, share in self._shares.items()})
+
+    def release(
+        self, *, heirs: list[dict[str, Any]], owners: list[int], majors: list[tuple[int, int]], seconds: float
+    ) -> list[dict[str, Any]]:
+        """Have processes give up what they have inherited of the devices `majors`; for each a Given or why not."""
+        until = time.monotonic() + seconds
+        wanted = frozenset((kind, major) for kind, major in majors)
+
+        def one(heir: dict[str, Any]) -> dict[str, Any]:
+            try:
+                who = Heir(**{**heir, "inherited": frozenset(heir["inherited"])})
+                return {"given": asdict(release(who, owners, wanted, seconds=HOLD_SECONDS, expired=expired))}
+            except (NotReleased, InjectionFailed, OSError) as error:
+                return {"pid": heir["pid"], "kept": str(error)}
+
+        def expired() -> bool:
+            return self.cancel.is_set() or time.monotonic() > until
+
+        with ThreadPoolExecutor(RELEASING_THREADS) as several:
+            return list(several.map(one, heirs))
 
     def _how(self, threads: int, pool: str = "", digest: str = KIND) -> Transfer:
         how = Transfer(cancel=self.cancel, pool=Path(pool) if pool else None, digest=digest)

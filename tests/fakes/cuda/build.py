@@ -18,6 +18,7 @@ DRIVER = (
     "holding",
     "memory",
     "physical",
+    "devices",
     "virtual",
     "pointers",
     "queries",

@@ -34,6 +34,7 @@ static CUresult hold_undumpable(void)
 
 void release_cards(void)
 {
+    release_devices();
     munmap(held.socket_page, PAGE);
     munmap(held.account, PAGE);
     unlink(held.path);
@@ -51,7 +52,7 @@ CUresult hold_cards(void)
     if (held.account == MAP_FAILED)
         return CUDA_ERROR_OPERATING_SYSTEM;
     madvise(held.account, PAGE, MADV_DONTFORK);
-    return hold_undumpable();
+    return hold_devices() ? hold_undumpable() : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 char *map_on_card(uint64_t size)

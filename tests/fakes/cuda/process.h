@@ -48,6 +48,10 @@ void release_cards(void);
 CUresult charge_bytes(int device, uint64_t size);
 void discharge_bytes(int device, uint64_t size);
 
+/* devices.c: the device files that the program holds on top of that, where there are some. */
+bool hold_devices(void);
+void release_devices(void);
+
 /* Charge the bytes of a restore; OUT_OF_MEMORY: a card has not enough free. */
 CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARDS]);
 

@@ -13,7 +13,7 @@ import structlog
 
 from kybernate_shim.checkpoint.compat import Finding
 from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import NAME, ArenaFile, DataPath, Gpu, GpuMemory, Manifest, VramFile
+from kybernate_shim.checkpoint.manifest import NAME, ArenaFile, DataPath, Gpu, GpuMemory, Manifest, Released, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Finished
@@ -90,6 +90,8 @@ class FakeDetached:
     vram: tuple[VramFile, ...] = ()
     arena: tuple[ArenaFile, ...] = ()
     arena_bytes: int = 0
+    released: tuple[Released, ...] = ()
+    appearing: int = 0  # how often a frozen container turns out to have another child that must release something
     driven_bytes: int = 0
     data_path: DataPath = field(default_factory=lambda: DataPath("plain"))
     gone: bool = False
@@ -107,6 +109,13 @@ class FakeDetached:
     async def complete(self) -> None:
         self.steps.append("bytes complete")
 
+    async def release(self, operation: Operation) -> None:
+        self.steps.append("release")
+
+    async def must_release(self) -> bool:
+        self.appearing -= 1
+        return self.appearing >= 0
+
 
 @dataclass
 class FakeAccelerator:
@@ -114,13 +123,14 @@ class FakeAccelerator:
 
     steps: list[str]
     findings: list[Finding] = field(default_factory=list)
+    appearing: int = 0
 
     @asynccontextmanager
     async def detached(
         self, operation: Operation, image: Path, *, force: bool, strong: bool = False
     ) -> AsyncIterator[FakeDetached]:
         self.steps.append("detach")
-        left = FakeDetached(steps=self.steps)
+        left = FakeDetached(steps=self.steps, appearing=self.appearing)
         try:
             yield left
         finally:

@@ -100,6 +100,9 @@ def test_criu_ends_what_keeps_its_connections(target: FakeTarget) -> None:
     assert not any(step.startswith("kill") for step in target.steps)
 
 
+AWAKE = ["thaw", "bytes back", "attach", "thaw"]
+
+
 def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTarget) -> None:
     target.cgroup.frozen = True
     run(target, FakeAccelerator(target.steps))
@@ -107,6 +110,7 @@ def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTar
         "thaw",
         "detach",
         "bytes out",
+        "release",
         "freeze",
         "checkpoint",
         "bytes complete",
@@ -117,11 +121,18 @@ def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTar
     ]
 
 
+def test_child_that_is_forked_before_the_freeze_gives_up_what_it_has_inherited(target: FakeTarget) -> None:
+    run(target, FakeAccelerator(target.steps, appearing=2))
+    caught = ["release", "freeze", "thaw"]
+    assert target.steps[2:10] == [*caught, *caught, "release", "freeze"]
+
+
 def test_nobody_is_brought_back_after_the_end(target: FakeTarget) -> None:
     run(target, FakeAccelerator(target.steps), exit=True)
     assert target.steps == [
         "detach",
         "bytes out",
+        "release",
         "freeze",
         "checkpoint",
         "bytes complete",
@@ -134,7 +145,7 @@ def test_failed_criu_is_quoted_and_everything_undone(target: FakeTarget) -> None
     target.children.on["checkpoint"] = writes(target, 1, "(00.01) Error (criu/x.c:1): no luck\n")
     with pytest.raises(DumpFailed, match=r"goes on as before.*no luck.*work/dump\.log"):
         run(target, FakeAccelerator(target.steps))
-    assert target.steps == ["detach", "bytes out", "freeze", "checkpoint", "thaw", "bytes back", "attach", "thaw"]
+    assert target.steps == ["detach", "bytes out", "release", "freeze", "checkpoint", *AWAKE]
     assert not target.image.exists()
 
 
