@@ -477,7 +477,7 @@ class CudaAccelerator:
 
     @asynccontextmanager
     async def _helper(self) -> AsyncIterator[CudaHelper]:
-        async with cuda_helper(client.SOCKET, idle_seconds=self._settings.helper_idle) as helper:
+        async with cuda_helper(client.SOCKET) as helper:
             yield helper
 
 
