@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.task.container import Container
+from kybernate_shim.task.gpu_report import arena_message, ask_driver
 from kybernate_shim.task.service import TaskService, translated
 from kybernate_shim.ttrpc import Code, Method, RpcError
 
@@ -49,7 +51,9 @@ class ShimService:
     async def suspend(self, request: wire.SuspendRequest) -> Message:
         """Move the container's VRAM into host memory."""
         left, operation = await self._tasks.container(request.id).suspend(lock_seconds=request.timeout_ms / 1000)
-        return wire.SuspendResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
+        return wire.SuspendResponse(
+            steps=_steps(operation), vram_bytes=left.vram_bytes, arena=arena_message(left.arena_use)
+        )
 
     async def resume(self, request: wire.ResumeRequest) -> Message:
         """Move it back."""
@@ -59,9 +63,16 @@ class ShimService:
         return wire.ResumeResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
 
     async def status(self, request: wire.StatusRequest) -> Message:
-        """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint."""
+        """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint.
+
+        Nothing is read of processes for that, unless the driver's word on them is wanted.
+        """
         ids = [request.id] if request.id else list(self._tasks.containers)
-        return wire.StatusResponse(containers=[_status(self._tasks.container(id)) for id in ids])
+        containers = [self._tasks.container(id) for id in ids]
+        replies = [_status(container) for container in containers]
+        if request.gpu:
+            await asyncio.gather(*map(ask_driver, containers, replies))
+        return wire.StatusResponse(containers=replies)
 
 
 def _steps(operation: Operation) -> list[wire.Step]:
@@ -77,8 +88,10 @@ def _status(container: Container) -> wire.Container:
         state=container.init.state,
         pid=container.init.pid,
         suspended=container.suspended,
-        cuda_pids=container.operations().driver_pids(),
+        gpu=container.gpu.state,
     )
+    if container.suspended and (use := container.arena_use) is not None:
+        reply.arena.CopyFrom(arena_message(use))
     operation = container.operation
     if operation is not None:
         reply.phase, reply.step = operation.verb, operation.step_name
