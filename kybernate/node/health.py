@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from kybernate.node import left_locked
 from kybernate.node.exposed import Exposed, find, repair
 from kybernate_shim.checkpoint.criu import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, NO_NODE, Config, ConfigInvalid, NodeSizes
@@ -71,6 +72,7 @@ def examine(*, fix: bool = False) -> list[Finding]:
         _data_path,
         _arena,
         _gpus,
+        partial(_left_locked, fix=fix),
     )
     return [finding for look in looks for finding in look(config)]
 
@@ -285,6 +287,20 @@ def _gpus(config: Config) -> Iterator[Finding]:
             yield Finding(gpu.uuid, "note", found, f"the node has only {memory / 2**30:.1f} GiB to take its memory")
         else:
             yield Finding(gpu.uuid, "ok", found)
+
+
+def _left_locked(config: Config, *, fix: bool) -> Iterator[Finding]:
+    """Tell which processes wait for a shim that is dead; with `fix`, let them compute."""
+    try:
+        for one in left_locked.find():
+            if not fix:
+                yield Finding("GPU state", "bad", str(one), "`kybernate doctor --fix` lets them compute, or end them")
+            elif stuck := left_locked.repair(one):
+                yield Finding("GPU state", "bad", f"{one}; {'; '.join(stuck)}", "end the processes")
+            else:
+                yield Finding("GPU state", "ok", f"{one}: computes again")
+    except (CudaError, OSError) as error:
+        yield Finding("GPU state", "note", f"processes that a dead shim has left cannot be looked at: {error}")
 
 
 async def _ask_driver() -> CudaInfo:
