@@ -9,7 +9,6 @@ from google.protobuf.message import Message
 
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.task.container import Container
-from kybernate_shim.task.gpu_report import arena_message, ask_driver
 from kybernate_shim.task.service import TaskService, translated
 from kybernate_shim.ttrpc import Code, Method, RpcError
 
@@ -50,6 +49,8 @@ class ShimService:
 
     async def suspend(self, request: wire.SuspendRequest) -> Message:
         """Move the container's VRAM into host memory."""
+        from kybernate_shim.task.gpu_report import arena_message  # most are never suspended
+
         left, operation = await self._tasks.container(request.id).suspend(lock_seconds=request.timeout_ms / 1000)
         return wire.SuspendResponse(
             steps=_steps(operation), vram_bytes=left.vram_bytes, arena=arena_message(left.arena_use)
@@ -71,6 +72,10 @@ class ShimService:
         containers = [self._tasks.container(id) for id in ids]
         replies = [_status(container) for container in containers]
         if request.gpu:
+            from kybernate_shim.task.gpu_report import (
+                ask_driver,
+            )  # the first container of a node waits for every import
+
             await asyncio.gather(*map(ask_driver, containers, replies))
         return wire.StatusResponse(containers=replies)
 
@@ -91,6 +96,8 @@ def _status(container: Container) -> wire.Container:
         gpu=container.gpu.state,
     )
     if container.suspended and (use := container.arena_use) is not None:
+        from kybernate_shim.task.gpu_report import arena_message  # as above
+
         reply.arena.CopyFrom(arena_message(use))
     operation = container.operation
     if operation is not None:
