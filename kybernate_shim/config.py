@@ -24,6 +24,12 @@ NO_NODE: Final = -1  # in the place of a NUMA node: none in particular, as the k
 NodeSizes = tuple[tuple[int, int], ...]  # NUMA nodes, and bytes on each
 OPTIONS: Final = "options"  # the runtime options that come with a container may change it
 
+# When a change of the node's file is in effect.
+LIVE: Final = "at once"  # at the next call; an operation that runs keeps what it began with
+CONTAINER: Final = "new containers"
+POD: Final = "new pods"
+SERVER: Final = "next fork server"
+
 
 class ConfigInvalid(Exception):
     """A configuration that cannot be used. The message names the source and every wrong key at once."""
@@ -192,17 +198,21 @@ THREADS = Form(f"a number from 1 to {MOST_THREADS}, 0 to choose", _whole_number)
 
 @dataclass(frozen=True)
 class Setting:
-    """How a key is read and documented. `by` is NODE or OPTIONS; `unset` says what an empty default leads to."""
+    """How a key is read and documented. `by` is NODE or OPTIONS; `unset` says what an empty default leads to.
+
+    `since` says for what a change of the file is in effect: LIVE, CONTAINER, POD or SERVER.
+    """
 
     form: Form
     doc: str
     by: str
     unset: str
+    since: str
 
 
-def setting(default: object, form: Form, doc: str, *, by: str = NODE, unset: str = "") -> Any:
+def setting(default: object, form: Form, doc: str, *, by: str = NODE, unset: str = "", since: str = LIVE) -> Any:
     """Declare a key of a configuration table."""
-    return field(default=default, metadata={"setting": Setting(form, doc, by, unset)})
+    return field(default=default, metadata={"setting": Setting(form, doc, by, unset, since)})
 
 
 def table(kind: type[Any]) -> Any:
@@ -259,6 +269,7 @@ class Gpu:
         "annotated",
         _among("annotated", "all"),
         'which containers with GPUs can use it: those with `kybernate.io/arena: "true"`, or all but `"false"`',
+        since=CONTAINER,
     )
     arena_share: float = setting(
         1.0,
@@ -296,12 +307,14 @@ class Config:
         "OCI runtime, as a path or as a name in PATH",
         by=OPTIONS,
         unset="by need: nvidia-container-runtime for GPUs, else runc",
+        since=CONTAINER,
     )
     runtime_root: Path = setting(
         Path("/run/containerd/runc"),
         DIRECTORY,
         "where the OCI runtime keeps its state; the containerd namespace is appended",
         by=OPTIONS,
+        since=CONTAINER,
     )
     systemd_cgroup: bool | None = setting(
         None,
@@ -309,8 +322,9 @@ class Config:
         'whether systemd makes the cgroups; "auto" decides by the form of each container\'s cgroupsPath',
         by=OPTIONS,
         unset='"auto"',
+        since=CONTAINER,
     )
-    criu: Path | None = setting(None, CRIU, "CRIU's program", by=OPTIONS, unset="found in PATH")
+    criu: Path | None = setting(None, CRIU, "CRIU's program", by=OPTIONS, unset="found in PATH", since=CONTAINER)
     criu_libdir: Path | None = setting(None, OPTIONAL_PATH, "CRIU's plugins", by=OPTIONS, unset="none are loaded")
     checkpoint_root: Path = setting(
         Path("/var/lib/kybernate/checkpoints"), DIRECTORY, "where relative names of checkpoint images are looked up"
@@ -343,14 +357,20 @@ class Config:
         Path("/var/lib/kybernate/work"), DIRECTORY, "scratch space and logs of checkpoints and restores"
     )
     log_file: Path | None = setting(
-        None, OPTIONAL_PATH, "file for the daemons' logs, in addition to containerd's", unset="containerd's log alone"
+        None,
+        OPTIONAL_PATH,
+        "file for the daemons' logs, in addition to containerd's",
+        unset="containerd's log alone",
+        since=POD,
     )
     audit_log: Path | None = setting(
         Path("/var/log/kybernate/audit.jsonl"),
         OPTIONAL_PATH,
         "file with one line of JSON for each checkpoint, restore, suspend, resume and import, allowed or refused",
     )
-    log_level: str = setting("info", LEVEL, "the least severe message that is logged; containerd's -debug lowers it")
+    log_level: str = setting(
+        "info", LEVEL, "the least severe message that is logged; containerd's -debug lowers it", since=POD
+    )
     verify: bool = setting(
         True, YES_OR_NO, "compare every byte of an image with its digests before a restore", by=OPTIONS
     )
@@ -370,9 +390,13 @@ class Config:
         YES_OR_NO,
         "the fork server keeps runc or crun, some 10 MiB, in sealed memory: they need not copy themselves for each "
         "container and exec",
+        since=SERVER,
     )
     fork_server_idle: float = setting(
-        900.0, SECONDS, "the node's fork server ends after so long without a start or a removal; 0: there is none"
+        900.0,
+        SECONDS,
+        "the node's fork server ends after so long without a start or a removal; 0: there is none",
+        since=SERVER,
     )
     deadlines: Deadlines = table(Deadlines)
     gpu: Gpu = table(Gpu)
@@ -407,6 +431,10 @@ class Config:
             raise ConfigInvalid(source, reading.problems)
         return replace(result, warnings=(*self.warnings, *reading.warnings))
 
+    def replaced_by(self, new: Config) -> Config:
+        """Return `new`, but for the settings that a container keeps for as long as it lives: these are as here."""
+        return _keeping(self, new)
+
     def pod_may_use(self, annotation: str) -> bool:
         """Tell whether the annotation of that name counts when a pod carries it."""
         return any(fnmatchcase(annotation, pattern) for pattern in self.annotations)
@@ -417,6 +445,17 @@ class Config:
 
 
 T = TypeVar("T")
+
+
+def _keeping(old: T, new: T) -> T:
+    changes: dict[str, Any] = {}
+    for key in _keys(type(old)):
+        mine, other = getattr(old, key.name), getattr(new, key.name)
+        if "table" in key.metadata:
+            changes[key.name] = _keeping(mine, other)
+        elif key.metadata["setting"].since != LIVE:
+            changes[key.name] = mine
+    return replace(new, **changes)  # type: ignore[type-var]  # T is always one of the dataclasses above
 
 
 @dataclass
@@ -483,6 +522,7 @@ class Row:
     default: str
     form: str
     by: str
+    since: str
     doc: str
 
 
@@ -493,14 +533,15 @@ def documented(kind: type[Any] = Config, prefix: str = "") -> Iterator[Row]:
             yield from documented(key.metadata["table"], f"{prefix}{key.name}.")
             continue
         rule: Setting = key.metadata["setting"]
-        yield Row(prefix + key.name, rule.unset or f"`{_toml(key.default)}`", rule.form.words, rule.by, rule.doc)
+        default = rule.unset or f"`{_toml(key.default)}`"
+        yield Row(prefix + key.name, default, rule.form.words, rule.by, rule.since, rule.doc)
 
 
 def markdown_table() -> str:
     """Return the table of all keys for the README."""
-    lines = ["| key | default | value | changed by | meaning |", "|---|---|---|---|---|"]
+    lines = ["| key | default | value | changed by | in effect | meaning |", "|---|---|---|---|---|---|"]
     for row in documented():
-        lines.append(f"| `{row.key}` | {row.default} | {row.form} | {row.by} | {row.doc} |")
+        lines.append(f"| `{row.key}` | {row.default} | {row.form} | {row.by} | {row.since} | {row.doc} |")
     return "\n".join(lines) + "\n"
 
 

@@ -24,3 +24,11 @@ class NoRoom(Exception):
 
 class Aborted(Exception):
     """Somebody ended it before it was done; all of it was undone."""
+
+
+class Busy(Exception):
+    """Another operation on the same thing is under way; nothing was changed."""
+
+
+class Failed(Exception):
+    """A step of it failed; the message says in what state things are."""

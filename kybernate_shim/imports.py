@@ -20,7 +20,7 @@ ON_USE = (
     "kybernate_shim.checkpoint.genuine", "kybernate_shim.checkpoint.locate", "kybernate_shim.checkpoint.loopback",
     "kybernate_shim.checkpoint.remains", "kybernate_shim.checkpoint.staging", "kybernate_shim.info",
     "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2", "kybernate_shim.linux.file_pages",
-    "kybernate_shim.task.operations", "tomllib", "xxhash",
+    "kybernate_shim.task.gpu_report", "kybernate_shim.task.operations", "tomllib", "xxhash",
 )  # fmt: skip
 ON_USE_OF_GPUS = ("kybernate_shim.checkpoint.gpu", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew")
 DRIVER = Path("/proc/driver/nvidia")  # without it, no container that is there has a GPU

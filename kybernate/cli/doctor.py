@@ -19,7 +19,11 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     fix: Annotated[
-        bool, typer.Option("--fix", help="Close images, logs and state to other users, where they are open.")
+        bool,
+        typer.Option(
+            "--fix",
+            help="Close what is open to other users; let go what a dead shim has locked.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kybernate.cli.output import size
-from kybernate_shim.messages.shim_pb2 import ResumeResponse, Step, SuspendResponse
+from kybernate.cli.output import printable, size
+from kybernate_shim.messages.shim_pb2 import Arena, ResumeResponse, Step, SuspendResponse
 
 
 def vram(reply: SuspendResponse | ResumeResponse) -> str:
@@ -13,6 +13,17 @@ def vram(reply: SuspendResponse | ResumeResponse) -> str:
     spared = sum(step.spared_bytes for step in reply.steps)
     unmoved = f", {size(spared)} of it unchanged or zeros" if spared else ""
     return f"{size(reply.vram_bytes)} of VRAM{unmoved}"
+
+
+def arena_document(arena: Arena) -> dict[str, object]:
+    """Return for JSON what a container got of the arena."""
+    return {"asked": arena.asked, "bytes": arena.bytes, "reasons": list(arena.reasons)}
+
+
+def arena_lines(reply: SuspendResponse) -> list[str]:
+    """Say for people what did not go through the arena that the container asked for."""
+    had = f"{size(reply.arena.bytes)} of {size(reply.vram_bytes)}"
+    return [f"arena: {had}: {printable(reason)}" for reason in reply.arena.reasons]
 
 
 def as_documents(steps: Sequence[Step]) -> list[dict[str, object]]:

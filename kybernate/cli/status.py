@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.moved import arena_document
 from kybernate.cli.options import ADDRESS, Address, Json, Namespace
-from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.output import printable, seconds, show_columns, show_fields, show_json, size
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import Container
@@ -36,8 +37,8 @@ def ps(namespace: Namespace = "", address: Address = ADDRESS, as_json: Json = Fa
         return
     show_columns(HEADER, [_row(one) for one in seen])
     for one in seen:
-        if one.problem:
-            typer.echo(f"kybernate: {one.container.title}: {one.problem}", err=True)
+        for words in [one.problem] if one.problem else _notes(one.status or wire.Container()):
+            typer.echo(f"kybernate: {printable(f'{one.container.title}: {words}')}", err=True)
 
 
 def status(
@@ -71,7 +72,7 @@ def status(
 
 async def _one(container: Container, address: str) -> Seen:
     async with shim_of(container, address) as shim:
-        found = await shim.status(container.id)
+        found = await shim.status(container.id, gpu=True)
     if not found:
         raise Failure(f"the shim of {container.title} does not know it")
     return Seen(container, found[0])
@@ -80,7 +81,13 @@ async def _one(container: Container, address: str) -> Seen:
 def _state(status: wire.Container | None) -> str:
     if status is None:
         return UNKNOWN
-    return f"{status.state}, suspended" if status.suspended else status.state
+    gpu = status.gpu or ("suspended" if status.suspended else "")
+    return f"{status.state}, {gpu}" if gpu not in ("", "attached", f"{status.phase}ing") else status.state
+
+
+def _notes(status: wire.Container) -> list[str]:
+    """Say what is odd about its GPU state, and why it is not in the arena that it asked for."""
+    return [*filter(None, [status.note]), *(f"arena: {reason}" for reason in status.arena.reasons)]
 
 
 def _done(status: wire.Container) -> str:
@@ -114,13 +121,19 @@ def _show(seen: Seen) -> None:
             "runtime": container.runtime,
             "state": _state(seen.status),
             "pid": status.pid or "",
-            "CUDA processes": ", ".join(map(str, status.cuda_pids)),
+            "CUDA processes": ", ".join(_processes(status)),
             "phase": status.phase,
             "step": status.step,
             "done": _done(status),
             "for": seconds(status.seconds) if status.phase else "",
+            "note": "; ".join(_notes(status)),
         }
     )
+
+
+def _processes(status: wire.Container) -> list[str]:
+    states = {one.pid: f" {one.state}" for one in status.cuda}
+    return [f"{pid}{states.get(pid, '')}" for pid in status.cuda_pids]
 
 
 def _document(seen: Seen) -> dict[str, Any]:
@@ -136,7 +149,11 @@ def _document(seen: Seen) -> dict[str, Any]:
         "state": status.state or UNKNOWN,
         "suspended": status.suspended,
         "pid": status.pid,
+        "gpu": status.gpu,
         "cuda_pids": list(status.cuda_pids),
+        "cuda": [{"pid": one.pid, "state": one.state} for one in status.cuda],
+        "arena": arena_document(status.arena) if status.HasField("arena") else None,
+        "note": status.note,
         "phase": status.phase,
         "step": status.step,
         "done_bytes": status.done_bytes,

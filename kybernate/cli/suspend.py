@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.moved import as_documents, vram
+from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
 from kybernate.cli.output import seconds, show_columns, show_json
 from kybernate.cli.progress import Bar
@@ -75,16 +75,20 @@ def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *,
             "interrupted", state=f"the shim goes on with the {verb}", advice=f"see `kybernate status {container.id}`"
         ) from None
     if as_json:
+        arena = {"arena": arena_document(reply.arena)} if isinstance(reply, SuspendResponse) else {}
         show_json(
             {
                 "namespace": container.namespace,
                 "container": container.id,
                 "vram_bytes": reply.vram_bytes,
+                **arena,
                 "steps": as_documents(reply.steps),
             }
         )
         return
     typer.echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
+    for line in arena_lines(reply) if isinstance(reply, SuspendResponse) else ():
+        typer.echo(line)
     show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.moved import as_documents, vram
+from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, Json, Namespace
 from kybernate.cli.output import seconds, show_columns, show_json
 from kybernate.cli.reporting import Interrupted
@@ -64,10 +64,13 @@ def _show(done: Swapped, out: str, back: str, *, as_json: bool) -> None:
             }
             for verb, (title, reply) in replies.items()
         }
+        told["suspended"]["arena"] = arena_document(done.left.arena)
         show_json({**told, "seconds": done.seconds})
         return
     for verb, (title, reply) in replies.items():
         typer.echo(f"{verb} {title}: {vram(reply)}")
+    for line in arena_lines(done.left):
+        typer.echo(line)
     show_columns(
         ("STEP", "TIME"),
         [(step.name, seconds(step.seconds)) for _, reply in replies.values() for step in reply.steps]

@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from kybernate.node import left_locked
 from kybernate.node.exposed import Exposed, find, repair
 from kybernate_shim.checkpoint.criu import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, NO_NODE, Config, ConfigInvalid, NodeSizes
 from kybernate_shim.cuda.arena import banks
 from kybernate_shim.cuda.arena.banks import Bank
-from kybernate_shim.cuda.arena.memory import FOLDER, GRAIN, Memory
+from kybernate_shim.cuda.arena.memory import GRAIN, Memory
 from kybernate_shim.cuda.client import CudaInfo, cuda_helper
 from kybernate_shim.cuda.errors import CudaError
 from kybernate_shim.cuda.preflight import denied
@@ -40,7 +41,6 @@ IO_URING = Path("/proc/sys/kernel/io_uring_disabled")
 MEMORY = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-NEW_ARENA = f"and is divided anew after umount {FOLDER} while no container is suspended"
 NOBODY_TRACES = "3"  # not even root, until the next start of the machine
 
 
@@ -59,7 +59,8 @@ def examine(*, fix: bool = False) -> list[Finding]:
     try:
         config = Config.load()
     except ConfigInvalid as error:
-        return [Finding("configuration", "bad", str(error), f"correct {DEFAULT_PATH}")]
+        kept = "the CUDA helper and running daemons keep the settings from before, new containers are refused"
+        return [Finding("configuration", "bad", f"{error}; {kept}", f"correct {DEFAULT_PATH}")]
     looks: Sequence[Callable[[Config], Iterator[Finding]]] = (
         _configuration,
         _kernel,
@@ -71,6 +72,7 @@ def examine(*, fix: bool = False) -> list[Finding]:
         _data_path,
         _arena,
         _gpus,
+        partial(_left_locked, fix=fix),
     )
     return [finding for look in looks for finding in look(config)]
 
@@ -217,7 +219,7 @@ def _data_path(config: Config) -> Iterator[Finding]:
 
 def _arena(config: Config) -> Iterator[Finding]:
     sizes = config.gpu.arena
-    if not sizes:
+    if not sizes and not Memory(sizes).size:
         return
     if fault := banks.fault_of(sizes, memory_of_nodes()):
         yield Finding("arena", "bad", _by_node(sizes), fault)
@@ -232,7 +234,7 @@ def _arena(config: Config) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("arena", "note", f"cannot be looked at: {error}", "run as root")
         return
-    advice = f"another size is configured; it grows when it is used, {NEW_ARENA}" if _differ(there, sizes) else ""
+    advice = _unused_size(memory, sizes)
     yield Finding("arena", "note" if advice else "ok", found, advice)
 
 
@@ -241,11 +243,25 @@ def _by_node(sizes: Iterable[tuple[int, int]]) -> str:
     return ", ".join(_gib(size) + (f" on NUMA node {node}" if node != NO_NODE else "") for node, size in sizes)
 
 
-def _differ(there: Sequence[Bank], sizes: NodeSizes) -> bool:
-    """Tell whether what is there has not the sizes that are configured."""
-    nodes = {node for node, _ in sizes} | {bank.node for bank in there}
-    have = {node: sum(bank.extent.size for bank in there if bank.node == node) for node in nodes}
-    return bool(there) and any(have[node] != dict(sizes).get(node, 0) // GRAIN * GRAIN for node in nodes)
+def _unused_size(memory: Memory, sizes: NodeSizes) -> str:
+    """Say why gpu.arena is not in use yet as it is configured, and when it will be; "" if it is."""
+    there = memory.banks
+    if not there:
+        return ""
+    wanted = _by_node(sizes) or "none"
+    if memory.surplus and memory.vacant:
+        return f"gpu.arena is {wanted}: the CUDA helper makes it so when it is called next"
+    if memory.surplus:
+        return (
+            f"gpu.arena is {wanted}, in use when no suspended container has bytes there: resume or end those above;"
+            " no more than that is given out until then"
+        )
+    return f"gpu.arena is {wanted}: it grows with the next suspend" if _lacks(there, sizes) else ""
+
+
+def _lacks(there: Sequence[Bank], sizes: NodeSizes) -> bool:
+    rounded = tuple((node, size // GRAIN * GRAIN) for node, size in sizes)
+    return bool(banks.missing(there, rounded))
 
 
 def _gib(size: int) -> str:
@@ -271,6 +287,20 @@ def _gpus(config: Config) -> Iterator[Finding]:
             yield Finding(gpu.uuid, "note", found, f"the node has only {memory / 2**30:.1f} GiB to take its memory")
         else:
             yield Finding(gpu.uuid, "ok", found)
+
+
+def _left_locked(config: Config, *, fix: bool) -> Iterator[Finding]:
+    """Tell which processes wait for a shim that is dead; with `fix`, let them compute."""
+    try:
+        for one in left_locked.find():
+            if not fix:
+                yield Finding("GPU state", "bad", str(one), "`kybernate doctor --fix` lets them compute, or end them")
+            elif stuck := left_locked.repair(one):
+                yield Finding("GPU state", "bad", f"{one}; {'; '.join(stuck)}", "end the processes")
+            else:
+                yield Finding("GPU state", "ok", f"{one}: computes again")
+    except (CudaError, OSError) as error:
+        yield Finding("GPU state", "note", f"processes that a dead shim has left cannot be looked at: {error}")
 
 
 async def _ask_driver() -> CudaInfo:

@@ -22,6 +22,7 @@ from kybernate_shim.ttrpc import Client, Code, RpcError
 SERVICE = "kybernate.shim.v1.Shim"
 CONNECT_SECONDS = 5.0
 STATUS_SECONDS = 5.0
+GPU_STATUS_SECONDS = 30.0  # the shim may have to start the CUDA helper for it, and gives that up sooner
 WATCH_SECONDS = 0.1
 
 Reply = TypeVar("Reply", bound=Message)
@@ -88,10 +89,11 @@ class Shim:
         """Move it back."""
         return await self._call("Resume", request, wire.ResumeResponse, timeout=None)
 
-    async def status(self, id: str = "") -> list[wire.Container]:
-        """Return what a container is doing, or all containers of the shim."""
-        request = wire.StatusRequest(id=id)
-        return list((await self._call("Status", request, wire.StatusResponse, timeout=STATUS_SECONDS)).containers)
+    async def status(self, id: str = "", *, gpu: bool = False) -> list[wire.Container]:
+        """Return what a container is doing, or all containers of the shim; with `gpu`, what the driver says, too."""
+        request = wire.StatusRequest(id=id, gpu=gpu)
+        seconds = GPU_STATUS_SECONDS if gpu else STATUS_SECONDS
+        return list((await self._call("Status", request, wire.StatusResponse, timeout=seconds)).containers)
 
     async def _call(self, method: str, request: Message, reply: type[Reply], *, timeout: float | None) -> Reply:
         try:
@@ -150,14 +152,15 @@ async def state_now(container: Container, address: str) -> str:
     """Say in words what became of a container after a call that failed; empty where nobody can tell."""
     try:
         async with shim_of(container, address) as shim:
-            found = await shim.status(container.id)
+            found = await shim.status(container.id, gpu=True)
     except Failure:
         return ""
     if not found:
         return f"container {container.title} is gone"
     phase = f", in the middle of a {found[0].phase}" if found[0].phase else ""
     suspended = ", its VRAM in host memory" if found[0].suspended else ""
-    return f"container {container.title} is {found[0].state}{suspended}{phase}"
+    note = f"; {found[0].note}" if found[0].note else ""
+    return f"container {container.title} is {found[0].state}{suspended}{phase}{note}"
 
 
 def socket_of(container: Container, address: str) -> Path:

@@ -39,7 +39,7 @@ async def survey(containers: Iterable[Container], address: str) -> list[Seen]:
 async def _ask(group: list[Container], address: str) -> list[Seen]:
     try:
         async with shim_of(group[0], address) as shim:
-            status = {found.id: found for found in await shim.status()}
+            status = {found.id: found for found in await shim.status(gpu=True)}
     except NotKybernate:
         return []
     except Failure as error:

@@ -57,6 +57,7 @@ from kybernate_shim.checkpoint.standstill import stand_still
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.cuda.vram.errors import VramError
+from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroups import FreezeTimedOut
 from kybernate_shim.linux.mountinfo import read_mountinfo
 from kybernate_shim.linux.plain_files import read_plain
@@ -86,7 +87,7 @@ SPEC = "kybernate-spec.json"  # config.json as containerd wrote it: what a resto
 POD_IMAGE = "io.kubernetes.cri.image-name"
 
 
-class DumpFailed(Exception):
+class DumpFailed(Failed):
     """No image was made; the container goes on as before. The message has what CRIU said and where its log is."""
 
 

@@ -7,6 +7,7 @@ the GPUs that its new place has.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -25,6 +26,7 @@ from kybernate_shim.checkpoint.operation import Operation, Step
 from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.checkpoint.vram_path import BytesLost, WayBack, WayOut, hastened
 from kybernate_shim.config import NO_NODE
+from kybernate_shim.config import Gpu as Settings
 from kybernate_shim.cuda import client, evidence, gpu_map, preflight, sequence
 from kybernate_shim.cuda.claim import claimed
 from kybernate_shim.cuda.client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
@@ -37,6 +39,7 @@ from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.device_nodes import make_char_device
 from kybernate_shim.logs import Log
+from kybernate_shim.oci.preload_spec import asks_for_arena, has_library
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 
@@ -57,6 +60,15 @@ class NothingToResume(Refused):
     """No process of the container waits for its GPU."""
 
 
+@dataclass(frozen=True)
+class ArenaUse:
+    """What a container got of the arena that it `asked` for, and for what `reasons` that is not all of its VRAM."""
+
+    asked: bool = False
+    bytes: int = 0
+    reasons: tuple[str, ...] = ()
+
+
 @dataclass
 class Left:
     """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
@@ -65,6 +77,7 @@ class Left:
     visible_gpus: tuple[str, ...] = ()
     pids: Sequence[int] = ()
     gone: bool = False
+    arena_use: ArenaUse = ArenaUse()
     way: WayOut | None = None
     away: ArenaOut | None = None
     inheritance: Release | None = None
@@ -139,16 +152,22 @@ class CudaAccelerator:
         self._target = target
         self._note = note
         self._log = log
-        self._settings = target.config.gpu
-        self._limits = sequence.Limits(
-            self._settings.lock, self._settings.checkpoint, self._settings.restore, self._settings.unlock
-        )
         self.suspended: Left | None = None  # what `suspend` has taken out, until `resume`
         self._inherited = Inherited(target, log)
         self._lost = ""  # why processes that are off their GPUs must never come back to them
         self._back = WayBack(target.children, self._settings, log)
         self._expected: Sequence[client.Gpu] = ()  # where a restore will compute
         self._arena_back = ArenaBack(target.children, self._settings)
+
+    @property
+    def _settings(self) -> Settings:
+        """The settings of this moment: those of the target follow the node's file between two operations."""
+        return self._target.config.gpu
+
+    @property
+    def _limits(self) -> sequence.Limits:
+        settings = self._settings
+        return sequence.Limits(settings.lock, settings.checkpoint, settings.restore, settings.unlock)
 
     # -- Leaving ------------------------------------------------------------------------------------------------------
 
@@ -227,6 +246,7 @@ class CudaAccelerator:
         async with self._helper() as helper:
             waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED)
             if not waiting:
+                self.suspended = None  # somebody else has brought them back, or they have ended
                 raise NothingToResume(f"no process of container {self._target.id} waits for its GPU")
             left = self.suspended or Left(pids=[process.pid for process in waiting])
             left.pids = [process.pid for process in waiting]
@@ -281,8 +301,9 @@ class CudaAccelerator:
                 )
         except CudaError as error:
             raise self._failed(error) from error
-        for pid, reason in done.taken.reasons.items():
-            self._log.warning("arena.not_used", task=target.id, pid=pid, error=reason)
+        use = self._arena_use(done) if arena else ArenaUse()
+        for reason in use.reasons:
+            self._log.warning("arena.not_used", task=target.id, error=reason, bytes=use.bytes)
         moved = done.taken.moved
         grown = {
             pid: after - memory[pid] + moved.get(pid, 0) + driven().get(pid, 0)
@@ -292,9 +313,19 @@ class CudaAccelerator:
         waiting = [process.pid for process in found if process.state is State.CHECKPOINTED]
         before = (self.suspended or Left()).accounts
         accounts = draw_up(info, [*waiting, *done.pids], grown, self._usable(info), before)
-        left = Left(accounts, tuple(self._usable(info)), done.pids)
+        left = Left(accounts, tuple(self._usable(info)), done.pids, arena_use=use)
         _add_steps(operation, done.steps, "cuda-checkpoint", left.vram_bytes)
         return left
+
+    def _arena_use(self, done: sequence.Suspended) -> ArenaUse:
+        """Return what a container that has asked for the arena got of it, and why not more."""
+        target = self._target
+        if not asks_for_arena(target.spec, target.config):
+            return ArenaUse()
+        reasons = [f"process {pid}: {reason}" for pid, reason in done.taken.reasons.items()]
+        if reasons and target.config.gpu.arena and not has_library(target.spec):
+            reasons = ["the container was created while gpu.arena was not set, so without the library: create it anew"]
+        return ArenaUse(True, done.taken.bytes, tuple(reasons))
 
     async def _arena_sizes(self, helper: CudaHelper) -> dict[int, int]:
         """Return the bytes that the arena has of each process that it has something of. Raises GpuStepFailed."""
@@ -411,7 +442,8 @@ class CudaAccelerator:
         except (CudaError, GpuMismatch) as error:
             return [Finding("GPU", "", str(error), "refusal")]
         self._expected = [gpu for gpu in info.gpus if gpu.uuid in plan.bytes]
-        return [*_driver_findings(manifest, info), *self._arena_back.compare(manifest)]
+        # The arena's gate is a lock that others may hold.
+        return [*_driver_findings(manifest, info), *await asyncio.to_thread(self._arena_back.compare, manifest)]
 
     @asynccontextmanager
     async def expecting(self, image: Image) -> AsyncIterator[None]:
@@ -498,14 +530,16 @@ class CudaAccelerator:
 
     @asynccontextmanager
     async def _helper(self) -> AsyncIterator[CudaHelper]:
-        async with cuda_helper(client.SOCKET, idle_seconds=self._settings.helper_idle) as helper:
+        async with cuda_helper(client.SOCKET) as helper:
             yield helper
 
 
 def _joined(first: Left | None, second: Left) -> Left:
     if first is None:
         return second
-    return Left(second.accounts, second.visible_gpus, [*first.pids, *second.pids])
+    pids, one, two = [*first.pids, *second.pids], first.arena_use, second.arena_use
+    use = ArenaUse(one.asked or two.asked, one.bytes + two.bytes, (*one.reasons, *two.reasons))
+    return Left(second.accounts, second.visible_gpus, pids, arena_use=use)
 
 
 def _driver_findings(manifest: Manifest, info: CudaInfo) -> Iterable[Finding]:

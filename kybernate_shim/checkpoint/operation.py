@@ -35,6 +35,7 @@ class Operation:
     done_bytes: int = 0
     total_bytes: int = 0
     frozen_ms: int = 0
+    fields: dict[str, object] = field(default_factory=dict)  # what else its line of the log has
     measure: Callable[[], int] | None = None  # bytes done in this step, where somebody has to look
 
     @property

@@ -35,6 +35,7 @@ from kybernate_shim.checkpoint.rootfs_apply import Powers, Stopped, apply_diff
 from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.versions import criu_of, runtime_of
+from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroups import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.linux.private import close_files
@@ -52,7 +53,7 @@ LOG = "restore.log"  # CRIU's, in the work directory
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
 
 
-class RestoreFailed(Exception):
+class RestoreFailed(Failed):
     """The container could not be restored, and nothing of it is left. The message says why and where the log is."""
 
 

@@ -11,6 +11,7 @@ from kybernate_shim.checkpoint.image import Image
 from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, Released, VramFile
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Children
 from kybernate_shim.oci.bundle import Bundle
@@ -36,7 +37,7 @@ class Target(Protocol):
     def init_pid(self) -> int: ...
 
 
-class NotBack(Exception):
+class NotBack(Failed):
     """Processes could not be brought back to their GPUs. The message says which and what can be done."""
 
 

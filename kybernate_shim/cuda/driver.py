@@ -40,7 +40,8 @@ class Answer:
     """The driver's answer: `code` 0 is success.
 
     `state` and `thread` are given by `state` alone, the rest by what the arena does: `bytes`, how many of them it had
-    already, are zeros or were prefetched, and a `remark` on why it copied more than it should have to.
+    already, are zeros or were prefetched, how many it left to the driver, and a `remark` on why it copied more than it
+    should have to.
     """
 
     code: int = 0
@@ -52,6 +53,7 @@ class Answer:
     clean_bytes: int = 0
     zero_bytes: int = 0
     prefetched_bytes: int = 0
+    left_bytes: int = 0
     remark: str = ""
 
 

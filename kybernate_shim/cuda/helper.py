@@ -1,9 +1,12 @@
 """The CUDA helper: one process per node that does the driver's checkpoint calls for every shim.
 
-`python -m kybernate_shim.cuda.helper --socket PATH [--idle SECONDS] [--arena SIZES]`. It serves
-kybernate.cuda.v1.Cuda on a socket that only its own user may use, keeps libcuda out of itself (see `workers`), and ends
-when nobody has called for `--idle` seconds: its workers hold the driver, which could not be updated while they live. A
-second helper on the same socket ends at once, with success. The node's arena is its, too, and outlives it.
+`python -m kybernate_shim.cuda.helper --socket PATH`. It serves kybernate.cuda.v1.Cuda on a socket that only its own
+user may use, keeps libcuda out of itself (see `workers`), and ends when nobody has called for `gpu.helper_idle`
+seconds: its workers hold the driver, which could not be updated while they live. A second helper on the same socket
+ends at once, with success. The node's arena is its, too, and outlives it.
+
+The node's settings are looked at with each call, and every few seconds while it waits; what is given on the command
+line stays.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 
-from kybernate_shim.config import Config, ConfigInvalid, Gpu, NodeSizes
+from kybernate_shim.config import DEFAULT_PATH, Gpu
 from kybernate_shim.cuda import pages
 from kybernate_shim.cuda import workers as pool
 from kybernate_shim.cuda.arena.banks import from_text
@@ -31,11 +34,11 @@ from kybernate_shim.cuda.arena.keeper import Keeper, Moved, NotMoved
 from kybernate_shim.cuda.arena.memory import FOLDER
 from kybernate_shim.cuda.pool_keeper import PoolKeeper
 from kybernate_shim.linux.private import NO_OTHERS, make_directory
+from kybernate_shim.live_config import LiveConfig
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server, Services
 
 SERVICE = "kybernate.cuda.v1.Cuda"
-IDLE_SECONDS = 900.0
 LOOK_SECONDS = 5.0
 INFO_SECONDS = 60.0
 LOCK_GRACE_SECONDS = 2.0  # the driver gives up a lock by itself; after this it is taken to hang
@@ -45,22 +48,26 @@ NO_CUDA = "CUDA_ERROR_NOT_INITIALIZED"
 NO_PROCESS = "CUDA_ERROR_OPERATING_SYSTEM"
 
 
-@dataclass(frozen=True)
-class Arena:
-    """Where the node's arena is, how large, and which part of it one pod may have; without any size there is none."""
+class NodeSettings:
+    """What the helper does as the node's file says now, but for what its command line has fixed."""
 
-    folder: Path
-    sizes: NodeSizes
-    share: float = 1.0
+    def __init__(self, file: LiveConfig, fixed: Mapping[str, Any]) -> None:
+        self._file = file
+        self._fixed = {key: value for key, value in fixed.items() if value is not None}
+
+    def read(self) -> Gpu:
+        return replace(self._file.read().gpu, **self._fixed)
 
 
 class Helper:
     """Answers the service. Every method takes a worker, calls the driver, and tells what became of each process."""
 
-    def __init__(self, workers: pool.Workers, arena: Arena, log: Any) -> None:
+    def __init__(self, workers: pool.Workers, settings: NodeSettings, arena: Path, log: Any) -> None:
         self._workers = workers
         self._log = log
-        self.keeper = Keeper(arena.folder, arena.sizes, self._one, log, arena.share)
+        self._settings = settings
+        now = settings.read()
+        self.keeper = Keeper(arena, now.arena, self._one, log, now.arena_share)
         self.running = 0
         self.last_call = asyncio.get_running_loop().time()
 
@@ -81,6 +88,12 @@ class Helper:
                 "Give": Method(wire.VerbRequest, self._counted(self.give)),
             }
         }
+
+    async def look(self) -> Gpu:
+        """Return the settings as they are now, which the arena follows."""
+        now = self._settings.read()
+        await self.keeper.configure(now.arena, now.arena_share)
+        return now
 
     async def info(self, request: wire.InfoRequest) -> wire.InfoResponse:
         worker = await self._take()
@@ -169,6 +182,7 @@ class Helper:
                 raise RpcError(Code.INVALID_ARGUMENT, f"{call.method} without a time-out could wait for ever")
             self.running += 1
             try:
+                await self.look()
                 return await method(request)
             finally:
                 self.running -= 1
@@ -244,10 +258,11 @@ def _outcome(pid: int, results: pool.Results, seconds: float) -> wire.Outcome:
     return wire.Outcome(pid=pid, kind=wire.Outcome.WORKER_DIED, text=results.failure)
 
 
-async def serve(path: Path, idle: float, arena: Arena, pool_keeper: PoolKeeper, log: Any) -> None:
-    """Serve on `path` until nobody has called for `idle` seconds, or SIGTERM."""
+async def serve(path: Path, settings: NodeSettings, arena: Path, log: Any) -> None:
+    """Serve on `path` until nobody has called for long enough, or SIGTERM; `arena` is the directory of the arena."""
     workers = pool.Workers()
-    helper = Helper(workers, arena, log)
+    helper = Helper(workers, settings, arena, log)
+    pool_keeper = PoolKeeper(log)
     server = Server(
         helper.services(),
         on_error=lambda call, error: log.error("cuda.call_failed", method=call.method, error=repr(error)),
@@ -255,9 +270,9 @@ async def serve(path: Path, idle: float, arena: Arena, pool_keeper: PoolKeeper, 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await server.start(_listen(path))
-    log.info("cuda.helper_started", socket=str(path), idle_seconds=idle)
+    log.info("cuda.helper_started", socket=str(path), idle_seconds=settings.read().helper_idle)
     try:
-        await _until_idle(helper, pool_keeper, idle, stop)
+        await _until_idle(helper, pool_keeper, stop)
     finally:
         path.unlink(missing_ok=True)  # first, so that nobody connects to a listener that is about to close
         await server.close()
@@ -267,19 +282,20 @@ async def serve(path: Path, idle: float, arena: Arena, pool_keeper: PoolKeeper, 
         log.info("cuda.helper_ended")
 
 
-async def _until_idle(helper: Helper, pool_keeper: PoolKeeper, idle: float, stop: asyncio.Event) -> None:
-    """Wait until nobody has called for `idle` seconds; meanwhile, undo what killed shims have left switched on.
+async def _until_idle(helper: Helper, pool_keeper: PoolKeeper, stop: asyncio.Event) -> None:
+    """Wait until nobody has called for so long as is set; meanwhile, undo what killed shims have left switched on.
 
     And make memory for images, a moment after the last call, so as not to be in the way of what follows one.
     """
     loop = asyncio.get_running_loop()
     while not stop.is_set():
+        now = await helper.look()
         pages.restore_node()
         await helper.keeper.tidy(loop.time())
         if not helper.running and loop.time() - helper.last_call >= LOOK_SECONDS:
-            pool_keeper.tidy(loop.time())
+            pool_keeper.tidy(loop.time(), now.image_pool, now.image_pool_files)
         busy = helper.running or helper.keeper.stranded
-        left = helper.last_call + idle - loop.time() if not busy else idle
+        left = helper.last_call + now.helper_idle - loop.time() if not busy else LOOK_SECONDS
         if left <= 0:
             return
         try:
@@ -313,24 +329,17 @@ def _claim(path: Path) -> TextIO | None:
     return lock
 
 
-def _settings(log: Any) -> Gpu:
-    try:
-        return Config.load().gpu
-    except ConfigInvalid as error:
-        log.warning("arena.unavailable", error=str(error))
-        return Gpu()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kybernate-cuda-helper", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--socket", type=Path, required=True)
-    parser.add_argument("--idle", type=float, default=IDLE_SECONDS, metavar="SECONDS")
+    parser.add_argument("--idle", type=float, metavar="SECONDS", help="(as the node's configuration says)")
     parser.add_argument(
         "--arena",
         type=from_text,
         metavar="SIZES",
         help="its bytes, or NODE:BYTES,… for NUMA nodes (as the node's configuration says)",
     )
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="the node's configuration")
     parser.add_argument("--arena-folder", type=Path, default=FOLDER, metavar="PATH")
     parser.add_argument("--arena-share", type=float, metavar="SHARE", help="of it, that one pod may have: 0 to 1")
     arguments = parser.parse_args(argv)
@@ -348,12 +357,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 structlog.processors.JSONRenderer(default=str),
             ],
         )
-        settings = _settings(log)
-        sizes = settings.arena if arguments.arena is None else arguments.arena
-        share = settings.arena_share if arguments.arena_share is None else arguments.arena_share
-        arena = Arena(arguments.arena_folder, sizes, share)
-        pool_keeper = PoolKeeper(settings.image_pool, settings.image_pool_files, log)
-        asyncio.run(serve(arguments.socket, arguments.idle, arena, pool_keeper, log))
+        fixed = {
+            "arena": arguments.arena,
+            "arena_share": arguments.arena_share,
+            "helper_idle": arguments.idle,
+        }
+        settings = NodeSettings(LiveConfig(log, arguments.config), fixed)
+        asyncio.run(serve(arguments.socket, settings, arguments.arena_folder, log))
     return 0
 
 

@@ -15,23 +15,27 @@ RETRY_SECONDS = 60.0
 
 
 class PoolKeeper:
-    """Fills the pool `directory` with files of `sizes`, in a process of its own; None for no pool."""
+    """Fills a pool with files, in a process of its own."""
 
-    def __init__(self, directory: Path | None, sizes: Sequence[int], log: Any) -> None:
-        self._directory = directory
-        self._sizes = sizes
+    def __init__(self, log: Any) -> None:
         self._log = log
         self._filling: asyncio.Task[None] | None = None
         self._next = 0.0
+        self._tried: tuple[Path, Sequence[int]] | None = None
         self._said = ""
 
-    def tidy(self, now: float) -> None:
-        """Begin to make what is missing, unless that is being done, or has failed a moment ago."""
-        if self._directory is None or now < self._next or (self._filling is not None and not self._filling.done()):
+    def tidy(self, now: float, directory: Path | None, sizes: Sequence[int]) -> None:
+        """Begin to make what is missing in `directory` of files of `sizes`; None for no pool.
+
+        Not while that is being done, nor for a moment after it has failed for the same pool.
+        """
+        if directory is None or (self._filling is not None and not self._filling.done()):
             return
-        if missing := pool.lacking(self._directory, self._sizes):
-            self._next = now + RETRY_SECONDS
-            self._filling = asyncio.ensure_future(self._fill(self._directory, sum(missing)))
+        if now < self._next and (directory, sizes) == self._tried:
+            return
+        if missing := pool.lacking(directory, sizes):
+            self._next, self._tried = now + RETRY_SECONDS, (directory, sizes)
+            self._filling = asyncio.ensure_future(self._fill(directory, sizes, sum(missing)))
 
     async def close(self) -> None:
         """End a filling; the files that are ready stay."""
@@ -39,10 +43,10 @@ class PoolKeeper:
             self._filling.cancel()
             await asyncio.wait([self._filling])
 
-    async def _fill(self, directory: Path, size: int) -> None:
+    async def _fill(self, directory: Path, sizes: Sequence[int], size: int) -> None:
         began = asyncio.get_running_loop().time()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, str(directory), *map(str, self._sizes)),
+            *(sys.executable, "-m", MODULE, str(directory), *map(str, sizes)),
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )

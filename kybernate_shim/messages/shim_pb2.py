@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/shim.proto\x12\x11kybernate.shim.v1\"\xbd\x01\n\x11\x43heckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x12\x0b\n\x03tcp\x18\x04 \x01(\t\x12\x13\n\x0brootfs_diff\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x11\n\twork_path\x18\x07 \x01(\t\x12\r\n\x05\x66orce\x18\x08 \x01(\x08\x12\r\n\x05image\x18\t \x01(\t\x12\x14\n\x0cimage_digest\x18\n \x01(\t\"\x96\x01\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tfrozen_ms\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12&\n\x05steps\x18\x06 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\"J\n\x04Step\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x04 \x01(\x04\"0\n\x0eSuspendRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"M\n\x0fSuspendResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\"H\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0froom_timeout_ms\x18\x03 \x01(\r\"L\n\x0eResumeResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\"\x1b\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x0eStatusResponse\x12\x30\n\ncontainers\x18\x01 \x03(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xb0\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x11\n\tcuda_pids\x18\n \x03(\r2\xd1\x02\n\x04Shim\x12Y\n\nCheckpoint\x12$.kybernate.shim.v1.CheckpointRequest\x1a%.kybernate.shim.v1.CheckpointResponse\x12P\n\x07Suspend\x12!.kybernate.shim.v1.SuspendRequest\x1a\".kybernate.shim.v1.SuspendResponse\x12M\n\x06Resume\x12 .kybernate.shim.v1.ResumeRequest\x1a!.kybernate.shim.v1.ResumeResponse\x12M\n\x06Status\x12 .kybernate.shim.v1.StatusRequest\x1a!.kybernate.shim.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/shim.proto\x12\x11kybernate.shim.v1\"\xbd\x01\n\x11\x43heckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x12\x0b\n\x03tcp\x18\x04 \x01(\t\x12\x13\n\x0brootfs_diff\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x11\n\twork_path\x18\x07 \x01(\t\x12\r\n\x05\x66orce\x18\x08 \x01(\x08\x12\r\n\x05image\x18\t \x01(\t\x12\x14\n\x0cimage_digest\x18\n \x01(\t\"\x96\x01\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tfrozen_ms\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12&\n\x05steps\x18\x06 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\"J\n\x04Step\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x04 \x01(\x04\"0\n\x0eSuspendRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"v\n\x0fSuspendResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\x12\'\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\"6\n\x05\x41rena\x12\r\n\x05\x61sked\x18\x01 \x01(\x08\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"H\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0froom_timeout_ms\x18\x03 \x01(\r\"L\n\x0eResumeResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\"(\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\x08\"B\n\x0eStatusResponse\x12\x30\n\ncontainers\x18\x01 \x03(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xa2\x02\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x11\n\tcuda_pids\x18\n \x03(\r\x12\x0b\n\x03gpu\x18\x0b \x01(\t\x12,\n\x04\x63uda\x18\x0c \x03(\x0b\x32\x1e.kybernate.shim.v1.CudaProcess\x12\x0c\n\x04note\x18\r \x01(\t\x12\'\n\x05\x61rena\x18\x0e \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\")\n\x0b\x43udaProcess\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t2\xd1\x02\n\x04Shim\x12Y\n\nCheckpoint\x12$.kybernate.shim.v1.CheckpointRequest\x1a%.kybernate.shim.v1.CheckpointResponse\x12P\n\x07Suspend\x12!.kybernate.shim.v1.SuspendRequest\x1a\".kybernate.shim.v1.SuspendResponse\x12M\n\x06Resume\x12 .kybernate.shim.v1.ResumeRequest\x1a!.kybernate.shim.v1.ResumeResponse\x12M\n\x06Status\x12 .kybernate.shim.v1.StatusRequest\x1a!.kybernate.shim.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,17 +40,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUSPENDREQUEST']._serialized_start=478
   _globals['_SUSPENDREQUEST']._serialized_end=526
   _globals['_SUSPENDRESPONSE']._serialized_start=528
-  _globals['_SUSPENDRESPONSE']._serialized_end=605
-  _globals['_RESUMEREQUEST']._serialized_start=607
-  _globals['_RESUMEREQUEST']._serialized_end=679
-  _globals['_RESUMERESPONSE']._serialized_start=681
-  _globals['_RESUMERESPONSE']._serialized_end=757
-  _globals['_STATUSREQUEST']._serialized_start=759
-  _globals['_STATUSREQUEST']._serialized_end=786
-  _globals['_STATUSRESPONSE']._serialized_start=788
-  _globals['_STATUSRESPONSE']._serialized_end=854
-  _globals['_CONTAINER']._serialized_start=857
-  _globals['_CONTAINER']._serialized_end=1033
-  _globals['_SHIM']._serialized_start=1036
-  _globals['_SHIM']._serialized_end=1373
+  _globals['_SUSPENDRESPONSE']._serialized_end=646
+  _globals['_ARENA']._serialized_start=648
+  _globals['_ARENA']._serialized_end=702
+  _globals['_RESUMEREQUEST']._serialized_start=704
+  _globals['_RESUMEREQUEST']._serialized_end=776
+  _globals['_RESUMERESPONSE']._serialized_start=778
+  _globals['_RESUMERESPONSE']._serialized_end=854
+  _globals['_STATUSREQUEST']._serialized_start=856
+  _globals['_STATUSREQUEST']._serialized_end=896
+  _globals['_STATUSRESPONSE']._serialized_start=898
+  _globals['_STATUSRESPONSE']._serialized_end=964
+  _globals['_CONTAINER']._serialized_start=967
+  _globals['_CONTAINER']._serialized_end=1257
+  _globals['_CUDAPROCESS']._serialized_start=1259
+  _globals['_CUDAPROCESS']._serialized_end=1300
+  _globals['_SHIM']._serialized_start=1303
+  _globals['_SHIM']._serialized_end=1640
 # @@protoc_insertion_point(module_scope)

@@ -68,12 +68,24 @@ class SuspendRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class SuspendResponse(_message.Message):
-    __slots__ = ("steps", "vram_bytes")
+    __slots__ = ("steps", "vram_bytes", "arena")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     VRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
     steps: _containers.RepeatedCompositeFieldContainer[Step]
     vram_bytes: int
-    def __init__(self, steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., vram_bytes: _Optional[int] = ...) -> None: ...
+    arena: Arena
+    def __init__(self, steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., vram_bytes: _Optional[int] = ..., arena: _Optional[_Union[Arena, _Mapping]] = ...) -> None: ...
+
+class Arena(_message.Message):
+    __slots__ = ("asked", "bytes", "reasons")
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    asked: bool
+    bytes: int
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, asked: _Optional[bool] = ..., bytes: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
     __slots__ = ("id", "timeout_ms", "room_timeout_ms")
@@ -94,10 +106,12 @@ class ResumeResponse(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., vram_bytes: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "gpu")
     ID_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    gpu: bool
+    def __init__(self, id: _Optional[str] = ..., gpu: _Optional[bool] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("containers",)
@@ -106,7 +120,7 @@ class StatusResponse(_message.Message):
     def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("id", "state", "phase", "pid", "step", "done_bytes", "total_bytes", "seconds", "suspended", "cuda_pids")
+    __slots__ = ("id", "state", "phase", "pid", "step", "done_bytes", "total_bytes", "seconds", "suspended", "cuda_pids", "gpu", "cuda", "note", "arena")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +131,10 @@ class Container(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     CUDA_PIDS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    CUDA_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     phase: str
@@ -127,4 +145,16 @@ class Container(_message.Message):
     seconds: float
     suspended: bool
     cuda_pids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., suspended: _Optional[bool] = ..., cuda_pids: _Optional[_Iterable[int]] = ...) -> None: ...
+    gpu: str
+    cuda: _containers.RepeatedCompositeFieldContainer[CudaProcess]
+    note: str
+    arena: Arena
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., suspended: _Optional[bool] = ..., cuda_pids: _Optional[_Iterable[int]] = ..., gpu: _Optional[str] = ..., cuda: _Optional[_Iterable[_Union[CudaProcess, _Mapping]]] = ..., note: _Optional[str] = ..., arena: _Optional[_Union[Arena, _Mapping]] = ...) -> None: ...
+
+class CudaProcess(_message.Message):
+    __slots__ = ("pid", "state")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    state: str
+    def __init__(self, pid: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...

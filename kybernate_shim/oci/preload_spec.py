@@ -21,12 +21,20 @@ VARIABLE = "LD_PRELOAD"
 
 def wants_library(spec: Spec, config: Config) -> bool:
     """Tell whether the container's VRAM shall move at the link's speed, by its annotation or the node's choice."""
-    if not config.gpu.arena:
-        return False
+    return bool(config.gpu.arena) and asks_for_arena(spec, config)
+
+
+def asks_for_arena(spec: Spec, config: Config) -> bool:
+    """Tell the same of a node that has an arena, or of one that has none yet."""
     chosen = config.pods_choice(spec.annotations, ANNOTATION)
     if chosen in ("true", "false"):
         return chosen == "true"
-    return config.gpu.arena_containers == "all" and spec.requests_gpu() is not None
+    return config.gpu.arena_containers == "all" and bool(config.gpu.arena) and spec.requests_gpu() is not None
+
+
+def has_library(spec: Spec) -> bool:
+    """Tell whether the container was created with the library."""
+    return any(mount.get("destination") == DESTINATION for mount in spec.document.get("mounts") or ())
 
 
 def add_library(document: dict[str, Any], library: Path = LIBRARY) -> None:

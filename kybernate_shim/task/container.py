@@ -13,13 +13,14 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from kybernate_shim.config import Config
+from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.linux.cgroups import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
 from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
@@ -27,9 +28,10 @@ from kybernate_shim.linux.oom import OomWatch
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.oci.bundle import Bundle, Remains
-from kybernate_shim.oci.options import RuntimeOptions
+from kybernate_shim.oci.options import RuntimeOptions, effective_config
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.gpu_states import GpuStates
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
@@ -37,7 +39,7 @@ from kybernate_shim.trace import step
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
-    from kybernate_shim.checkpoint.gpu import Left
+    from kybernate_shim.checkpoint.gpu import ArenaUse, Left
     from kybernate_shim.checkpoint.image import Image
     from kybernate_shim.checkpoint.operation import Operation
     from kybernate_shim.task.operations import Operations
@@ -93,6 +95,8 @@ class Container:
         self.image = image
         self.children = children
         self.lock = asyncio.Lock()
+        self.gpu = GpuStates(id)
+        self._node_config: Config | None = None  # that `config` follows
         self.init = Process("", stdio, state="restorable" if image else "created")
         self.execs: dict[str, Process] = {}
         self.cgroup: Cgroup | None = None
@@ -111,6 +115,19 @@ class Container:
     @property
     def init_pid(self) -> int:
         return self.init.pid
+
+    def configure(self, node: Config) -> None:
+        """Follow the node's settings, which a call has found changed; not in the middle of an operation."""
+        if node is self._node_config or self.lock.locked():
+            return
+        self._node_config = node
+        try:
+            self.config = self.config.replaced_by(effective_config(node, self.options))
+        except ConfigInvalid as error:  # with the container's own options
+            self._log.error("config.not_used", error=str(error), state="the settings from before stay in use")
+            return
+        if self.runtime.deadlines != self.config.deadlines:
+            self.runtime = replace(self.runtime, deadlines=self.config.deadlines)
 
     # -- Create and Delete ------------------------------------------------------------------------------------------
 
@@ -312,18 +329,21 @@ class Container:
 
         A SIGKILL from `kill` ends the checkpoint, too: whoever wants the container dead does not want to wait for it.
         """
+        self.gpu.require("checkpoint")
         async with self.lock:
             after(self.init.state, "checkpoint")
             return await self.operations().checkpoint(request)
 
     async def suspend(self, *, lock_seconds: float = 0) -> tuple[Left, Operation]:
         """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""
+        self.gpu.require("suspend")
         async with self.lock:
             after(self.init.state, "suspend")
             return await self.operations().suspend(lock_seconds)
 
     async def unsuspend(self, *, restore_seconds: float = 0, room_seconds: float = 0) -> tuple[Left, Operation]:
         """Undo `suspend`, and bring back whoever was left without its GPU by other means."""
+        self.gpu.require("resume")
         async with self.lock:
             after(self.init.state, "suspend")
             return await self.operations().unsuspend(restore_seconds, room_seconds)
@@ -336,7 +356,12 @@ class Container:
     @property
     def suspended(self) -> bool:
         """Whether its VRAM is in host memory, by a suspend of ours."""
-        return self._operations is not None and self._operations.suspended
+        return self.gpu.state == "suspended"
+
+    @property
+    def arena_use(self) -> ArenaUse | None:
+        """What its last suspend has moved into the arena, None before the first."""
+        return self._operations.arena_use if self._operations is not None else None
 
     @property
     def _pause_suspends(self) -> bool:
@@ -458,21 +483,34 @@ class Container:
             asyncio.get_running_loop().call_soon(self._settle)
 
     async def pause(self) -> None:
+        """Freeze it, off its GPUs where that is wanted; a freeze that fails brings back what has left them for it."""
+        self.gpu.require("pause")
         async with self.lock:
             self.init.move("pause")
+            suspended_before = self.suspended
             try:
                 if self._pause_suspends:
                     await self.operations().suspend_if_on_gpu()
                 await self.runtime.pause(self.id, self.cgroup)
-            except BaseException:
+            except BaseException as error:
                 if self.init.state == "pausing":
                     self.init.move("not paused")
+                if self.suspended and not suspended_before:
+                    await self._back_after(error)
                 raise
             if self.init.state == "pausing":
                 self.init.move("paused")
             self._publish("/tasks/paused", events.TaskPaused(container_id=self.id))
 
+    async def _back_after(self, error: BaseException) -> None:
+        try:
+            await self.operations().unsuspend_if_on_gpu()
+        except Exception as second:  # noqa: BLE001  # the first error is what the caller gets
+            error.add_note(f"and it stays suspended: {second}")
+            self._log.error("task.resume_failed", error=str(second))
+
     async def resume(self) -> None:
+        self.gpu.require("unpause")
         async with self.lock:
             after(self.init.state, "resume")
             await self.runtime.resume(self.id, self.cgroup)

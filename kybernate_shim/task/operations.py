@@ -31,7 +31,7 @@ from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.gpu import CudaAccelerator, Left
+    from kybernate_shim.checkpoint.gpu import ArenaUse, CudaAccelerator, Left
     from kybernate_shim.task.container import Container
 
 EXIT_SECONDS = 5.0
@@ -172,9 +172,10 @@ class Operations:
     # -- GPUs ---------------------------------------------------------------------------------------------------------
 
     @property
-    def suspended(self) -> bool:
-        """Whether its VRAM is in host memory, by a suspend of ours."""
-        return self._gpus is not None and self._gpus.suspended is not None
+    def arena_use(self) -> ArenaUse | None:
+        """What of the container is in the arena by a suspend of ours."""
+        left = self._gpus.suspended if self._gpus is not None else None
+        return left.arena_use if left is not None else None
 
     def driver_pids(self) -> list[int]:
         """Return the processes that have loaded the CUDA driver, as the host sees them."""
@@ -184,7 +185,11 @@ class Operations:
     async def suspend(self, lock_seconds: float = 0) -> tuple[Left, Operation]:
         """Move VRAM into host memory; the processes wait."""
         with self._operating("suspend") as operation:
-            return await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds), operation
+            left = await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds)
+            operation.fields = {"vram_bytes": left.vram_bytes, "arena_bytes": left.arena_use.bytes}
+            if left.arena_use.reasons:
+                operation.fields["arena_reasons"] = left.arena_use.reasons
+            return left, operation
 
     async def unsuspend(self, restore_seconds: float = 0, room_seconds: float = 0) -> tuple[Left, Operation]:
         """Move it back. Raises NothingToResume."""
@@ -219,18 +224,38 @@ class Operations:
     def _operating(self, verb: Verb, image: ImageRef = NO_IMAGE) -> Iterator[Operation]:
         """Keep the record of an operation while it runs, note it for `delete`, log what it cost, and audit it."""
         container = self._container
+        container.gpu.begin(verb)
         self.current = operation = Operation(verb)
         self._image = image
         container.note(phase=verb)
+        outcome = "failed"
         try:
             yield operation
+            outcome = "done"
         except BaseException as error:
+            outcome = self._outcome_of(error)
             self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
             audit(container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds)
             raise
         else:
-            self._log.info(f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary())
+            self._log.info(
+                f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary(), **operation.fields
+            )
             audit(container, verb, "done", self._image, self._log, seconds=operation.seconds)
         finally:
             self.current = None
+            container.gpu.end(outcome)
             container.note(phase="idle")
+
+    def _outcome_of(self, error: BaseException) -> str:
+        """Return what a failure has led to, as the table of GPU states has it."""
+        if self._gpus is None:
+            return "failed"
+        from kybernate_shim.checkpoint.gpu import NothingToResume
+        from kybernate_shim.checkpoint.target import NotBack
+
+        if isinstance(error, NothingToResume):
+            return "nothing to do"
+        if isinstance(error, NotBack):
+            return "still away" if self._gpus.suspended is not None else "not back"
+        return "failed"

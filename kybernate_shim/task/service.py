@@ -14,31 +14,19 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.config import Config
 from kybernate_shim.deleted import leave_answer
-from kybernate_shim.errors import Aborted, Damaged, Missing, NoRoom, Refused
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.mounts import Mount
+from kybernate_shim.live_config import LiveConfig
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.messages import process_pb2 as status
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
-from kybernate_shim.oci.options import UnsupportedOptions
-from kybernate_shim.oci.runtime import ProcessGone, RuntimeTimedOut
-from kybernate_shim.oci.select import RuntimeMissing
-from kybernate_shim.oci.spec import SpecInvalid
-from kybernate_shim.task.container import (
-    Container,
-    ExecExists,
-    ExecNotFound,
-    InitGone,
-    NotStarted,
-    Publish,
-)
-from kybernate_shim.task.destination import MalformedUri, UnsupportedScheme
-from kybernate_shim.task.lifecycle import InvalidMove
+from kybernate_shim.task.codes import KINDS, code_of
+from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig
@@ -54,27 +42,6 @@ STATUS = {
     "paused": status.PAUSED, "stopped": status.STOPPED, "deleted": status.STOPPED,
 }  # fmt: skip
 
-CODES: tuple[tuple[type[Exception], Code], ...] = (
-    (ProcessGone, Code.NOT_FOUND),
-    (ExecNotFound, Code.NOT_FOUND),
-    (ExecExists, Code.ALREADY_EXISTS),
-    (InitGone, Code.FAILED_PRECONDITION),
-    (NotStarted, Code.FAILED_PRECONDITION),
-    (InvalidMove, Code.FAILED_PRECONDITION),
-    (UnsupportedOptions, Code.INVALID_ARGUMENT),
-    (ConfigInvalid, Code.INVALID_ARGUMENT),
-    (SpecInvalid, Code.INVALID_ARGUMENT),
-    (MalformedUri, Code.INVALID_ARGUMENT),
-    (UnsupportedScheme, Code.INVALID_ARGUMENT),
-    (RuntimeMissing, Code.NOT_FOUND),
-    (Missing, Code.NOT_FOUND),
-    (Damaged, Code.DATA_LOSS),
-    (Refused, Code.FAILED_PRECONDITION),
-    (NoRoom, Code.RESOURCE_EXHAUSTED),
-    (Aborted, Code.ABORTED),
-    (RuntimeTimedOut, Code.DEADLINE_EXCEEDED),
-    (TimeoutError, Code.DEADLINE_EXCEEDED),
-)
 PHRASES = {
     Code.NOT_FOUND: "not found",
     Code.ALREADY_EXISTS: "already exists",
@@ -97,6 +64,9 @@ class TaskService:
     shut_down: Callable[[], Awaitable[None]]
     containers: dict[str, Container] = field(default_factory=dict)
     creating: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.settings = LiveConfig(self.log)
 
     def methods(self) -> dict[str, Method]:
         """Return the handler table, for either name of the service."""
@@ -273,11 +243,13 @@ class TaskService:
     # ---------------------------------------------------------------------------------------------------------------
 
     def container(self, id: str) -> Container:
-        """Return the container of that id. Raises RpcError NOT_FOUND."""
+        """Return the container of that id, with the settings of this moment. Raises RpcError NOT_FOUND."""
         try:
-            return self.containers[id]
+            container = self.containers[id]
         except KeyError:
             raise RpcError(Code.NOT_FOUND, f"container {id}: not found") from None
+        container.configure(self.settings.read())
+        return container
 
     def _process(self, id: str, exec_id: str) -> Process:
         return self.container(id).process(exec_id)
@@ -291,8 +263,8 @@ def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callabl
             CALLER.set(called_by(call))  # for this call's task alone
             with traced(call.method, log):
                 return await handle(request)
-        except tuple(error for error, _ in CODES) as error:
-            code = next(code for kind, code in CODES if isinstance(error, kind))
+        except KINDS as error:
+            code = code_of(error)
             phrase = PHRASES.get(code, "")
             raise RpcError(code, f"{error}: {phrase}" if phrase else str(error)) from error
 

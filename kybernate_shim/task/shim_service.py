@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -48,8 +49,12 @@ class ShimService:
 
     async def suspend(self, request: wire.SuspendRequest) -> Message:
         """Move the container's VRAM into host memory."""
+        from kybernate_shim.task.gpu_report import arena_message  # most are never suspended
+
         left, operation = await self._tasks.container(request.id).suspend(lock_seconds=request.timeout_ms / 1000)
-        return wire.SuspendResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
+        return wire.SuspendResponse(
+            steps=_steps(operation), vram_bytes=left.vram_bytes, arena=arena_message(left.arena_use)
+        )
 
     async def resume(self, request: wire.ResumeRequest) -> Message:
         """Move it back."""
@@ -59,9 +64,20 @@ class ShimService:
         return wire.ResumeResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
 
     async def status(self, request: wire.StatusRequest) -> Message:
-        """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint."""
+        """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint.
+
+        Nothing is read of processes for that, unless the driver's word on them is wanted.
+        """
         ids = [request.id] if request.id else list(self._tasks.containers)
-        return wire.StatusResponse(containers=[_status(self._tasks.container(id)) for id in ids])
+        containers = [self._tasks.container(id) for id in ids]
+        replies = [_status(container) for container in containers]
+        if request.gpu:
+            from kybernate_shim.task.gpu_report import (
+                ask_driver,
+            )  # the first container of a node waits for every import
+
+            await asyncio.gather(*map(ask_driver, containers, replies))
+        return wire.StatusResponse(containers=replies)
 
 
 def _steps(operation: Operation) -> list[wire.Step]:
@@ -77,8 +93,12 @@ def _status(container: Container) -> wire.Container:
         state=container.init.state,
         pid=container.init.pid,
         suspended=container.suspended,
-        cuda_pids=container.operations().driver_pids(),
+        gpu=container.gpu.state,
     )
+    if container.suspended and (use := container.arena_use) is not None:
+        from kybernate_shim.task.gpu_report import arena_message  # as above
+
+        reply.arena.CopyFrom(arena_message(use))
     operation = container.operation
     if operation is not None:
         reply.phase, reply.step = operation.verb, operation.step_name

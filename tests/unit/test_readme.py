@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.config import markdown_table
+from kybernate_shim.task import codes
 from kybernate_shim.trust import rights
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,12 @@ def test_table_of_rights_is_that_of_the_code() -> None:
     text = (ROOT / "docs/security.md").read_text()
     table = text.partition("<!-- made from kybernate_shim/trust/rights.py -->\n")[2].partition("<!-- end -->")[0]
     assert table == rights.markdown_table(), "paste the output of kybernate_shim.trust.rights.markdown_table() there"
+
+
+def test_table_of_codes_is_that_of_the_code() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    table = text.partition("<!-- made from kybernate_shim/task/codes.py -->\n")[2].partition("<!-- end -->")[0]
+    assert table == codes.markdown_table(), "paste the output of kybernate_shim.task.codes.markdown_table() there"
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:

@@ -52,6 +52,15 @@ def missing(banks: Sequence[Bank], sizes: NodeSizes) -> list[Bank]:
     return found
 
 
+def surplus(banks: Sequence[Bank], sizes: NodeSizes) -> int:
+    """Return how many bytes of the banks are no part of `sizes`: adding banks does not lead there."""
+    wanted = dict(sizes)
+    return sum(
+        max(0, sum(bank.extent.size for bank in banks if bank.node == node) - wanted.get(node, 0))
+        for node in {bank.node for bank in banks}
+    )
+
+
 def size_of(banks: Sequence[Bank]) -> int:
     return sum(bank.extent.size for bank in banks)
 

@@ -70,6 +70,17 @@ def gaps(taken: Iterable[Extent], size: int) -> deque[Extent]:
     return found
 
 
+def without_end(extents: Iterable[Extent], size: int) -> deque[Extent]:
+    """Return `extents` without the last `size` bytes of them; nothing where they are no more."""
+    found = deque(extents)
+    while size and found:
+        last = found.pop()
+        if last.size > size:
+            found.append(last.cut(last.size - size)[0])
+        size -= min(size, last.size)
+    return found
+
+
 def take(extents: deque[Extent], size: int) -> Iterator[Extent]:
     """Take `size` bytes from the front of `extents`, in place."""
     while size:

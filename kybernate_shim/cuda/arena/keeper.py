@@ -47,6 +47,7 @@ IDLE_SECONDS = 60.0
 STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not be locked
 PREFETCH_SECONDS = 30.0  # that its memory is kept for a give
 DRIVERS_OWN = "cuda"  # what the names of the driver's threads begin with
+NO_ARENA = "there is no arena on this node: gpu.arena is not set"
 BUSY, FULL, NO_ROOM, FAILED = "ARENA_BUSY", "ARENA_FULL", "ARENA_NO_ROOM", "ARENA_FAILED"
 NOT_RUNNING = "CUDA_ERROR_ILLEGAL_STATE"  # the driver's answer to a lock of what is locked, or checkpointed
 LIBRARY = "ARENA_LIBRARY"  # the process does not answer, or lies
@@ -66,7 +67,7 @@ class NotMoved(Exception):
 
 @dataclass(frozen=True)
 class Moved:
-    """What was moved. With 0 bytes, `reason` says why, and is empty where there was nothing to move.
+    """What was moved, and the `reason` where that is nothing, or not all that the library has allocated.
 
     `spared` of the bytes needed no copy: the arena had them already, or they are zeros.
     """
@@ -85,17 +86,47 @@ class Keeper:
 
     def __init__(self, folder: Path, sizes: NodeSizes, verb: DriverVerb, log: Any, share: float = 1.0) -> None:
         """`share` of the arena is what one pod or container may have."""
-        self._memory = Memory(sizes, folder)
-        self._sizes = sizes
+        self._folder = folder
         self._verb = verb
         self._log = log
-        self._worker = SharedWorker(["arena", str(folder), as_text(sizes), str(share)])
+        self._wanted = sizes, share
+        self._use(sizes, share)
+        self._jobs = 0
         self._last_use = 0.0
         self._prefetched: dict[int, float] = {}  # by pid, since when
         self._leaving: Counter[int] = Counter()  # what is on its way out of VRAM
         self._remarks: set[str] = set()
         self._stranded: set[int] = set()  # processes that stay stopped because they cannot be locked
         self._keeping: dict[int, asyncio.Task[None]] = {}  # by pid, what waits for that
+
+    def _use(self, sizes: NodeSizes, share: float) -> None:
+        self._in_use = self._sizes, _ = sizes, share
+        self._memory = Memory(sizes, self._folder)
+        self._worker = SharedWorker(["arena", str(self._folder), as_text(sizes), str(share)])
+
+    async def configure(self, sizes: NodeSizes, share: float) -> None:
+        """Use other settings, from the next job on, or once those that run have ended: their worker maps what is there.
+
+        What the arena has of processes stays. It grows with its next job; it is made anew, smaller or divided
+        otherwise, when no process has anything but copies there, and gives out no more than is wanted until then.
+        """
+        self._wanted = sizes, share
+        if self._jobs or self._prefetched:
+            return
+        if self._wanted != self._in_use:
+            before = self._worker
+            self._use(sizes, share)
+            self._log.info("arena.configured", sizes=as_text(sizes), share=share)
+            await before.close()
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Let go of an arena that is larger than it is wanted, as soon as no process needs it."""
+        if self._jobs or self._prefetched or not self._memory.surplus or not self._memory.vacant:
+            return
+        await self._worker.close()  # it has mapped and pinned what is there
+        if not self._jobs and self._memory.give_back():
+            self._log.info("arena.given_back", sizes=as_text(self._sizes))
 
     async def warm(self, pid: int, seconds: float) -> Moved:
         """Get contexts and pinned memory ready for a running process, so that it need not stand still for that."""
@@ -166,8 +197,10 @@ class Keeper:
 
         Where that cannot be, it stays where it was, and the reason is returned. Raises NotMoved.
         """
-        if not self._sizes or not await _has_library(pid):
-            return Moved()
+        if not self._sizes:
+            return Moved(0, NO_ARENA)
+        if not await _has_library(pid):
+            return Moved(0, f"process {pid} has not loaded the arena's library")
         for attempt in range(ATTEMPTS):
             try:
                 with self.leaving([pid]):
@@ -236,6 +269,7 @@ class Keeper:
         """
         for pid in [pid for pid, since in self._prefetched.items() if now - since > PREFETCH_SECONDS]:
             await self.drop(pid)
+        await self.configure(*self._wanted)
         if self._worker.running and not self._worker.busy and now - self._last_use > IDLE_SECONDS:
             await self._worker.close()
             self._log.info("arena.worker_ended")
@@ -312,9 +346,11 @@ class Keeper:
     async def _ask(self, verb: str, pid: int, seconds: float, *arguments: Any) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         self._last_use = loop.time()
+        self._jobs += 1
         try:
             answer = await self._worker.call(verb, pid, *arguments, seconds=seconds)
         finally:
+            self._jobs -= 1
             self._last_use = loop.time()
         told = {"error": answer["text"]} if answer["code"] else {}
         moved = {key: answer[key] for key in ("bytes", "clean_bytes", "zero_bytes", "prefetched_bytes")}
@@ -409,4 +445,6 @@ def _each_once(reasons: Iterable[str]) -> str:
 def _moved(answer: dict[str, Any]) -> Moved:
     if answer["code"]:
         return Moved(0, answer["text"])
-    return Moved(answer["bytes"], spared=answer["clean_bytes"] + answer["zero_bytes"])
+    left = answer["left_bytes"]
+    reason = f"{left >> 20} MiB that the program exports, binds or maps in parts go the driver's way" if left else ""
+    return Moved(answer["bytes"], reason, answer["clean_bytes"] + answer["zero_bytes"])

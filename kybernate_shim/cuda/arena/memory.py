@@ -40,7 +40,7 @@ from kybernate_shim.config import NO_NODE, NodeSizes
 from kybernate_shim.cuda.arena import banks, notes
 from kybernate_shim.cuda.arena.accounts import account_of
 from kybernate_shim.cuda.arena.banks import Bank, Room
-from kybernate_shim.cuda.arena.extents import Extent, Kept, Part, gaps, total
+from kybernate_shim.cuda.arena.extents import Extent, Kept, Part, gaps, total, without_end
 from kybernate_shim.cuda.arena.notes import Note, read, write
 from kybernate_shim.cuda.arena.pieces import Fate, Plan, Seen
 from kybernate_shim.linux import numa
@@ -203,8 +203,41 @@ class Memory:
                 raise
             mount("tmpfs", str(self._folder), "tmpfs", FLAGS, options)
 
+    @property
+    def surplus(self) -> int:
+        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena anew."""
+        return banks.surplus(self.banks, self._sizes)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether no process has anything but a copy there, and no job works with it."""
+        with self._gate():
+            return self._is_vacant()
+
+    def give_back(self) -> bool:
+        """Give all of the memory back to the machine, and tell True, if it is vacant: copies go, too.
+
+        `prepare` makes it as it is wanted then. For the one who has mapped it, and does so no more: until then, the
+        kernel keeps it.
+        """
+        with self._gate():
+            if not self._is_vacant():
+                return False
+            for path in (*self._folder.glob("*.copy"), self._banks, self.file):
+                path.unlink(missing_ok=True)
+        return True
+
+    def _is_vacant(self) -> bool:
+        self._taken()
+        return not any(self._folder.glob("*.json")) and not any(
+            self._in_use(_owner_of(lock)) for lock in self._folder.glob("*.lock")
+        )
+
     def free(self) -> int:
-        """The bytes that can be had: nobody has them, dead processes included, or has anything but a copy there."""
+        """The bytes that can be had: nobody has them, dead processes included, or has anything but a copy there.
+
+        Of an arena that is larger than it is wanted by now, no more than that.
+        """
         with self._gate():
             return self._free(self._taken()).bytes
 
@@ -360,7 +393,11 @@ class Memory:
     @property
     def _limit(self) -> int:
         """The bytes that one pod or container may have."""
-        return int(self.size * self._share)
+        return int(min(self.size, self._wanted) * self._share)
+
+    @property
+    def _wanted(self) -> int:
+        return sum(size for _, size in self._sizes)
 
     def _room(self, owner: Owner, wanted: int, stays: Sequence[Extent], account: str) -> Room:
         """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it."""
@@ -389,12 +426,13 @@ class Memory:
 
     def _free(self, taken: Sequence[Extent]) -> Room:
         there = self.banks
-        return Room(gaps(taken, banks.size_of(there)), there)
+        size = banks.size_of(there)
+        return Room(without_end(gaps(taken, size), max(0, size - self._wanted)), there)
 
     def _taken(self) -> list[Extent]:
         """Return the extents that living processes have nowhere else, and remove the notes of the others."""
         for note in [path for path in self._folder.iterdir() if path.suffix in (".json", ".copy", ".lock")]:
-            owner = Owner(*map(int, note.stem.split("-")))
+            owner = _owner_of(note)
             if not owner.alive and not self._in_use(owner):
                 note.unlink(missing_ok=True)
         return [extent for note in self._notes() for extent in note.room]
@@ -444,6 +482,10 @@ class Memory:
             yield
         finally:
             os.close(fd)
+
+
+def _owner_of(note: Path) -> Owner:
+    return Owner(*map(int, note.stem.split("-")))
 
 
 def _make_room(copies: list[tuple[Path, Note]], account: str, most: int) -> None:

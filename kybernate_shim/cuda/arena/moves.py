@@ -167,8 +167,9 @@ class Mover:
             if any(block.state in (BlockState.AWAY, BlockState.REBUILT) for block in blocks):
                 raise ControlInvalid(f"process {pid} says that a part of its memory is in the arena already")
             wanted = [block for block in blocks if block.state is BlockState.HERE and not block.private]
+            left = sum(block.size for block in blocks if block.private)
             if not wanted:
-                return Answer()
+                return Answer(left_bytes=left)
             _require_possible(pid, wanted, copies.capacity)
             try:
                 answer = self._copy_out(owner, program, wanted)
@@ -179,7 +180,7 @@ class Mover:
                 self.memory.retire(owner)
                 raise
             program.ask(Verb.RELEASE)
-        return answer
+        return replace(answer, left_bytes=left)
 
     def _copy_out(self, owner: Owner, program: _Program, wanted: Sequence[Block]) -> Answer:
         """Have the arena hold what is in the blocks `wanted`, of which some may stay shared."""

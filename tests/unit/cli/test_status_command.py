@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kybernate_shim.messages import shim_pb2 as wire
 from tests.unit.cli.conftest import Node
 
 POD, WEB = "a" * 64, "b" * 64
@@ -91,7 +92,11 @@ def test_status_as_json(node: Node) -> None:
         "state": "running",
         "suspended": True,
         "pid": 11,
+        "gpu": "",
         "cuda_pids": [],
+        "cuda": [],
+        "arena": None,
+        "note": "",
         "phase": "",
         "step": "",
         "done_bytes": 0,
@@ -110,3 +115,17 @@ def test_status_of_what_the_shim_does_not_know(node: Node) -> None:
     node.containerd.add("ghost")
     node.shim("ghost")
     assert "does not know it" in node.run("status", "ghost", status=1).stderr
+
+
+def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> None:
+    node.containerd.add("counter")
+    arena = wire.Arena(asked=True, reasons=["process 7: too little room"])
+    cuda = [wire.CudaProcess(pid=7, state="locked")]
+    node.shim("counter").add("counter", gpu="locked", note="let it go", cuda_pids=[7], cuda=cuda, arena=arena)
+    result = node.run("ps")
+    assert "running, locked" in result.stdout
+    assert "counter: let it go" in result.stderr
+    assert "counter: arena: process 7: too little room" in result.stderr
+    shown = node.json("status", "counter")
+    assert shown["cuda"] == [{"pid": 7, "state": "locked"}]
+    assert shown["arena"] == {"asked": True, "bytes": 0, "reasons": ["process 7: too little room"]}

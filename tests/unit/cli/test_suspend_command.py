@@ -26,7 +26,9 @@ def test_answer_is_shown(node: Node, verb: str, step: str, done: str) -> None:
         f"{step}   20 ms",
     ]
     assert shim.requests == [REQUESTS[verb](id="trainer", timeout_ms=1500)]
+    arena = {"arena": {"asked": False, "bytes": 0, "reasons": []}} if verb == "suspend" else {}
     assert node.json(verb, "trainer") == {
+        **arena,
         "namespace": "default",
         "container": "trainer",
         "vram_bytes": 2 << 30,
@@ -54,3 +56,14 @@ def test_failure_says_what_became_of_the_container(node: Node) -> None:
         "kybernate: cannot resume trainer: GPU-1 has 1 GiB of free VRAM, 2 GiB are needed",
         "  state:  container trainer is running, its VRAM in host memory",
     ]
+
+
+def test_container_that_got_less_of_the_arena_says_why(node: Node) -> None:
+    node.containerd.add("trainer")
+    shim = node.shim("trainer")
+    shim.add("trainer")
+    arena = wire.Arena(asked=True, bytes=1 << 20, reasons=["process 7: it is full"])
+    shim.answers["Suspend"] = wire.SuspendResponse(vram_bytes=4 << 20, arena=arena)
+    assert "arena: 1.00 MiB of 4.00 MiB: process 7: it is full" in node.run("suspend", "trainer").stdout
+    told = node.json("suspend", "trainer")["arena"]
+    assert told == {"asked": True, "bytes": 1 << 20, "reasons": ["process 7: it is full"]}

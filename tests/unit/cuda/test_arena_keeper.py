@@ -16,7 +16,8 @@ from kybernate_shim.cuda.arena import keeper as keepers
 from kybernate_shim.cuda.arena.keeper import IDLE_SECONDS, NOT_RUNNING, PREFETCH_SECONDS, Keeper, NotMoved
 from kybernate_shim.cuda.workers import WorkerDied
 
-ANSWER = {"code": 0, "name": "", "text": "", "bytes": 0, "clean_bytes": 0, "zero_bytes": 0, "seconds": 0.0}
+BYTES = dict.fromkeys(("bytes", "clean_bytes", "zero_bytes", "prefetched_bytes", "left_bytes"), 0)
+ANSWER: dict[str, Any] = {"code": 0, "name": "", "text": "", "seconds": 0.0, "remark": "", **BYTES}
 MIB = 1 << 20
 
 
@@ -36,7 +37,7 @@ class Worker:
             self.leaving.append(arguments[1])
         if self.dead:
             raise WorkerDied("it is gone")
-        return ANSWER | {"prefetched_bytes": 0, "remark": ""}
+        return ANSWER
 
     async def close(self) -> None:
         self.jobs.append("close")

@@ -43,15 +43,15 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def test_what_is_missing_is_made(directory: Path) -> None:
     log = CapturingLogger()
-    keeper = PoolKeeper(directory, SIZES, log)
+    keeper = PoolKeeper(log)
 
     async def body() -> None:
-        keeper.tidy(0)
+        keeper.tidy(0, directory, SIZES)
         await until(lambda: log.calls)
         pool.take(directory, directory.parent / "image", 4 * MIB)
-        keeper.tidy(1)
+        keeper.tidy(1, directory, SIZES)
         await until(lambda: len(log.calls) == 2)
-        keeper.tidy(2)  # nothing is missing
+        keeper.tidy(2, directory, SIZES)  # nothing is missing
 
     run(keeper, body)
     assert pool.ready(directory) == list(SIZES)
@@ -64,15 +64,15 @@ def test_what_is_missing_is_made(directory: Path) -> None:
 def test_what_is_wrong_is_said_once_and_tried_again_later() -> None:
     log = CapturingLogger()
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as disk:
-        keeper = PoolKeeper(Path(disk), SIZES, log)
+        keeper = PoolKeeper(log)
 
         async def body() -> None:
-            keeper.tidy(0)
+            keeper.tidy(0, Path(disk), SIZES)
             await until(lambda: log.calls)
             begun = keeper._filling
-            keeper.tidy(RETRY_SECONDS - 1)
+            keeper.tidy(RETRY_SECONDS - 1, Path(disk), SIZES)
             assert keeper._filling is begun
-            keeper.tidy(RETRY_SECONDS)
+            keeper.tidy(RETRY_SECONDS, Path(disk), SIZES)
             assert keeper._filling is not begun
             await until(lambda: keeper._filling is not None and keeper._filling.done())
 
@@ -85,10 +85,10 @@ def test_closing_ends_a_filling(directory: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "endless.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(3600)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pool_keeper, "MODULE", "endless")
-    keeper = PoolKeeper(directory, SIZES, CapturingLogger())
+    keeper = PoolKeeper(CapturingLogger())
 
     async def body() -> None:
-        keeper.tidy(0)
+        keeper.tidy(0, directory, SIZES)
         await until((tmp_path / "begun").exists)
 
     run(keeper, body)
@@ -97,10 +97,10 @@ def test_closing_ends_a_filling(directory: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_pool_nothing_is_done() -> None:
-    keeper = PoolKeeper(None, (), CapturingLogger())
+    keeper = PoolKeeper(CapturingLogger())
 
     async def body() -> None:
-        keeper.tidy(0)
+        keeper.tidy(0, None, ())
 
     run(keeper, body)
     assert keeper._filling is None

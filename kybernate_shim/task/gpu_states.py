@@ -1,0 +1,81 @@
+"""What a container's GPU state goes through, as one table: what may be asked in which state, and what comes after.
+
+The life cycle's table is beside this one (see lifecycle.py), and both have to allow a call. What the driver says of the
+processes is the truth; this is what the daemon is doing about it, and the way back to it.
+
+"attached": the processes compute, as far as the daemon knows. "stuck": an operation could not bring all of them back.
+In the states that an operation is in, one ends the other only as the rows say: the rest is refused at once, and not
+kept waiting behind it. A process that an exec starts in a suspended container computes; the next suspend takes it, too.
+"""
+
+from __future__ import annotations
+
+from kybernate_shim.errors import Busy, Refused
+
+ALWAYS = ("exec", "kill", "delete")  # they change nothing here: a suspended container can be looked into, and ended
+BUSY = frozenset({"suspending", "resuming", "checkpointing", "restoring"})
+STARTS = {
+    "attached": {
+        "suspend": "suspending", "resume": "resuming", "checkpoint": "checkpointing", "restore": "restoring",
+        "pause": "attached", "unpause": "attached",
+    },
+    "suspended": {
+        "suspend": "suspending", "resume": "resuming", "checkpoint": "checkpointing",
+        "pause": "suspended", "unpause": "suspended",
+    },
+    "stuck": {"resume": "resuming", "pause": "stuck", "unpause": "stuck"},
+    "suspending": {}, "resuming": {}, "checkpointing": {}, "restoring": {},
+}  # fmt: skip
+# What an operation leads to by its outcome; to the state before it where nothing is said.
+ENDS = {
+    "suspending": {"done": "suspended", "not back": "stuck"},
+    "resuming": {"done": "attached", "nothing to do": "attached", "still away": "suspended", "not back": "stuck"},
+    "checkpointing": {"still away": "suspended", "not back": "stuck"},
+    "restoring": {"done": "attached"},
+}
+WORDS = {
+    "suspending": "its VRAM moves into host memory",
+    "resuming": "its VRAM moves back to its GPUs",
+    "checkpointing": "a checkpoint of it is written",
+    "restoring": "it is restored",
+}
+
+
+class GpuStuck(Refused):
+    """Processes of the container are not back on their GPUs, and the call would have to do with them."""
+
+
+class GpuStates:
+    """The GPU state of container `id`, which belongs to the daemon's one event loop."""
+
+    def __init__(self, id: str) -> None:
+        self.state = "attached"
+        self._id = id
+        self._before = "attached"
+
+    @property
+    def busy(self) -> bool:
+        return self.state in BUSY
+
+    def require(self, call: str) -> None:
+        """Raise Busy while an operation is under way that `call` cannot share the container with, or GpuStuck."""
+        if call in ALWAYS or call in STARTS[self.state]:
+            return
+        if self.busy:
+            raise Busy(
+                f"cannot {call} container {self._id} now: {WORDS[self.state]}; ask again when that has ended, which"
+                f" `kybernate status {self._id}` shows"
+            )
+        raise GpuStuck(
+            f"cannot {call} container {self._id}: processes of it are not back on their GPUs; `kybernate resume"
+            f" {self._id}` tries that again"
+        )
+
+    def begin(self, call: str) -> None:
+        """Be in the state of an operation until `end`. Raises as `require`."""
+        self.require(call)
+        self._before, self.state = self.state, STARTS[self.state][call]
+
+    def end(self, outcome: str) -> None:
+        """Be in the state that the operation has led to."""
+        self.state = ENDS[self.state].get(outcome, self._before)
