@@ -148,7 +148,9 @@ class Card:
         values = c_uint64(words), c_uint64(count)
         pointers = (c_void_p * 2)(*(ctypes.addressof(value) for value in values))
         one = c_uint(1)
-        self("cuLaunchKernel", function, c_uint(256), one, one, c_uint(256), one, one, c_uint(0), stream, pointers, None)
+        self(
+            "cuLaunchKernel", function, c_uint(256), one, one, c_uint(256), one, one, c_uint(0), stream, pointers, None
+        )
 
     def make(self, size: int, shareable: int = 0) -> int:
         """Make memory of the device that is mapped nowhere, and return its handle."""

@@ -69,5 +69,3 @@ def ipc(options: Options) -> Round:
 def nccl(options: Options) -> Round:
     """Become the two ranks of the scenarios' payload, over whatever NCCL chooses."""
     os.execv(sys.executable, [sys.executable, str(RANKS), "ranks", str(options.mib)])
-
-

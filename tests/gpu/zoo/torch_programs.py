@@ -225,7 +225,7 @@ def compiled(options: Options) -> Round:
     left, right = (_random(torch, seed, 4 * MIB, options.device).float().view(1024, -1) / (1 << 31) for seed in (1, 2))
     try:
         fast(left, right)
-    except Exception as error:  # noqa: BLE001  # whatever its compilers lack: the message tells
+    except Exception as error:  # whatever its compilers lack: the message tells
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise Impossible(f"torch.compile: {type(error).__name__}: {' / '.join(lines)[:300]}") from error
 

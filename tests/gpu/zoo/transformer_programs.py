@@ -83,7 +83,7 @@ def http_server(model: Model) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections are kept
 
-        def do_GET(self) -> None:  # noqa: N802  # the library's name
+        def do_GET(self) -> None:  # the library's name
             body = json.dumps(model.answer(int(self.path.lstrip("/")))).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))

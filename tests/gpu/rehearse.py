@@ -1,0 +1,28 @@
+"""Rehearses `tests/gpu/run` in the lab, on the pretended driver: `python -m tests.gpu.rehearse [its options]`.
+
+Run by tests/lab/run LANE -- /opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python
+(python -m tests.gpu.kit --python 3.13), of which it uses the wheels. What runs there also proves the code of this
+folder; seconds and bytes mean nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from kybernate_shim.cuda.arena.kernel import machine_code
+from kybernate_shim.cuda.arena.memory import FOLDER, Memory
+from tests.gpu.report import main
+from tests.system.gpu import CAPABILITY, LIBRARIES, install_driver
+
+ARENA_GIB = 1
+
+
+def rehearse(argv: list[str]) -> int:
+    install_driver()
+    Memory(((0, ARENA_GIB << 30),)).prepare()
+    machine_code(FOLDER, *CAPABILITY)  # here, where the compiler may be slow, and before anything stands still
+    return main(["--pretended", str(LIBRARIES), "--arena", str(ARENA_GIB), "--mib", "16", *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(rehearse(sys.argv[1:]))
