@@ -1,4 +1,4 @@
-"""The calls of libcuda.so.1 that programs of the zoo make, through ctypes: no package is needed, as in the lab's images.
+"""The calls of libcuda.so.1 that programs of the zoo make, through ctypes: that needs no package.
 
 Addresses are ints, and every call that does not answer 0 raises Wrong: for a program that is suspended, an error is as
 wrong as a figure.
