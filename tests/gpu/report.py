@@ -15,10 +15,14 @@ from pathlib import Path
 from tests.gpu import scenarios
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
 from tests.gpu.scenarios import ARENA, PAYLOAD, Bench
+from tests.gpu.zoo.cycles import run_cycles
+from tests.gpu.zoo.keeper import run_zoo
+from tests.gpu.zoo.table import WAYS, UnknownProgram, chosen
 
 SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 PRETENDED = "computes.py"
-SETTINGS = 'runtime = "runc"\n[gpu]\narena = "{gib}GiB"\n'
+SETTINGS = 'runtime = "runc"\n{more}[gpu]\narena = "{gib}GiB"\n'
+ZOO_ARENA = 16  # GiB, where --arena says nothing
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
     machine = Machine.start(root, arguments.kit)
     failures: dict[str, str] = {}
     try:
+        if arguments.zoo is not None or arguments.cycles:
+            return _zoo(machine, arguments)
         bench = prepared(machine, arguments, arguments.arena)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
         wanted = [*scenarios.ONE_GPU, *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ())]
@@ -50,6 +56,25 @@ def main(argv: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
+def _zoo(machine: Machine, arguments: argparse.Namespace) -> int:
+    """Run programs of the zoo, or cycles of them: with the arena and without it, by their annotation."""
+    until = time.monotonic() + arguments.minutes * 60
+    bench = prepared(machine, arguments)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    log = f'log_file = "{arguments.out.absolute() / "shim.log"}"\n'
+    Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=arguments.arena or ZOO_ARENA, more=log))
+    if arguments.pretended:
+        tests = CHECKOUT / "tests"  # alone: in the lab, another mount lies below the checkout
+        bench.flags += ["--mount", f"type=bind,src={tests},dst={tests},options=rbind:ro"]
+    gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
+    how = {"out": arguments.out, "jobs": arguments.jobs, "pretended": bool(arguments.pretended), "until": until}
+    if arguments.cycles:
+        return run_cycles(bench, arguments.zoo or "", count=arguments.cycles, seed=arguments.seed, **how)
+    name = f"{len(gpus)} of {gpus[0]['name']}"
+    ways = arguments.ways.split(",")
+    return run_zoo(bench, arguments.zoo, ways=ways, machine=name, gpus=len(gpus), **how)
+
+
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/gpu/run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kit", type=Path, default=CHECKOUT / "build/gpu-kit", help="made by python -m tests.gpu.kit")
@@ -57,9 +82,24 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
     parser.add_argument("--arena", type=int, default=0, metavar="GIB", help="through an arena of so many GiB (0: none)")
+    parser.add_argument(
+        "--zoo", nargs="?", const="all", metavar="NAMES", help="programs of the zoo in place of scenarios: all, or a,b"
+    )
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"of the zoo ({','.join(WAYS)})")
+    parser.add_argument("--jobs", type=int, default=4, help="programs of the zoo, or cycles, at once (4)")
+    parser.add_argument("--minutes", type=float, default=9.0, help="after which nothing of the zoo begins (9)")
+    parser.add_argument("--cycles", type=int, default=0, metavar="N", help="suspend and resume the zoo so often")
+    parser.add_argument("--seed", type=int, default=1, help="of the cycles (1)")
     parser.add_argument("--only", action="append", metavar="SCENARIO", help="leave the others out; may be repeated")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    try:
+        chosen(arguments.zoo or "", gpus=8)
+    except UnknownProgram as error:  # before minutes are spent on a machine
+        parser.error(str(error))
+    if unknown := set(arguments.ways.split(",")) - set(WAYS):
+        parser.error(f"--ways {', '.join(unknown)}: not among {', '.join(WAYS)}")
+    return arguments
 
 
 def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) -> Bench:
@@ -72,7 +112,7 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
         if Path("/dev", name).exists():
             flags += ["--device", f"/dev/{name}"]
     if arena:
-        Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=arena))
+        Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=arena, more=""))
         flags += ARENA
     if arguments.pretended:
         libraries = [str(arguments.pretended)]

@@ -1,0 +1,46 @@
+"""Rehearses `tests/gpu/run` in the lab, on the pretended driver: `python -m tests.gpu.rehearse [its options]`.
+
+Run by tests/lab/run LANE -- /opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python
+(python -m tests.gpu.kit --python 3.13), of which it uses the wheels. What runs there also proves the code of this
+folder; seconds and bytes mean nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from kybernate_shim.cuda.arena.kernel import machine_code
+from kybernate_shim.cuda.arena.memory import FOLDER, Memory
+from tests.gpu.report import main
+from tests.system.gpu import CAPABILITY, LIBRARIES, install_driver
+
+ARENA_GIB = 1
+ROOT = Path("/run/kybernate-gpu")  # a tmpfs: the lab's own root is an overlay, on which no other can lie
+
+
+def rehearse(argv: list[str]) -> int:
+    end_containerd()
+    install_driver()
+    Memory(((0, ARENA_GIB << 30),)).prepare()
+    machine_code(FOLDER, *CAPABILITY)  # here, where the compiler may be slow, and before anything stands still
+    ROOT.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", ROOT], check=True)
+    return main(
+        ["--root", str(ROOT / "node"), "--pretended", str(LIBRARIES), "--arena", str(ARENA_GIB), "--mib", "16", *argv]
+    )
+
+
+def end_containerd() -> None:
+    """End the lab's own containerd, whose socket the one of the kit needs."""
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "containerd":
+            process.terminate()
+            process.wait(30)
+
+
+if __name__ == "__main__":
+    sys.exit(rehearse(sys.argv[1:]))
