@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
 from kybernate_shim.trace import step
+from kybernate_shim.undo import AsyncUndo
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
@@ -120,7 +121,7 @@ class Container:
         A container that is created from a checkpoint is only prepared: its processes come at Start, because containerd
         still changes its files in between.
         """
-        async with AsyncExitStack() as undo:
+        async with AsyncUndo() as undo:
             self._mounts = mounts
             if mounts:
                 undo.push_async_callback(self._unmount)

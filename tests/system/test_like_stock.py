@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.ctr import BUNDLES, STOCK, Ctr
+from tests.system.ctr import BUNDLES, STOCK, CommandFailed, Ctr
 from tests.system.programs import script
 
 Use = Callable[[Path], list[str]]
@@ -40,3 +40,13 @@ def test_runtime_runs_in_the_bundle(ctr: Ctr, use: Use, tmp_path: Path) -> None:
     bundle = BUNDLES / ctr.namespace / id
     verbs = ("create", "start", "exec", "kill", "delete")
     assert set(seen.read_text().splitlines()) == {f"{verb} {bundle}" for verb in verbs}
+
+
+def test_reason_of_a_failed_create_is_told_when_its_undo_fails_too(ctr: Ctr, use: Use, tmp_path: Path) -> None:
+    fails = script(
+        tmp_path / "fails",
+        'for word; do [ "$before" = --log ] && log=$word; [ "$word" = create ] && verb=create; before=$word; done\n'
+        """[ "$verb" ] && echo '{"level":"error","msg":"no room for it"}' >> "$log"\nexit 1""",
+    )
+    with pytest.raises(CommandFailed, match=r"OCI runtime create failed.*no room for it"):
+        ctr.run("true", flags=use(fails))

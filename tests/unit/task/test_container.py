@@ -15,6 +15,7 @@ from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, RuntimeFai
 from kybernate_shim.task import container as subject
 from kybernate_shim.task.container import ExecExists, ExecNotFound, InitGone, NotStarted
 from kybernate_shim.task.lifecycle import InvalidMove
+from kybernate_shim.undo import in_words
 from tests.unit.task.runtime import EXEC, INIT, Life, settled
 
 Story = Callable[[Life], Coroutine[Any, Any, None]]
@@ -159,6 +160,19 @@ def test_failed_create_tells_nothing_and_leaves_nothing(tell: Tell) -> None:
     assert life.topics == []
     assert life.runtime.calls == ["create", "delete force"]
     assert open_descriptors() == before
+
+
+def test_undo_that_fails_too_does_not_hide_why_create_failed(tell: Tell) -> None:
+    async def story(life: Life) -> None:
+        life.runtime.on["create"] = failing("create")
+        life.runtime.on["delete"] = failing("delete")
+        with pytest.raises(RuntimeFailed, match="OCI runtime create failed") as caught:
+            await life.create()
+        assert in_words(caught.value) == (
+            "OCI runtime create failed: no luck; not undone: OCI runtime delete failed: no luck"
+        )
+
+    tell(story)
 
 
 def test_failed_start_leaves_a_container_that_can_be_deleted(tell: Tell) -> None:
