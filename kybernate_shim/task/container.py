@@ -355,7 +355,10 @@ class Container:
         self._publish("/tasks/exec-added", events.TaskExecAdded(container_id=self.id, exec_id=exec_id))
 
     async def start_exec(self, exec_id: str) -> int:
-        """Start a registered exec and return its pid. Execs start side by side: they do not change the container."""
+        """Start a registered exec and return its pid. Execs start side by side: they do not change the container.
+
+        After a failure it is still only registered, as with containerd's own shim.
+        """
         process = self.process(exec_id)
         after(process.state, "start")
         if self._init_exit is not None:
@@ -367,7 +370,7 @@ class Container:
         except BaseException:
             self._running_execs -= 1
             process.release()
-            process.end(Exit(process.pid, 255, time.time_ns()))
+            process.start_failed()
             self._settle()
             raise
         return process.pid

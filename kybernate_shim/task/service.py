@@ -237,9 +237,10 @@ class TaskService:
         return reply
 
     async def wait(self, request: wire.WaitRequest) -> wire.WaitResponse:
-        exit_ = await self._process(request.id, request.exec_id).wait()
-        reply = wire.WaitResponse(exit_status=exit_.status)
-        reply.exited_at.FromNanoseconds(exit_.at_ns)
+        process = self._process(request.id, request.exec_id)
+        await process.wait()
+        reply = wire.WaitResponse()
+        _put_exit(reply, process)
         return reply
 
     async def pids(self, request: wire.PidsRequest) -> wire.PidsResponse:
@@ -322,7 +323,7 @@ def _deleted(process: Process) -> wire.DeleteResponse:
     return reply
 
 
-def _put_exit(reply: wire.StateResponse | wire.DeleteResponse, process: Process) -> None:
+def _put_exit(reply: wire.StateResponse | wire.DeleteResponse | wire.WaitResponse, process: Process) -> None:
     if process.exit is None:
         reply.exited_at.seconds = GO_ZERO_SECONDS
     else:

@@ -130,6 +130,7 @@ def test_state_is_final_when_a_wait_returns(tell: Tell) -> None:
         assert not waiting.done()
         life.end(INIT, 5)
         exit_ = await waiting
+        assert exit_ is not None
         assert (exit_.status, life.container.init.state) == (5, "stopped")
 
     tell(story)
@@ -215,18 +216,42 @@ def test_runtime_starts_what_someone_has_frozen(tell: Tell, answer: bool | None,
     assert tell(story).runtime.waiting == told
 
 
-def test_failed_exec_has_ended_with_255_and_tells_no_exit(tell: Tell) -> None:
+def test_exec_that_could_not_be_started_is_still_only_registered(tell: Tell) -> None:
     async def story(life: Life) -> None:
         await life.run()
         life.runtime.on["exec"] = failing("exec")
         life.add_exec()
         with pytest.raises(RuntimeFailed):
             await life.container.start_exec("e1")
-        assert (await life.container.process("e1").wait()).status == 255
+        process = life.container.process("e1")
+        assert (process.state, process.pid, process.exit) == ("created", 0, None)
+        assert await process.wait() is None  # or its client would wait for ever
+        with pytest.raises(NotStarted):
+            await life.container.kill("e1", 9, all=False)
         await life.container.delete_exec("e1")
         life.add_exec()  # the id is free again
 
     assert tell(story).topics == ["create", "start", "exec-added", "exec-added"]
+
+
+def test_exec_that_could_not_be_started_can_be_started_again(tell: Tell) -> None:
+    async def story(life: Life) -> None:
+        await life.run()
+        life.runtime.on["exec"] = failing("exec")
+        life.add_exec()
+        with pytest.raises(RuntimeFailed):
+            await life.container.start_exec("e1")
+        del life.runtime.on["exec"]
+        await life.container.start_exec("e1")
+        waiting = asyncio.ensure_future(life.container.process("e1").wait())
+        await settled()
+        assert not waiting.done()
+        life.end(EXEC, 3)
+        exit_ = await waiting
+        assert exit_ is not None
+        assert exit_.status == 3
+
+    assert tell(story).topics[-3:] == ["exec-added", "exec-started", "exit e1"]
 
 
 def test_failed_pause_leaves_it_running(tell: Tell) -> None:
