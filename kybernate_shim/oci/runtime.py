@@ -289,7 +289,7 @@ class Runtime:
             raise RuntimeFailed(verb, f"{argv[0]} cannot be executed{where}: {error.strerror or error}") from error
         if finished.status != 0:
             said = log.last_error(log_file, before) if log_file else ""
-            raise RuntimeFailed(verb, said or _obituary(finished) + _shortage(log_file), finished.status)
+            raise RuntimeFailed(verb, said or _obituary(finished, heard=not fds) + _shortage(log_file), finished.status)
         return finished
 
 
@@ -317,8 +317,8 @@ def _stdio(fds: Mapping[int, int], console_socket: Path | None) -> Iterator[dict
         os.close(null)
 
 
-def _obituary(finished: Finished) -> str:
-    """Tell how a runtime ended that logged no error."""
+def _obituary(finished: Finished, *, heard: bool) -> str:
+    """Tell how a runtime ended that logged no error; `heard` unless what it said went to a container's stdio."""
     ending = f"`{' '.join(finished.argv)}` ended with status {finished.status}"
     if finished.status > 128:
         try:
@@ -326,7 +326,9 @@ def _obituary(finished: Finished) -> str:
         except ValueError:
             pass  # a status of its own that only looks like a signal
     tail = "\n".join((finished.stderr or finished.stdout).strip().splitlines()[-STDERR_LINES:])
-    return f"{ending}, saying: {tail}" if tail else f"{ending}, saying nothing"
+    if tail:
+        return f"{ending}, saying: {tail}"
+    return f"{ending}, saying nothing" if heard else ending
 
 
 def _shortage(log_file: Path | None) -> str:

@@ -11,8 +11,8 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,7 @@ class Container:
 
     async def _create_init(self, event: events.TaskCreate) -> None:
         assert self.init.stdio is not None
-        with self.children.early_exits() as early:
+        with _quoted(self.init.stdio), self.children.early_exits() as early:
             await self.runtime.create(
                 self.id,
                 self.bundle,
@@ -377,7 +377,7 @@ class Container:
 
     async def _run_exec(self, process: Process) -> None:
         assert process.stdio is not None
-        with self.children.early_exits() as early:
+        with _quoted(process.stdio), self.children.early_exits() as early:
             await self.runtime.exec(
                 self.id,
                 self.bundle,
@@ -574,6 +574,18 @@ class Container:
             asyncio.get_running_loop().remove_reader(self._oom.fileno())
             self._oom.close()
             self._oom = None
+
+
+@contextmanager
+def _quoted(stdio: Stdio) -> Iterator[None]:
+    """Add to a failure what the runtime has written in place of the process, unless the failure says it already."""
+    try:
+        yield
+    except Exception as error:
+        words = str(error)
+        if lines := [line for line in stdio.unheard().splitlines() if line.strip() not in words]:
+            error.add_note("it wrote: " + "\n".join(lines))
+        raise
 
 
 def _cgroup_of(pid: int) -> Cgroup | None:

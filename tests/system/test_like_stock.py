@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 
+from kybernate.messages import tasks_pb2 as wire
+from kybernate.messages.tasks_pb2_grpc import TasksStub
+from tests.system.cri import SOCKET
 from tests.system.ctr import BUNDLES, STOCK, CommandFailed, Ctr
 from tests.system.programs import script
+
+CREATED = 1  # containerd.v1.types.Status
 
 Use = Callable[[Path], list[str]]
 
@@ -42,6 +49,11 @@ def test_runtime_runs_in_the_bundle(ctr: Ctr, use: Use, tmp_path: Path) -> None:
     assert set(seen.read_text().splitlines()) == {f"{verb} {bundle}" for verb in verbs}
 
 
+def test_missing_runtime_is_named_in_quotes(ctr: Ctr, use: Use) -> None:
+    with pytest.raises(CommandFailed, match=r'"no-runc"'):
+        ctr.run("true", flags=use(Path("no-runc")))
+
+
 def test_reason_of_a_failed_create_is_told_when_its_undo_fails_too(ctr: Ctr, use: Use, tmp_path: Path) -> None:
     fails = script(
         tmp_path / "fails",
@@ -50,3 +62,33 @@ def test_reason_of_a_failed_create_is_told_when_its_undo_fails_too(ctr: Ctr, use
     )
     with pytest.raises(CommandFailed, match=r"OCI runtime create failed.*no room for it"):
         ctr.run("true", flags=use(fails))
+
+
+def test_exec_that_cannot_be_started_is_still_created(ctr: Ctr) -> None:
+    metadata = (("containerd-namespace", ctr.namespace),)
+    process = {"args": ["/bin/no-such-binary"], "cwd": "/", "user": {"uid": 0, "gid": 0}}
+    with ctr.running("sleep", "1000") as id, grpc.insecure_channel(SOCKET) as channel:
+        tasks = TasksStub(channel)
+        request = wire.ExecProcessRequest(container_id=id, exec_id="e1")
+        request.spec.type_url = "types.containerd.io/opencontainers/runtime-spec/1/Process"
+        request.spec.value = json.dumps(process).encode()
+        tasks.Exec(request, metadata=metadata)
+        for _ in range(1 if ctr.runtime == STOCK else 2):  # containerd's own shim crashes when it fails once more
+            with pytest.raises(grpc.RpcError, match="no-such-binary"):
+                tasks.Start(wire.StartRequest(container_id=id, exec_id="e1"), metadata=metadata)
+            found = tasks.Get(wire.GetRequest(container_id=id, exec_id="e1"), metadata=metadata).process
+            assert (found.status, found.pid, found.exit_status) == (CREATED, 0, 0)
+        ended = tasks.Wait(wire.WaitRequest(container_id=id, exec_id="e1"), metadata=metadata, timeout=10)
+        deleted = tasks.DeleteProcess(wire.DeleteProcessRequest(container_id=id, exec_id="e1"), metadata=metadata)
+        assert (ended.exit_status, deleted.exit_status, deleted.pid) == (0, 0, 0)
+        assert ended.exited_at == deleted.exited_at == found.exited_at
+
+
+def test_failed_create_is_no_loss_of_output(ours: Ctr, shim_config: Path, tmp_path: Path) -> None:
+    """What the runtime has written is in the answer, so that the log has no error of its own for it."""
+    log = tmp_path / "log"
+    fails = script(tmp_path / "fails", 'echo "the disk is on fire" >&2; exit 3')
+    shim_config.write_text(f'runtime = "{fails}"\nlog_file = "{log}"\n')
+    with pytest.raises(CommandFailed, match=r"create failed: .* ended with status 3; it wrote: the disk is on fire"):
+        ours.run("true")
+    assert "output.lost" not in log.read_text()

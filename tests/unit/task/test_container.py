@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, RuntimeFai
 from kybernate_shim.task import container as subject
 from kybernate_shim.task.container import ExecExists, ExecNotFound, InitGone, NotStarted
 from kybernate_shim.task.lifecycle import InvalidMove
+from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.undo import in_words
 from tests.unit.task.runtime import EXEC, INIT, Life, settled
 
@@ -172,6 +174,24 @@ def test_undo_that_fails_too_does_not_hide_why_create_failed(tell: Tell) -> None
         assert in_words(caught.value) == (
             "OCI runtime create failed: no luck; not undone: OCI runtime delete failed: no luck"
         )
+
+    tell(story)
+
+
+def test_what_a_runtime_wrote_in_the_containers_place_is_told(tell: Tell) -> None:
+    async def story(life: Life) -> None:
+        life.container.init.stdio_config = StdioConfig("", "/dev/null", "/dev/null", terminal=False)
+
+        def fail() -> None:
+            stdio = life.container.init.stdio
+            assert stdio is not None
+            os.write(stdio.fds[2], b"no luck\nthe disk is on fire\n")
+            failing("create")()
+
+        life.runtime.on["create"] = fail
+        with pytest.raises(RuntimeFailed) as caught:
+            await life.create()
+        assert in_words(caught.value) == "OCI runtime create failed: no luck; it wrote: the disk is on fire"
 
     tell(story)
 
