@@ -103,7 +103,12 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
     cli = Cli(Path(bundle.runtime() or "runc"), root, None, bool(options.get("systemd_cgroup")))
     try:
         done = subprocess.run(
-            cli.delete(invocation.id, force=True), capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False
+            cli.delete(invocation.id, force=True),
+            cwd=bundle.path if bundle.path.is_dir() else None,
+            capture_output=True,
+            text=True,
+            timeout=RUNTIME_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"the OCI runtime did not delete it: {error}"]

@@ -15,10 +15,10 @@ def info() -> int:
     """Print a serialised RuntimeInfo: our name and version, the options that came on stdin, the runtime's features."""
     from google.protobuf.any_pb2 import Any
 
-    from kybernate_shim.config import Config
+    from kybernate_shim.config import Config, ConfigInvalid
     from kybernate_shim.messages import types_pb2 as wire
     from kybernate_shim.messages.any import OCI_FEATURES
-    from kybernate_shim.oci.options import decode_options
+    from kybernate_shim.oci.options import UnsupportedOptions, decode_options
     from kybernate_shim.oci.select import RuntimeMissing, choose_runtime
     from kybernate_shim.oci.spec import Spec
 
@@ -31,7 +31,7 @@ def info() -> int:
     try:
         runtime = choose_runtime(os.environ, decode_options(options), Config.load(), Spec({}))
         features = subprocess.run([runtime, "features"], capture_output=True, check=True, timeout=FEATURES_SECONDS)
-    except (RuntimeMissing, OSError, subprocess.SubprocessError) as error:
+    except (ConfigInvalid, UnsupportedOptions, RuntimeMissing, OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"containerd-shim-kybernate-v1: features of the OCI runtime are unknown: {error}\n")
     else:
         answer.features.type_url, answer.features.value = OCI_FEATURES, features.stdout

@@ -54,14 +54,13 @@ class LineWriter:
             self._torn.add(fd)
 
 
-def open_log(fifo: Path, file: Path | None, *, debug: bool, **fields: Any) -> Log:
-    """Return the daemon's logger; `fields` go into every line.
+def open_log(fifo: Path, file: Path | None, *, level: str, **fields: Any) -> Log:
+    """Return the daemon's logger; `fields` go into every line. `level` is the least severe one that is written.
 
     The FIFO is kept open for life: after containerd's restart a new reader appears at its other end.
     """
     structlog = load_structlog()
     fds = [fd for fd in (_open_fifo(fifo), _open_file(file)) if fd is not None]
-    level = logging.DEBUG if debug else logging.INFO
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -69,7 +68,7 @@ def open_log(fifo: Path, file: Path | None, *, debug: bool, **fields: Any) -> Lo
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(default=str),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=lambda *_: LineWriter(*fds),
         cache_logger_on_first_use=True,
     )

@@ -123,7 +123,7 @@ def _live(bundle: Path) -> bool:
     with exclusive(bundle):
         listener = listen(path)
     assert listener is not None
-    log = open_log(bundle / "none", None, debug=False, namespace=ID, shim=ID, shim_pid=0)
+    log = open_log(bundle / "none", None, level="info", namespace=ID, shim=ID, shim_pid=0)
     with listener:
         return asyncio.run(_serve_and_call(Daemon(invocation, path, log), listener, path))
 

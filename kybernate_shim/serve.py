@@ -40,7 +40,7 @@ def serve(invocation: Invocation, listener: socket.socket, path: Path, *, ready:
     log = open_log(
         Path("log").absolute(),
         config.log_file,
-        debug=invocation.debug or config.log_level == "debug",
+        level="debug" if invocation.debug else config.log_level,
         namespace=invocation.namespace,
         shim=invocation.id,
         shim_pid=os.getpid(),

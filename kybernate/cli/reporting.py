@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from kybernate.cli.output import printable
 from kybernate.node.failure import Failure
 from kybernate_shim.config import ConfigInvalid
+from kybernate_shim.undo import in_words
 
 TRACE = "KYBERNATE_TRACE"
 KEPT = "\n\t"  # what a message of ours is made of, and what it quotes cannot abuse
@@ -37,7 +38,7 @@ class Reporting(TyperGroup):
 
 def report(error: Exception) -> None:
     """Print what failed and why, the state of things, and what to do."""
-    typer.echo(f"kybernate: {printable(str(error), keep=KEPT)}", err=True)
+    typer.echo(f"kybernate: {printable(in_words(error), keep=KEPT)}", err=True)
     for title in ("state", "advice"):
         if text := getattr(error, title, ""):
             typer.echo(f"  {title + ':':7} {printable(str(text), keep=KEPT)}", err=True)

@@ -11,6 +11,7 @@ from kybernate.node.failure import Failure
 from kybernate_shim.cuda import sequence
 from kybernate_shim.cuda.client import SOCKET, CudaHelper, Gpu, State, cuda_helper
 from kybernate_shim.cuda.errors import CudaError, CudaUnavailable
+from kybernate_shim.undo import in_words
 
 VERBS = ("state", "lock", "checkpoint", "restore", "unlock", "suspend", "resume")
 NONE = "none"  # the state of a process that holds no CUDA state
@@ -75,8 +76,7 @@ async def _run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path) ->
         except CudaUnavailable as error:
             raise DriverUnavailable(str(error)) from error
         except CudaError as error:
-            text = "; ".join([str(error), *getattr(error, "__notes__", [])])
-            raise StepFailed(text, state=await _states_in_words(helper, pids)) from error
+            raise StepFailed(in_words(error), state=await _states_in_words(helper, pids)) from error
 
 
 async def _do(helper: CudaHelper, verb: str, pids: Sequence[int], limits: sequence.Limits) -> list[Step]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from kybernate_shim.checkpoint.manifest import File
 from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.messages.any import OCI_SPEC, pack_json
 from kybernate_shim.trust.keys import KeyUnusable
+from kybernate_shim.undo import Undo
 
 SAVED_SPEC = "kybernate-spec.json"  # in the image: config.json of the source's bundle, as containerd wrote it
 MOST_SPEC = 16 << 20  # bytes
@@ -128,13 +129,13 @@ def prepared(containerd: Containerd, plan: Plan, stdio: Stdio) -> Iterator[Prepa
     """
     if _taken(containerd, plan):
         raise IdTaken(f"container {plan.id} exists in containerd's namespace {plan.namespace}")
-    with ExitStack() as undo:
+    with _true_state(plan), Undo() as undo:
         with rootfs.lease(containerd, plan.namespace) as lease:
             place = rootfs.Place(containerd, plan.namespace, plan.snapshotter, lease)
             mounts = rootfs.prepare(place, plan.image, plan.id)
-            undo.callback(_removing(rootfs.remove, place, plan.id))
+            undo.callback(rootfs.remove, place, plan.id)
             container = _create_container(containerd, plan)
-            undo.callback(_removing(_delete_container, containerd, container))
+            undo.callback(_delete_container, containerd, container)
         request = tasks_pb2.CreateTaskRequest(
             container_id=plan.id,
             rootfs=mounts,
@@ -144,12 +145,23 @@ def prepared(containerd: Containerd, plan: Plan, stdio: Stdio) -> Iterator[Prepa
             terminal=stdio.terminal,
         )
         _task_call(containerd, plan, "Create", request)
-        undo.callback(_removing(_delete_task, containerd, container))
+        undo.callback(_delete_task, containerd, container)
         yield Prepared(
             replace(container, state="created"),
             lambda: int(_task_call(containerd, plan, "Start", tasks_pb2.StartRequest(container_id=plan.id)).pid),
         )
         undo.pop_all()
+
+
+@contextmanager
+def _true_state(plan: Plan) -> Iterator[None]:
+    """Let a failure say that something is left, if that is so."""
+    try:
+        yield
+    except Failure as error:
+        if getattr(error, "__notes__", ()):
+            error.state = f"not all of container {plan.id} was removed again; the checkpoint image is as it was"
+        raise
 
 
 def wait(containerd: Containerd, container: Container, *, timeout: float | None = None) -> int:
@@ -235,15 +247,3 @@ def _unless_gone(call: Callable[[], object]) -> bool:
             raise
         return False
     return True
-
-
-def _removing(remove: Callable[..., None], *arguments: object) -> Callable[[], None]:
-    """Return a step of an undo that leaves the way free for the next ones: the first failure is the one to report."""
-
-    def step() -> None:
-        try:
-            remove(*arguments)
-        except Failure:
-            pass
-
-    return step

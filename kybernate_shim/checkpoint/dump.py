@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,7 @@ from kybernate_shim.trust.credentials import security_of
 from kybernate_shim.trust.keys import Key, signing_key
 from kybernate_shim.trust.places import make_private
 from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.undo import AsyncUndo
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.encrypted import Sealed  # few nodes encrypt
@@ -194,7 +195,7 @@ async def _steps(
         if not killed:  # freezing again what is about to die would wait for it, or keep it from dying
             await _set_frozen(target, frozen)
 
-    async with AsyncExitStack() as back:
+    async with AsyncUndo() as back:
         back.push_async_callback(set_frozen, was_frozen)
         detached: Detached | None = None
         if accelerator is not None:

@@ -48,6 +48,7 @@ from kybernate_shim.trust.credentials import Allowance
 from kybernate_shim.trust.places import make_private
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
+from kybernate_shim.undo import Undo, add
 
 LOG = "restore.log"  # CRIU's, in the work directory
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
@@ -222,8 +223,8 @@ async def run(
                 else:
                     await held.guarded(_criu(target, held.known_to(runtime), prepared, fds, console), seconds)
                     held.require_passed()
-            except PrivilegesExceeded:
-                await remove_remains(target)
+            except PrivilegesExceeded as error:
+                await _remove_after(error, target)
                 raise
             except RuntimeFailed as error:
                 left = await remove_remains(target)
@@ -255,11 +256,9 @@ def _kept_hostname(spec: Spec) -> Iterator[None]:
     if not path:
         yield
         return
-    name = hostname(Path(path))
-    try:
+    with Undo() as undo:
+        undo.callback(set_hostname, Path(path), hostname(Path(path)))
         yield
-    finally:
-        set_hostname(Path(path), name)
 
 
 @asynccontextmanager
@@ -273,10 +272,16 @@ async def complete_or_gone(target: Target) -> AsyncIterator[None]:
     except (RestoreFailed, PrivilegesExceeded):
         raise  # by `run`, which has removed it
     except BaseException as error:
-        left = await remove_remains(target)
         if not isinstance(error, NotBack):
+            await _remove_after(error, target)
             raise
+        left = await remove_remains(target)
         raise RestoreFailed(f"{_failed(target, left)}: {error}") from error
+
+
+async def _remove_after(error: BaseException, target: Target) -> None:
+    if left := await remove_remains(target):
+        add(error, left)
 
 
 async def remove_remains(target: Target) -> str:

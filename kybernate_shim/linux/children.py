@@ -109,14 +109,15 @@ class Children:
         *,
         env: Mapping[str, str] | None = None,
         fds: Mapping[int, int] | None = None,
+        cwd: Path | None = None,
         umask: int | None = None,
     ) -> Child:
         """Start `argv` (looked up in PATH of `env`) and return at once.
 
         `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them. Python
         opens every other descriptor close-on-exec, so none is inherited. The child leads its own session, with
-        default signal handling, and has the given `umask`, or ours.
-        Raises FileNotFoundError or PermissionError when the program cannot be executed.
+        default signal handling, and has the given `umask` and working directory, or ours.
+        Raises FileNotFoundError or PermissionError when the program cannot be executed, or there is no such directory.
         """
         environment = dict(os.environ if env is None else env)
         # Copies above the range that a child uses, so that no dup2 overwrites the source of a later one; and no higher,
@@ -141,7 +142,8 @@ class Children:
 
         try:
             path = _find(argv[0], environment)
-            pid = _spawn(spawn_from, path) if umask is None else _with_umask(umask, partial(_spawn, spawn_from, path))
+            spawn = partial(_spawn, spawn_from, path)
+            pid = _in_directory(cwd, spawn) if umask is None else _with_umask(umask, cwd, spawn)
         finally:
             for copy in wanted.values():
                 os.close(copy)
@@ -177,6 +179,7 @@ class Children:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        cwd: Path | None = None,
         umask: int | None = None,
     ) -> Finished:
         """Run `argv` to its end and return what it printed on those of fds 1 and 2 that `fds` leaves free.
@@ -192,7 +195,7 @@ class Children:
             own[0] = os.memfd_create("stdin")
             os.pwrite(own[0], stdin, 0)
         try:
-            child = self.spawn(argv, env=env, fds={**own, **(fds or {})}, umask=umask)
+            child = self.spawn(argv, env=env, fds={**own, **(fds or {})}, cwd=cwd, umask=umask)
             ended = await self._end_of(child, argv, timeout)
             return Finished(tuple(argv), ended.status, _tail(own.get(1)), _tail(own.get(2)))
         finally:
@@ -286,7 +289,25 @@ def _spawn(spawn_from: Callable[[str], int], path: str) -> int:
     return spawn_from(path)
 
 
-def _with_umask(umask: int, spawn: Callable[[], int]) -> int:
+def _in_directory(cwd: Path | None, spawn: Callable[[], int]) -> int:
+    """Call `spawn` in that working directory, and return to ours: posix_spawn(3), as Python has it, can set none.
+
+    All threads share it, but none of the daemon's looks for a file by a relative path, except where it has its own.
+    """
+    if cwd is None:
+        return spawn()
+    before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir(cwd)
+        try:
+            return spawn()
+        finally:
+            os.fchdir(before)
+    finally:
+        os.close(before)
+
+
+def _with_umask(umask: int, cwd: Path | None, spawn: Callable[[], int]) -> int:
     """Call `spawn` in a thread with an umask of its own: ours belongs to all threads, which create files meanwhile."""
     from concurrent.futures import ThreadPoolExecutor  # only checkpoints need it
 
@@ -295,7 +316,7 @@ def _with_umask(umask: int, spawn: Callable[[], int]) -> int:
     def alone() -> int:
         unshare(CLONE_FS)
         os.umask(umask)
-        return spawn()
+        return _in_directory(cwd, spawn)
 
     with ThreadPoolExecutor(1, "spawn") as thread:
         return thread.submit(alone).result()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from kybernate_shim.linux import libc
 from kybernate_shim.linux.scratch import new_directory
+from kybernate_shim.undo import Undo
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def mapped_copies(directories: Sequence[str], namespace: int) -> Iterator[list[s
 
     Read-only, so that nobody who cleans up temporary files could reach the originals through one that was left over.
     """
-    with ExitStack() as undo:
+    with Undo() as undo:
         root = str(new_directory("kybernate-idmap-"))
         undo.callback(os.rmdir, root)
         copies = []

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kybernate_shim.undo import Undo
+
 
 def new_directory(prefix: str, parent: Path | None = None) -> Path:
     """Make a directory that is ours alone, in `parent` or where temporary files are, and return its path."""
@@ -22,7 +24,6 @@ def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]
     import shutil  # here, because the first container of a node waits for every import
 
     directory = new_directory(prefix, parent)
-    try:
+    with Undo() as undo:
+        undo.callback(shutil.rmtree, directory)
         yield directory
-    finally:
-        shutil.rmtree(directory)

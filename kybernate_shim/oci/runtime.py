@@ -68,6 +68,7 @@ class Runner(Protocol):
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        cwd: Path | None = None,
         umask: int | None = None,
     ) -> Finished: ...
 
@@ -90,12 +91,15 @@ class Runtime:
 
     `fds` in create, exec and restore maps 0, 1 and 2 to the descriptors that become the process's stdio; a number left
     out becomes /dev/null. With a terminal they are unused, and the runtime sends its master to `console_socket`.
+    `directory` is where it runs: the bundle, as under containerd's own shim. Programs that wrap runc look for
+    config.json and init.pid there, and so do hooks.
     """
 
     cli: Cli
     children: Runner
     env: Mapping[str, str]
     deadlines: Deadlines = field(default_factory=Deadlines)
+    directory: Path | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     async def create(
@@ -275,16 +279,17 @@ class Runtime:
         before = log.size(log_file) if log_file else 0
         try:
             finished = await self.children.run(
-                argv, env=self.env, fds=fds, stdin=stdin, timeout=deadline or None, umask=umask
+                argv, env=self.env, fds=fds, stdin=stdin, timeout=deadline or None, cwd=self.directory, umask=umask
             )
         except ProgramTimedOut as error:
             said = log.last_error(log_file, before) if log_file else ""
             raise RuntimeTimedOut(verb, f"{error}{f'; it said: {said}' if said else ''}") from error
         except OSError as error:
-            raise RuntimeFailed(verb, f"{argv[0]} cannot be executed: {error.strerror or error}") from error
+            where = f" in {self.directory}" if self.directory else ""
+            raise RuntimeFailed(verb, f"{argv[0]} cannot be executed{where}: {error.strerror or error}") from error
         if finished.status != 0:
             said = log.last_error(log_file, before) if log_file else ""
-            raise RuntimeFailed(verb, said or _obituary(finished) + _shortage(log_file), finished.status)
+            raise RuntimeFailed(verb, said or _obituary(finished, heard=not fds) + _shortage(log_file), finished.status)
         return finished
 
 
@@ -312,8 +317,8 @@ def _stdio(fds: Mapping[int, int], console_socket: Path | None) -> Iterator[dict
         os.close(null)
 
 
-def _obituary(finished: Finished) -> str:
-    """Tell how a runtime ended that logged no error."""
+def _obituary(finished: Finished, *, heard: bool) -> str:
+    """Tell how a runtime ended that logged no error; `heard` unless what it said went to a container's stdio."""
     ending = f"`{' '.join(finished.argv)}` ended with status {finished.status}"
     if finished.status > 128:
         try:
@@ -321,7 +326,9 @@ def _obituary(finished: Finished) -> str:
         except ValueError:
             pass  # a status of its own that only looks like a signal
     tail = "\n".join((finished.stderr or finished.stdout).strip().splitlines()[-STDERR_LINES:])
-    return f"{ending}, saying: {tail}" if tail else f"{ending}, saying nothing"
+    if tail:
+        return f"{ending}, saying: {tail}"
+    return f"{ending}, saying nothing" if heard else ending
 
 
 def _shortage(log_file: Path | None) -> str:

@@ -23,7 +23,7 @@ class RuntimeMissing(Exception):
 
     def __init__(self, name: str, because: str, places: list[str], advice: str) -> None:
         where = f" (looked in {', '.join(places)})" if places else ""
-        super().__init__(f"OCI runtime {name} not found{where}; it was wanted by {because}. {advice}")
+        super().__init__(f'OCI runtime "{name}" not found{where}; it was wanted by {because}. {advice}')
 
 
 def choose_runtime(env: Mapping[str, str], options: RuntimeOptions, config: Config, spec: Spec) -> Path:

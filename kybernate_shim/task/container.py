@@ -11,8 +11,8 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from signal import SIGKILL
@@ -36,6 +36,7 @@ from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
 from kybernate_shim.trace import step
+from kybernate_shim.undo import AsyncUndo
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
@@ -137,7 +138,7 @@ class Container:
         A container that is created from a checkpoint is only prepared: its processes come at Start, because containerd
         still changes its files in between.
         """
-        async with AsyncExitStack() as undo:
+        async with AsyncUndo() as undo:
             self._mounts = mounts
             if mounts:
                 undo.push_async_callback(self._unmount)
@@ -158,7 +159,7 @@ class Container:
 
     async def _create_init(self, event: events.TaskCreate) -> None:
         assert self.init.stdio is not None
-        with self.children.early_exits() as early:
+        with _quoted(self.init.stdio), self.children.early_exits() as early:
             await self.runtime.create(
                 self.id,
                 self.bundle,
@@ -379,7 +380,10 @@ class Container:
         self._publish("/tasks/exec-added", events.TaskExecAdded(container_id=self.id, exec_id=exec_id))
 
     async def start_exec(self, exec_id: str) -> int:
-        """Start a registered exec and return its pid. Execs start side by side: they do not change the container."""
+        """Start a registered exec and return its pid. Execs start side by side: they do not change the container.
+
+        After a failure it is still only registered, as with containerd's own shim.
+        """
         process = self.process(exec_id)
         after(process.state, "start")
         if self._init_exit is not None:
@@ -391,14 +395,14 @@ class Container:
         except BaseException:
             self._running_execs -= 1
             process.release()
-            process.end(Exit(process.pid, 255, time.time_ns()))
+            process.start_failed()
             self._settle()
             raise
         return process.pid
 
     async def _run_exec(self, process: Process) -> None:
         assert process.stdio is not None
-        with self.children.early_exits() as early:
+        with _quoted(process.stdio), self.children.early_exits() as early:
             await self.runtime.exec(
                 self.id,
                 self.bundle,
@@ -608,6 +612,18 @@ class Container:
             asyncio.get_running_loop().remove_reader(self._oom.fileno())
             self._oom.close()
             self._oom = None
+
+
+@contextmanager
+def _quoted(stdio: Stdio) -> Iterator[None]:
+    """Add to a failure what the runtime has written in place of the process, unless the failure says it already."""
+    try:
+        yield
+    except Exception as error:
+        words = str(error)
+        if lines := [line for line in stdio.unheard().splitlines() if line.strip() not in words]:
+            error.add_note("it wrote: " + "\n".join(lines))
+        raise
 
 
 def _cgroup_of(pid: int) -> Cgroup | None:

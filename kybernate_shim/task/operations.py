@@ -29,6 +29,7 @@ from kybernate_shim.task.checkpointing import share_with_cri, work_directory
 from kybernate_shim.trust.audit import ImageRef, Verb, decision_of
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
+from kybernate_shim.undo import Undo, in_words
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.gpu import ArenaUse, CudaAccelerator, Left
@@ -64,21 +65,27 @@ class Operations:
         with self._operating("checkpoint", ImageRef(str(request.image))) as operation:
             gpus = self._accelerator() if self.driver_pids() else None
             self._dump = asyncio.ensure_future(dump(container, request, operation, self._log, gpus))
-            try:
-                dumped = await asyncio.shield(self._dump)
-            except asyncio.CancelledError:
-                if self._dump.cancelled():
-                    raise CheckpointAborted(f"checkpoint of container {container.id} ended: it was killed") from None
-                raise
-            finally:
-                if self._dump.cancelling() and container.cgroup is not None:
-                    container.cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
-                self._dump = None
+            with Undo() as undo:
+                undo.callback(self._end_dump)
+                try:
+                    dumped = await asyncio.shield(self._dump)
+                except asyncio.CancelledError:
+                    if self._dump.cancelled():
+                        raise CheckpointAborted(
+                            f"checkpoint of container {container.id} ended: it was killed"
+                        ) from None
+                    raise
             self._image = image_ref(request.image, dumped.manifest, dumped.digest)
         share_with_cri(container.bundle.path, container.namespace, container.id, request.work)
         if request.exit:
             await asyncio.wait_for(container.init.wait(), EXIT_SECONDS)
         return dumped, operation
+
+    def _end_dump(self) -> None:
+        dump, self._dump = self._dump, None
+        cgroup = self._container.cgroup
+        if dump is not None and dump.cancelling() and cgroup is not None:
+            cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
 
     def abort(self) -> None:
         """End a checkpoint or a restore that runs; once only: a repeated kill must not disturb the undo."""
@@ -229,23 +236,28 @@ class Operations:
         self._image = image
         container.note(phase=verb)
         outcome = "failed"
-        try:
-            yield operation
-            outcome = "done"
-        except BaseException as error:
-            outcome = self._outcome_of(error)
-            self._log.error(f"task.{verb}_failed", error=str(error), seconds=operation.summary())
-            audit(container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds)
-            raise
-        else:
-            self._log.info(
-                f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary(), **operation.fields
-            )
-            audit(container, verb, "done", self._image, self._log, seconds=operation.seconds)
-        finally:
-            self.current = None
-            container.gpu.end(outcome)
-            container.note(phase="idle")
+        with Undo() as undo:
+            undo.callback(lambda: self._end(outcome))
+            try:
+                yield operation
+                outcome = "done"
+            except BaseException as error:
+                outcome = self._outcome_of(error)
+                self._log.error(f"task.{verb}_failed", error=in_words(error), seconds=operation.summary())
+                audit(
+                    container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds
+                )
+                raise
+            else:
+                self._log.info(
+                    f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary(), **operation.fields
+                )
+                audit(container, verb, "done", self._image, self._log, seconds=operation.seconds)
+
+    def _end(self, outcome: str) -> None:
+        self.current = None
+        self._container.gpu.end(outcome)
+        self._container.note(phase="idle")
 
     def _outcome_of(self, error: BaseException) -> str:
         """Return what a failure has led to, as the table of GPU states has it."""

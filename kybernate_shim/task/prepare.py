@@ -162,4 +162,4 @@ def _runtime(
     cli = resolve_cli(binary, namespace=namespace, log=bundle.log, options=options, config=config, spec=spec)
     bundle.write_runtime(binary, options, root=cli.root.parent, systemd_cgroup=cli.systemd_cgroup)
     bundle.write_remains(Remains(str(binary), str(cli.root), cli.systemd_cgroup, phase="create"))
-    return Runtime(cli, children, runtime_environment(os.environ, config.criu), config.deadlines)
+    return Runtime(cli, children, runtime_environment(os.environ, config.criu), config.deadlines, bundle.path)

@@ -36,9 +36,13 @@ class Process:
         self.exit = exit_
         self._ended.set()
 
-    async def wait(self) -> Exit:
+    def start_failed(self) -> None:
+        """Let nobody wait for what has not begun. It stays created, and can be started again or deleted."""
+        self._ended.set()
+
+    async def wait(self) -> Exit | None:
+        """Return how it ended, once it has; None when it could not be started."""
         await self._ended.wait()
-        assert self.exit is not None
         return self.exit
 
     def close_stdin(self) -> None:
@@ -58,6 +62,7 @@ class Process:
 
     def adopt(self, stdio: Stdio) -> None:
         """Take the stdio that was opened for this process."""
+        self._ended.clear()  # an earlier start may have failed
         self.stdio = stdio
         if self._stdin_closed:
             stdio.close_stdin()

@@ -37,18 +37,23 @@ class Pump:
         self._log = log
         self._keep_draining = keep_draining
         self._transfer = Transfer(self._read, self._write, keep_draining=keep_draining)
+        self._started = False
         self._waits_for = ""
         self._reported = 0  # lost bytes that the log knows of
         self._refused = False
 
     def start(self) -> None:
         """Copy from now on."""
+        self._started = True
         self._wait_for(READING)
 
     def stop(self) -> None:
-        """Stop copying and close both ends. Idempotent; bytes that the sink has not taken by now are lost."""
+        """Stop copying and close both ends. Idempotent; bytes that the sink has not taken by now are lost.
+
+        What is there without a start is no output of the process, which has not begun: see `Stdio.unheard`.
+        """
         if not self.ended.is_set():
-            self._finish(lost=self._transfer.held + self._unread() if self._keep_draining else 0)
+            self._finish(lost=self._transfer.held + self._unread() if self._keep_draining and self._started else 0)
 
     def _turn(self) -> None:
         state = self._transfer.advance()

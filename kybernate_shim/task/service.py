@@ -33,6 +33,7 @@ from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.trace import step, traced
 from kybernate_shim.trust.caller import CALLER, called_by
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError
+from kybernate_shim.undo import in_words
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 GO_ZERO_SECONDS = -62135596800  # what Go calls "no time": the exit of a process that still runs
@@ -206,9 +207,10 @@ class TaskService:
         return reply
 
     async def wait(self, request: wire.WaitRequest) -> wire.WaitResponse:
-        exit_ = await self._process(request.id, request.exec_id).wait()
-        reply = wire.WaitResponse(exit_status=exit_.status)
-        reply.exited_at.FromNanoseconds(exit_.at_ns)
+        process = self._process(request.id, request.exec_id)
+        await process.wait()
+        reply = wire.WaitResponse()
+        _put_exit(reply, process)
         return reply
 
     async def pids(self, request: wire.PidsRequest) -> wire.PidsResponse:
@@ -256,17 +258,25 @@ class TaskService:
 
 
 def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callable[[Any, Call], Awaitable[Message]]:
-    """Give the errors of the inner modules their RPC codes, and `log` the call's steps if it is to be traced."""
+    """Give the errors of the inner modules their RPC codes, and `log` the call's steps if it is to be traced.
+
+    An error that has no code of its own is UNKNOWN, and logged.
+    """
 
     async def answer(request: Any, call: Call) -> Message:
         try:
             CALLER.set(called_by(call))  # for this call's task alone
             with traced(call.method, log):
                 return await handle(request)
-        except KINDS as error:
-            code = code_of(error)
+        except RpcError:
+            raise
+        except Exception as error:
+            code = code_of(error) if isinstance(error, KINDS) else Code.UNKNOWN
+            words = in_words(error)
+            if code is Code.UNKNOWN:
+                log.error("call.failed", method=call.method, error=words)
             phrase = PHRASES.get(code, "")
-            raise RpcError(code, f"{error}: {phrase}" if phrase else str(error)) from error
+            raise RpcError(code, f"{words}: {phrase}" if phrase else words) from error
 
     return answer
 
@@ -285,7 +295,7 @@ def _deleted(process: Process) -> wire.DeleteResponse:
     return reply
 
 
-def _put_exit(reply: wire.StateResponse | wire.DeleteResponse, process: Process) -> None:
+def _put_exit(reply: wire.StateResponse | wire.DeleteResponse | wire.WaitResponse, process: Process) -> None:
     if process.exit is None:
         reply.exited_at.seconds = GO_ZERO_SECONDS
     else:

@@ -11,7 +11,7 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ STDIN = 0
 STREAMS = {STDIN: "stdin", STDOUT: "stdout", STDERR: "stderr"}
 RUNTIME_DIR = Path("/run/kybernate")
 CONSOLE_SECONDS = 10.0
+PIPE_BYTES = 64 * 1024
+UNHEARD_BYTES = 4096  # enough for an error message
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,10 @@ class Stdio(ABC):
     def resize(self, width: int, height: int) -> None:
         """Set the terminal's size in characters, now or as soon as there is one; ignored without a terminal."""
 
+    def unheard(self) -> str:
+        """Return, once, the end of what was written to the streams before `started`: by the runtime, if it failed."""
+        return ""
+
     def close_stdin(self) -> None:
         """Let the process see the end of its input once the last client has closed it too. Idempotent.
 
@@ -226,6 +232,13 @@ class PipeStdio(Stdio):
         self._running = True
         for pump in self._pumps:
             pump.start()
+
+    def unheard(self) -> str:
+        said = b""
+        for pump in [] if self._running else self._outputs:
+            with suppress(OSError):  # there is nothing, or it is closed
+                said += os.read(pump.source.fd, PIPE_BYTES)
+        return said[-UNHEARD_BYTES:].decode(errors="replace").strip()
 
     def resize(self, width: int, height: int) -> None:
         pass

@@ -46,6 +46,17 @@ def test_program_that_is_no_program_is_named(tmp_path: Path) -> None:
     assert str(failure(binary)).endswith(f"{binary} cannot be executed: Exec format error")
 
 
+def test_directory_that_vanished_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with daemon() as children:
+            await Runtime(
+                Cli(Path("/bin/true"), tmp_path, None), children, os.environ, directory=tmp_path / "gone"
+            ).start("c")
+
+    with pytest.raises(RuntimeFailed, match=f"cannot be executed in {tmp_path}/gone: No such file or directory"):
+        asyncio.run(main())
+
+
 def test_program_that_fails_without_a_log_is_quoted_from_stderr(tmp_path: Path) -> None:
     binary = write_program(tmp_path / "runc", "echo cannot find libseccomp >&2; exit 127")
     error = failure(binary)

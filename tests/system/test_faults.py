@@ -119,7 +119,7 @@ def test_pods_survive_a_containerd_restart(containerd: Containerd) -> None:
 
 def test_missing_runtime_is_named_with_where_it_was_looked_for(ours: Ctr, shim_config: Path) -> None:
     shim_config.write_text('runtime = "no-such-runtime"\n')
-    with pytest.raises(CommandFailed, match=r"no-such-runtime") as failed:
+    with pytest.raises(CommandFailed, match=r'"no-such-runtime"') as failed:
         ours.run("true")
     assert "/etc/kybernate/shim.toml" in str(failed.value)
     assert "/usr/local/sbin" in str(failed.value)

@@ -71,6 +71,12 @@ def test_bundle_that_is_gone_is_success(tmp_path: Path, monkeypatch: pytest.Monk
     assert node.delete(monkeypatch)[0] == 0
 
 
+def test_runtime_runs_in_the_bundle(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.known("pwd > ran_here")
+    assert node.delete(monkeypatch)[0] == 0
+    assert (node.bundle / "ran_here").exists()
+
+
 def test_container_that_is_left_is_deleted_by_force_with_its_own_root(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

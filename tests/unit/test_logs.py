@@ -72,7 +72,7 @@ def test_pipe_without_a_reader_is_no_error() -> None:
 def test_line_is_json_with_the_daemons_fields(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
-    log = open_log(tmp_path / "log", tmp_path / "deep" / "file", debug=False, namespace="ns", shim="c1")
+    log = open_log(tmp_path / "log", tmp_path / "deep" / "file", level="info", namespace="ns", shim="c1")
     log.debug("not.shown")
     log.info("task.created", task="c1", path=Path("/x"))
     heard = os.read(reader, 4096)
@@ -87,5 +87,14 @@ def test_line_is_json_with_the_daemons_fields(tmp_path: Path) -> None:
 
 def test_log_goes_nowhere_when_nothing_can_be_opened(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
-    log = open_log(tmp_path / "no-fifo", tmp_path / "file", debug=True)
+    log = open_log(tmp_path / "no-fifo", tmp_path / "file", level="debug")
     log.error("task.lost", error="disk on fire")
+
+
+def test_level_is_the_least_severe_that_is_written(tmp_path: Path) -> None:
+    for level, heard in (("debug", 4), ("info", 3), ("warning", 2), ("error", 1)):
+        structlog.reset_defaults()
+        log = open_log(tmp_path / "no-fifo", tmp_path / level, level=level)
+        for word in ("debug", "info", "warning", "error"):
+            getattr(log, word)("said")
+        assert len((tmp_path / level).read_text().splitlines()) == heard

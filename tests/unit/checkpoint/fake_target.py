@@ -72,6 +72,7 @@ class FakeRunner:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        cwd: Path | None = None,
         umask: int | None = None,
     ) -> Finished:
         if argv[-1] == "--version":

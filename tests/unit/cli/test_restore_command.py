@@ -146,6 +146,18 @@ def test_failed_restore_says_that_it_was_undone(node: Node) -> None:
     ]
 
 
+def test_restore_that_cannot_be_undone_tells_both_failures(node: Node) -> None:
+    restorable(node)
+    node.containerd.failures["tasks.start"] = (grpc.StatusCode.UNKNOWN, "no such mount: /data")
+    node.containerd.failures["containers.delete"] = (grpc.StatusCode.UNAVAILABLE, "the store is read-only")
+    first, state = node.run("restore", "i", "-d", status=1).stderr.splitlines()[:2]
+    assert first.startswith(
+        f"kybernate: cannot restore counter from {node.checkpoints}/i: no such mount: /data; not undone: "
+    )
+    assert first.endswith("the store is read-only")
+    assert state.startswith("  state:  not all of container counter was removed again")
+
+
 def test_other_shim_is_never_started(node: Node) -> None:
     restorable(node)
     node.containerd.on_task = lambda namespace, id: node.shim(id, service="containerd.task.v3.Task")

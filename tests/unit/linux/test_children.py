@@ -207,3 +207,20 @@ def test_child_with_an_umask_of_its_own_leaves_ours(tmp_path: Path) -> None:
 def test_program_that_is_missing_is_an_error_with_an_umask_as_well() -> None:
     with pytest.raises(FileNotFoundError):
         with_children(lambda children: children.run(["/no/such/program"], umask=0o077))
+
+
+@pytest.mark.parametrize("umask", [None, 0o077])
+def test_child_with_a_directory_of_its_own_leaves_ours(tmp_path: Path, umask: int | None) -> None:
+    before = Path.cwd()
+    for program in ([SH, "-c", "pwd -P"], ["/no/such/program"]):
+        try:
+            done = with_children(lambda children, argv=program: children.run(argv, cwd=tmp_path, umask=umask))
+            assert done.stdout == f"{tmp_path.resolve()}\n"
+        except FileNotFoundError:
+            assert program[0] != SH
+        assert Path.cwd() == before
+
+
+def test_directory_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "gone")):
+        with_children(lambda children: children.run([SH, "-c", "true"], cwd=tmp_path / "gone"))

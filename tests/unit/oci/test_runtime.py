@@ -52,11 +52,20 @@ class FakeRunner:
         fds: Mapping[int, int] | None = None,
         stdin: bytes | None = None,
         timeout: float | None = None,
+        cwd: Path | None = None,
         umask: int | None = None,
     ) -> Finished:
         targets = {number: str(Path(f"/proc/self/fd/{fd}").readlink()) for number, fd in (fds or {}).items()}
         self.calls.append(
-            {"argv": list(argv), "env": env, "stdio": targets, "stdin": stdin, "timeout": timeout, "umask": umask}
+            {
+                "argv": list(argv),
+                "env": env,
+                "stdio": targets,
+                "stdin": stdin,
+                "timeout": timeout,
+                "cwd": cwd,
+                "umask": umask,
+            }
         )
         if self.says:
             with Path(argv[argv.index("--log") + 1]).open("a") as stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, RuntimeFai
 from kybernate_shim.task import container as subject
 from kybernate_shim.task.container import ExecExists, ExecNotFound, InitGone, NotStarted
 from kybernate_shim.task.lifecycle import InvalidMove
+from kybernate_shim.task.stdio import StdioConfig
+from kybernate_shim.undo import in_words
 from tests.unit.task.runtime import EXEC, INIT, Life, settled
 
 Story = Callable[[Life], Coroutine[Any, Any, None]]
@@ -129,6 +132,7 @@ def test_state_is_final_when_a_wait_returns(tell: Tell) -> None:
         assert not waiting.done()
         life.end(INIT, 5)
         exit_ = await waiting
+        assert exit_ is not None
         assert (exit_.status, life.container.init.state) == (5, "stopped")
 
     tell(story)
@@ -159,6 +163,37 @@ def test_failed_create_tells_nothing_and_leaves_nothing(tell: Tell) -> None:
     assert life.topics == []
     assert life.runtime.calls == ["create", "delete force"]
     assert open_descriptors() == before
+
+
+def test_undo_that_fails_too_does_not_hide_why_create_failed(tell: Tell) -> None:
+    async def story(life: Life) -> None:
+        life.runtime.on["create"] = failing("create")
+        life.runtime.on["delete"] = failing("delete")
+        with pytest.raises(RuntimeFailed, match="OCI runtime create failed") as caught:
+            await life.create()
+        assert in_words(caught.value) == (
+            "OCI runtime create failed: no luck; not undone: OCI runtime delete failed: no luck"
+        )
+
+    tell(story)
+
+
+def test_what_a_runtime_wrote_in_the_containers_place_is_told(tell: Tell) -> None:
+    async def story(life: Life) -> None:
+        life.container.init.stdio_config = StdioConfig("", "/dev/null", "/dev/null", terminal=False)
+
+        def fail() -> None:
+            stdio = life.container.init.stdio
+            assert stdio is not None
+            os.write(stdio.fds[2], b"no luck\nthe disk is on fire\n")
+            failing("create")()
+
+        life.runtime.on["create"] = fail
+        with pytest.raises(RuntimeFailed) as caught:
+            await life.create()
+        assert in_words(caught.value) == "OCI runtime create failed: no luck; it wrote: the disk is on fire"
+
+    tell(story)
 
 
 def test_failed_start_leaves_a_container_that_can_be_deleted(tell: Tell) -> None:
@@ -201,18 +236,42 @@ def test_runtime_starts_what_someone_has_frozen(tell: Tell, answer: bool | None,
     assert tell(story).runtime.waiting == told
 
 
-def test_failed_exec_has_ended_with_255_and_tells_no_exit(tell: Tell) -> None:
+def test_exec_that_could_not_be_started_is_still_only_registered(tell: Tell) -> None:
     async def story(life: Life) -> None:
         await life.run()
         life.runtime.on["exec"] = failing("exec")
         life.add_exec()
         with pytest.raises(RuntimeFailed):
             await life.container.start_exec("e1")
-        assert (await life.container.process("e1").wait()).status == 255
+        process = life.container.process("e1")
+        assert (process.state, process.pid, process.exit) == ("created", 0, None)
+        assert await process.wait() is None  # or its client would wait for ever
+        with pytest.raises(NotStarted):
+            await life.container.kill("e1", 9, all=False)
         await life.container.delete_exec("e1")
         life.add_exec()  # the id is free again
 
     assert tell(story).topics == ["create", "start", "exec-added", "exec-added"]
+
+
+def test_exec_that_could_not_be_started_can_be_started_again(tell: Tell) -> None:
+    async def story(life: Life) -> None:
+        await life.run()
+        life.runtime.on["exec"] = failing("exec")
+        life.add_exec()
+        with pytest.raises(RuntimeFailed):
+            await life.container.start_exec("e1")
+        del life.runtime.on["exec"]
+        await life.container.start_exec("e1")
+        waiting = asyncio.ensure_future(life.container.process("e1").wait())
+        await settled()
+        assert not waiting.done()
+        life.end(EXEC, 3)
+        exit_ = await waiting
+        assert exit_ is not None
+        assert exit_.status == 3
+
+    assert tell(story).topics[-3:] == ["exec-added", "exec-started", "exit e1"]
 
 
 def test_failed_pause_leaves_it_running(tell: Tell) -> None:
