@@ -11,7 +11,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
@@ -19,7 +19,6 @@ import yaml
 from typer.core import TyperGroup
 
 from kybernate.cli import application
-from kybernate.node.images import State
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
@@ -149,11 +148,6 @@ def test_every_command_of_ours_is_documented() -> None:
     assert command.commands
     text = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     assert [name for name in command.commands if not re.search(rf"\bkybernate {name}\b", text)] == []
-
-
-def test_states_of_images_are_those_of_the_list() -> None:
-    table = (ROOT / "docs/images.md").read_text().partition("| state |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `([a-z ]+)`", table, re.MULTILINE) == sorted(get_args(State), key=table.index)
 
 
 def test_steps_of_the_readme_are_those_of_the_manual() -> None:
