@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-unit test-contract test-system bench bench-gpu lint shell clean
+.PHONY: help venv proto native demo test test-unit test-contract test-system bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node"
+	@echo "make docs         build the manual as a site, into build/site; make docs-serve shows it on localhost:8000"
 	@echo "make proto        generate messages from proto/"
 	@echo "make native       compile what is in C: the program that containerd executes, the arena's library"
 	@echo "make clean        remove what was built in this checkout (the lab's cache stays)"
@@ -23,7 +24,7 @@ venv: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y --no-install-recommends python3-venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs]'
 	touch $@
 
 proto: venv
@@ -53,6 +54,13 @@ bench:
 # On the machine with the GPU, which needs build/gpu-kit and no network. ARGS='--gib 2,16 --rounds 5' picks.
 bench-gpu:
 	tests/gpu/bench $(ARGS)
+
+docs: venv
+	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python -m mkdocs build
+
+docs-serve: venv
+	$(BIN)/python -m mkdocs serve
 
 shell:
 	tests/lab/run $(or $(LANE),trixie)

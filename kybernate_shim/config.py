@@ -1,7 +1,7 @@
 """The shim's settings: `/etc/kybernate/shim.toml`, and what the runtime options from containerd change in it.
 
 Every setting is one line of a dataclass here, with its default, its form, its unit, who may change it and what it is
-for; the README's table is made from the same lines. A new table is a new dataclass and one line in `Config`.
+for; the manual's table is made from the same lines. A new table is a new dataclass and one line in `Config`.
 A key that nobody knows is a warning, so that a file may be newer than the shim; a value of the wrong form is an error,
 because going on with the default would run containers in a way that the file forbids.
 """
@@ -516,7 +516,7 @@ def _nearest(name: str, known: Mapping[str, object], prefix: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One key as the README's table shows it. `default` is what to write into the file to get the default."""
+    """One key as the manual's table shows it. `default` is what to write into the file to get the default."""
 
     key: str
     default: str
@@ -538,7 +538,7 @@ def documented(kind: type[Any] = Config, prefix: str = "") -> Iterator[Row]:
 
 
 def markdown_table() -> str:
-    """Return the table of all keys for the README."""
+    """Return the table of all keys for the manual."""
     lines = ["| key | default | value | changed by | in effect | meaning |", "|---|---|---|---|---|---|"]
     for row in documented():
         lines.append(f"| `{row.key}` | {row.default} | {row.form} | {row.by} | {row.since} | {row.doc} |")

@@ -22,6 +22,7 @@ from kybernate.messages import cri_runtime_pb2 as wire
 from kybernate_shim.checkpoint.image import read_image
 from kybernate_shim.cuda import pages
 from kybernate_shim.linux.ptrace import Held
+from tests.documentation import block
 from tests.fakes.cuda import Cards
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, assert_no_image, assert_whole, kybernate, refused
@@ -696,6 +697,17 @@ def test_suspend_and_resume_fifty_times(ctr: Ctr, cards: Cards) -> None:
             assert cards.used() == used
         container.computes_on()
         assert daemon.num_fds() == descriptors
+
+
+def test_first_suspend_of_the_readme(ctr: Ctr, cards: Cards) -> None:
+    with gpu.computing(ctr) as container:
+        used = cards.used()
+        for line in block("README.md", "first-suspend").commands:
+            run(["sh", "-exc", line.replace("trainer", container.id)])
+            if " suspend " in line:
+                assert cards.used() == [0, 0]
+        assert cards.used() == used
+        container.computes_on()
 
 
 def test_time_out_of_a_resume_is_kept_to(ctr: Ctr, cards: Cards) -> None:

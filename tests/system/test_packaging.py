@@ -1,8 +1,10 @@
-"""What the README tells an administrator to do with containerd's configuration, done to that of Debian's package."""
+"""What the manual has an administrator do with containerd's configuration, done to that of Debian's package."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from tests.documentation import Block, block
+from tests.fakes.documented import CTR
 from tests.lab.node import Containerd
 from tests.system.cri import Cri
-from tests.system.ctr import run
+from tests.system.ctr import BUSYBOX, Ctr, eventually, run
 
 PACKAGING = Path(__file__).parents[2] / "packaging" / "containerd"
 CONFIG = Path("/etc/containerd/config.toml")
 DROP_INS = Path("/etc/containerd/conf.d")
+PUBLIC = "docker.io/library/busybox:latest"
 DEBIANS = """version = 2
 
 [plugins]
@@ -44,18 +49,20 @@ def is_1() -> bool:
 
 
 def install(config: Path) -> None:
-    """Do what the README says for this version of containerd."""
+    """Execute what the manual says for this version of containerd; the lab has no systemd to restart it by."""
     if is_1():
-        whole = run(["containerd", "config", "dump"])
-        config.write_text(whole + (PACKAGING / "kybernate-1.7.toml").read_text())
-    else:
-        DROP_INS.mkdir(exist_ok=True)
-        shutil.copy(PACKAGING / "kybernate-2.toml", DROP_INS / "kybernate.toml")
-        if tomllib.loads(config.read_text())["version"] < 3:
-            lines = run(["containerd", "config", "migrate"]).splitlines(keepends=True)
-            config.write_text("".join(line for line in lines if not line.startswith("imports")))
-        if "imports" not in tomllib.loads(config.read_text()):
-            config.write_text(f'imports = ["{DROP_INS}/*.toml"]\n{config.read_text()}')
+        execute(block("docs/installation.md", "containerd-1.7"))
+        return
+    if tomllib.loads(config.read_text())["version"] < 3:
+        execute(block("docs/installation.md", "containerd-2-migrate"))
+    execute(block("docs/installation.md", "containerd-2"))
+
+
+def execute(commands: Block) -> None:
+    lines = [line for line in commands.commands if not line.startswith("systemctl")]
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "packaging").symlink_to(PACKAGING.parent)
+        run(["sh", "-exc", f"cd {scratch}\n" + "\n".join(lines)])
 
 
 def dumped() -> dict[str, Any]:
@@ -90,3 +97,32 @@ def test_pod_runs_under_the_installed_runtime(config: Path) -> None:
         shims = {path.read_text().strip() for path in Path("/proc").glob("[0-9]*/comm") if path.exists()}
         assert "kybernate-shim" in shims
     cri.close()
+
+
+def test_first_checkpoint_of_the_readme(tmp_path: Path) -> None:
+    """The lab's registry stands in for the public one."""
+    lines = block("README.md", "first-checkpoint").commands
+    names = ("counter", "counter-2")
+    images = Path("/var/lib/kybernate/checkpoints")
+    log = tmp_path / "counter.log"
+    ctr = Ctr()
+    try:
+        for line in lines[1:]:
+            run(["sh", "-exc", line.replace(PUBLIC, BUSYBOX).replace("/tmp/counter.log", str(log))])
+        before = len(log.read_text().splitlines())
+        eventually(lambda: len(log.read_text().splitlines()) > before)
+        counted = [int(line) for line in log.read_text().split()]
+        assert counted == sorted(set(counted))
+        assert Ctr().status("counter-2") == "RUNNING"
+    finally:
+        for name in names:
+            ctr.remove(name)
+            ctr("snapshot", "rm", name, status=None)
+        shutil.rmtree(images / "first", ignore_errors=True)
+
+
+def test_ctr_has_what_the_documentation_uses() -> None:
+    for command, flags in CTR.items():
+        text = run(["ctr", *command, "--help"])
+        for flag in flags:
+            assert re.search(rf"(^|[\s,]){re.escape(flag)}\b", text, re.MULTILINE), f"ctr {command}: {flag}"

@@ -1,0 +1,155 @@
+"""Every command in a block of the documentation is one that exists, with these options and arguments.
+
+`kybernate …` lines go through the command line's own parser. A command, or a language of a block, that is not known
+here fails: it gets a check, or a test that executes it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from kybernate.cli import application
+from kybernate_shim.config import Config
+from tests.documentation import ROOT, Block, block, blocks
+from tests.fakes.documented import CRICTL, CTR, accepted
+
+BLOCKS = tuple(blocks())
+TARGETS = {
+    word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
+}
+SHELL = {  # of the system, without a parser that a test could ask
+    "cat", "cp", "echo", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
+    "umask",
+}  # fmt: skip
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line of `kybernate` without executing it; typer's errors have a `format_message`."""
+    command: Any = typer.main.get_command(application())
+    context: Any = None
+    while True:
+        context = command.make_context(words[0], words[1:], parent=context)
+        if not isinstance(command, TyperGroup):
+            return
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        words = [name or "", *rest]
+
+
+def kybernate(words: list[str]) -> None:
+    try:
+        parse(words)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        pytest.fail(f"{shlex.join(words)}: {error.format_message()}")
+
+
+def make(words: list[str]) -> None:
+    assert {word for word in words[1:] if "=" not in word} <= TARGETS
+
+
+def lab(words: list[str]) -> None:
+    assert words[1] in ("trixie", "sid")
+    assert words[2] == "--"
+    paths = [word for word in words if word.startswith("tests/")]
+    assert all((ROOT / path).exists() for path in paths)
+
+
+def kubectl(words: list[str]) -> None:
+    assert words[1:3] == ["apply", "-f"]
+    assert all(yaml.safe_load_all((ROOT / path).read_text()) for path in words[3:])
+
+
+def containerd(words: list[str]) -> None:
+    assert words[1:] in (["config", "migrate"], ["config", "dump"])
+
+
+def environment(words: list[str]) -> None:
+    """An interpreter, or a program of a virtual environment, that the installation names."""
+    assert words[0] in ("python3", "/opt/kybernate/bin/pip", "/opt/kybernate/bin/python")
+
+
+CHECKS: Mapping[str, Callable[[list[str]], None]] = {
+    "kybernate": kybernate,
+    "make": make,
+    "tests/lab/run": lab,
+    "kubectl": kubectl,
+    "containerd": containerd,
+    "ctr": lambda words: accepted(CTR, words),
+    "crictl": lambda words: accepted(CRICTL, words),
+    "python3": environment,
+    "/opt/kybernate/bin/pip": environment,
+    "/opt/kybernate/bin/python": environment,
+    **dict.fromkeys(SHELL, lambda words: None),
+}
+COMMANDS = [(one, line) for one in BLOCKS if one.language == "sh" for line in one.commands]
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """Yield the programs with their arguments that a line of shell consists of, without redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    argv: list[str] = []
+    words = iter(lexer)
+    for word in words:
+        if word in (">", ">>"):
+            next(words)
+        elif word in ("&&", "||", "|", ";", "(", ")"):
+            if argv:
+                yield argv
+            argv = []
+        else:
+            argv.append(word)
+    if argv:
+        yield argv
+
+
+@pytest.mark.parametrize(("where", "line"), COMMANDS, ids=[f"{one.page}: {line[:60]}" for one, line in COMMANDS])
+def test_command_of_the_documentation_exists(where: Block, line: str) -> None:
+    for argv in simple_commands(line):
+        assert argv[0] in CHECKS, f"{where.page}: no test knows {argv[0]}"
+        CHECKS[argv[0]](argv)
+
+
+@pytest.mark.parametrize("one", BLOCKS, ids=[f"{one.page}-{number}" for number, one in enumerate(BLOCKS)])
+def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> None:
+    assert one.language in ("sh", "toml", "yaml", "mermaid"), f"{one.page}: {one.text}"
+    if one.language == "toml":
+        file = tmp_path / "shim.toml"
+        file.write_text(one.text)
+        assert Config.load(file).warnings == ()
+        assert tomllib.loads(one.text)
+    elif one.language == "yaml":
+        (document,) = yaml.safe_load_all(one.text)
+        assert document["spec"]["runtimeClassName"] == "kybernate"
+    if one.run_by:
+        assert f'block("{one.page}", "{one.name}")' in (ROOT / one.run_by).read_text()
+
+
+@pytest.mark.parametrize("line", ["kybernate nothing", "kybernate ps --nothing", "kybernate restore", "kybernate keys"])
+def test_wrong_command_would_be_found(line: str) -> None:
+    with pytest.raises(Exception, match=r".") as failed:
+        parse(shlex.split(line))
+    assert hasattr(failed.value, "format_message")
+
+
+def test_every_command_of_ours_is_documented() -> None:
+    command: Any = typer.main.get_command(application())
+    assert command.commands
+    text = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert [name for name in command.commands if not re.search(rf"\bkybernate {name}\b", text)] == []
+
+
+def test_steps_of_the_readme_are_those_of_the_manual() -> None:
+    drop_in = block("docs/installation.md", "containerd-2").text
+    assert drop_in in (ROOT / "README.md").read_text()
