@@ -205,7 +205,12 @@ class Memory:
 
     @property
     def surplus(self) -> int:
-        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena anew."""
+        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena anew.
+
+        0 where what is wanted cannot be had: then what is there stays in use.
+        """
+        if banks.fault_of(self._sizes, numa.memory_of_nodes()):
+            return 0
         return banks.surplus(self.banks, self._sizes)
 
     @property

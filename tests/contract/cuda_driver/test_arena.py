@@ -315,7 +315,7 @@ def test_arena_that_the_machine_cannot_have_leaves_the_driver_its_way(
 def test_bytes_come_back_whatever_the_configuration_says_by_then(
     use: Run, program: Program, start: Start, preload: Path, socket: Path, memory: Memory
 ) -> None:
-    """Of another size, which is used from then on, or of one that cannot be."""
+    """Of one that cannot be, with which the arena stays as it is, or of another size, which is used from then on."""
     large = start(mib=SIZE // MIB + 2, preload=preload)
 
     async def away(helper: CudaHelper) -> None:
@@ -342,7 +342,7 @@ def test_bytes_come_back_whatever_the_configuration_says_by_then(
 
     asyncio.run(both_back())
     assert configured(f"0:{2 * SIZE}") == [8, SIZE // MIB + 2]
-    assert memory.banks == [Bank(NO_NODE, Extent(0, SIZE)), Bank(0, Extent(SIZE, SIZE))]
+    assert memory.banks == [Bank(0, Extent(0, 2 * SIZE))]
     asyncio.run(both_back())
     large.computes_on()
 
@@ -353,6 +353,7 @@ def test_room_near_the_programs_card_is_used(
     preload: Path,
     memory: Memory,
     machine_code: Path,
+    socket: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -367,6 +368,8 @@ def test_room_near_the_programs_card_is_used(
         f"numa.DEVICES = pathlib.Path({str(tmp_path / 'pci')!r})\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{Path.cwd()}")
+    sizes = f"0:{SIZE // 2},1:{SIZE // 2}"
+    start_helper(socket, options=["--arena", sizes, "--arena-folder", str(memory.file.parent)])
     first, second, large = (start(mib=mib, device=device, preload=preload) for mib, device in ((8, 0), (8, 1), (40, 1)))
 
     async def body(helper: CudaHelper) -> None:
@@ -377,6 +380,7 @@ def test_room_near_the_programs_card_is_used(
         assert extents_of(memory, large) == [Extent(8 * MIB, 24 * MIB), Extent(40 * MIB, 16 * MIB)]
         await back(helper, first, second, large)
 
+    asyncio.run(until(lambda: answers(socket)))
     use(body)
     for program in (first, second, large):
         program.computes_on()
