@@ -161,8 +161,8 @@ async def out(helper: CudaHelper, holder: Holder | Program, limits: Limits = LIM
     return await suspend(helper, lambda: [holder.pid], limits, arena=True)
 
 
-HONEST = "change(control, SHARED, HERE, false)"
-LIE = f"(control->blocks[8].state != HERE ? change(control, SHARED, AWAY, true) : {HONEST})"  # FORGET gives all up
+HONEST = "stay(control, SHARED)"
+LIE = f"(control->blocks[8].state != HERE ? leave(control, SHARED, 0, control->used) : {HONEST})"  # FORGET gives all up
 
 
 @pytest.mark.parametrize(
