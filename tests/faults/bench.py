@@ -60,7 +60,7 @@ class Tenant(Holder):
     def answers_right(self, seconds: float = PATIENCE) -> bool:
         """Tell whether the program uses its card, and finds there what it has put there."""
         assert self._process.stdout is not None
-        self._tell("content")
+        self.begin("content")
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             return False
         return self._told() == " ".join(map(str, self._content))

@@ -121,8 +121,12 @@ class Keeper:
         await self._give_back()
 
     async def _give_back(self) -> None:
-        """Let go of an arena that is larger than it is wanted, as soon as no process needs it."""
-        if self._jobs or self._prefetched or not self._memory.surplus or not self._memory.vacant:
+        """Let go of an arena that is larger than it is wanted, as soon as no process needs it.
+
+        Where the machine has not what is wanted, what is there stays in use.
+        """
+        memory = self._memory
+        if self._jobs or self._prefetched or not (memory.surplus and memory.possible and memory.vacant):
             return
         await self._worker.close()  # it has mapped and pinned what is there
         if not self._jobs and self._memory.give_back():

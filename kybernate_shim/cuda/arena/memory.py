@@ -205,13 +205,13 @@ class Memory:
 
     @property
     def surplus(self) -> int:
-        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena anew.
-
-        0 where what is wanted cannot be had: then what is there stays in use.
-        """
-        if banks.fault_of(self._sizes, numa.memory_of_nodes()):
-            return 0
+        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena anew."""
         return banks.surplus(self.banks, self._sizes)
+
+    @property
+    def possible(self) -> bool:
+        """Whether the machine has the nodes that are wanted, and they so much memory."""
+        return not banks.fault_of(self._sizes, numa.memory_of_nodes())
 
     @property
     def vacant(self) -> bool:
