@@ -246,7 +246,7 @@ class CudaAccelerator:
         async with self._helper() as helper:
             waiting = await self._in_state(helper, State.CHECKPOINTED, State.LOCKED)
             if not waiting:
-                self.suspended = None  # somebody else has brought them back, or they have ended
+                self.suspended = None  # another client has brought them back, or they have ended
                 raise NothingToResume(f"no process of container {self._target.id} waits for its GPU")
             left = self.suspended or Left(pids=[process.pid for process in waiting])
             left.pids = [process.pid for process in waiting]
@@ -324,7 +324,7 @@ class CudaAccelerator:
             return ArenaUse()
         reasons = [f"process {pid}: {reason}" for pid, reason in done.taken.reasons.items()]
         if reasons and target.config.gpu.arena and not has_library(target.spec):
-            reasons = ["the container was created while gpu.arena was not set, so without the library: create it anew"]
+            reasons = ["the container was created while gpu.arena was not set, so without the library: create it again"]
         return ArenaUse(True, done.taken.bytes, tuple(reasons))
 
     async def _arena_sizes(self, helper: CudaHelper) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """Facts about a process by its pid, from /proc. Source: proc(5).
 
-Every function but `title_of` raises ProcessLookupError when there is no such process (any more).
+Every function but `title_of` and `has_ended` raises ProcessLookupError when there is no such process (any more).
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ def is_exiting(pid: int) -> bool:
     """Tell whether the process is on its way out or a zombie: it has given up its cgroups and memory then."""
     fields = _stat(pid)
     return fields[0] in ("Z", "X") or bool(int(fields[6]) & PF_EXITING)
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether the process is gone, or exiting; a zombie whose parent does not reap it counts as well."""
+    try:
+        return is_exiting(pid)
+    except ProcessLookupError:
+        return True
 
 
 def oom_score_adj(pid: int) -> int:

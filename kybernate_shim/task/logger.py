@@ -11,9 +11,9 @@ import asyncio
 import os
 import signal
 from contextlib import ExitStack
-from pathlib import Path
 
 from kybernate_shim.linux.children import Child, Children, Exit
+from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.readiness import until_readable
 from kybernate_shim.logs import Log
 from kybernate_shim.task.destination import STDERR, STDOUT, Destination
@@ -23,7 +23,6 @@ READY_SECONDS = 10.0
 TERM_SECONDS = 12.0  # containerd's own shim gives a logger this long
 FDS = {STDOUT: 3, STDERR: 4}
 READY_FD = 5
-PF_EXITING = 0x4
 
 
 class LoggerFailed(Exception):
@@ -115,20 +114,8 @@ async def _until_ready(fd: int, child: Child, path: str, timeout: float) -> None
             await until_readable(fd)
     except TimeoutError:
         raise LoggerFailed(f"logger {path}: not ready after {timeout:g} s; it was killed") from None
-    # A closed descriptor means ready, but the kernel also closes it for a program that dies.
-    if not os.read(fd, 1) and _is_exiting(child.pid):
+    # A closed descriptor means ready, but the kernel also closes it for a program that dies, after it has marked it.
+    if not os.read(fd, 1) and has_ended(child.pid):
         status = (await asyncio.shield(child.exited)).status
         if status:  # 0: it may have left a daemon behind
             raise LoggerFailed(f"logger {path}: ended before it was ready, status {status}")
-
-
-def _is_exiting(pid: int) -> bool:
-    """Tell whether the kernel has begun to end the process; it sets this flag before it closes descriptors.
-
-    Source: proc(5), /proc/pid/stat, field 9; PF_EXITING in linux/sched.h.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return bool(int(fields[6]) & PF_EXITING)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kybernate_shim.linux.memory import Region, read_maps
-from kybernate_shim.linux.process import is_exiting
+from kybernate_shim.linux.process import has_ended
 
 NAME = "kybernate-arena"  # of the mapping, and of the thread that answers
 MAPPED_AS = f"/memfd:{NAME} (deleted)"
@@ -165,7 +165,7 @@ class Control:
                 time.sleep(PAUSE)
             self._wake()  # whoever asked may have died before it did
             left = until - time.monotonic()
-            if _has_ended(self.pid):
+            if has_ended(self.pid):
                 raise ControlSilent(
                     f"process {self.pid} has ended before its preload library answered {verb.name.lower()}"
                 )
@@ -182,14 +182,6 @@ class Control:
 
     def _address(self, place: int) -> int:
         return ctypes.addressof(self._start) + place
-
-
-def _has_ended(pid: int) -> bool:
-    """Tell whether a process is gone, or a zombie whose parent takes its time."""
-    try:
-        return is_exiting(pid)
-    except ProcessLookupError:
-        return True
 
 
 def is_there(pid: int) -> bool:

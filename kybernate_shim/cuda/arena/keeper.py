@@ -32,7 +32,7 @@ from kybernate_shim.cuda.arena.banks import as_text
 from kybernate_shim.cuda.arena.memory import Memory, Owner
 from kybernate_shim.cuda.arena.shared_worker import SharedWorker
 from kybernate_shim.cuda.workers import DriverUnavailable, WorkerDied
-from kybernate_shim.linux.process import is_exiting
+from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace import Held
 from kybernate_shim.linux.tracee import InjectionFailed
 
@@ -107,7 +107,7 @@ class Keeper:
     async def configure(self, sizes: NodeSizes, share: float) -> None:
         """Use other settings, from the next job on, or once those that run have ended: their worker maps what is there.
 
-        What the arena has of processes stays. It grows with its next job; it is made anew, smaller or divided
+        What the arena has of processes stays. It grows with its next job; it is made again, smaller or divided
         otherwise, when no process has anything but copies there, and gives out no more than is wanted until then.
         """
         self._wanted = sizes, share
@@ -123,7 +123,7 @@ class Keeper:
     async def _give_back(self) -> None:
         """Let go of an arena that is larger than it is wanted, as soon as no process needs it.
 
-        Where the machine has not what is wanted, what is there stays in use.
+        Where the machine does not have what is wanted, what is there stays in use.
         """
         memory = self._memory
         if self._jobs or self._prefetched or not (memory.surplus and memory.possible and memory.vacant):
@@ -316,7 +316,7 @@ class Keeper:
         try:
             await self._relock(pid)
         except NotMoved as error:
-            if not _lives(pid):
+            if has_ended(pid):
                 return NotMoved(f"process {pid} has ended: {_each_once(reasons)}")
             reasons.append(str(error))
             self._stranded.add(pid)
@@ -338,7 +338,7 @@ class Keeper:
 
     async def _keep_stopped(self, pid: int, let_go: Callable[[], None]) -> None:
         """Let a process's threads go when it is locked, or has ended."""
-        while _lives(pid):
+        while not has_ended(pid):
             with suppress(NotMoved):
                 await self._relock(pid)
                 break
@@ -432,13 +432,6 @@ async def _has_library(pid: int) -> bool:
     try:
         return await apart(partial(control.is_there, pid), GRACE_SECONDS)
     except (OSError, TimeoutError):
-        return False
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return not is_exiting(pid)
-    except ProcessLookupError:
         return False
 
 

@@ -205,7 +205,7 @@ class Memory:
 
     @property
     def surplus(self) -> int:
-        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena anew."""
+        """The bytes that are there, and not wanted, of one node or of all: `give_back` is to make the arena again."""
         return banks.surplus(self.banks, self._sizes)
 
     @property
@@ -239,7 +239,7 @@ class Memory:
         )
 
     def free(self) -> int:
-        """The bytes that can be had: nobody has them, dead processes included, or has anything but a copy there.
+        """The bytes that can be had: no living process has more than a copy there.
 
         Of an arena that is larger than it is wanted by now, no more than that.
         """

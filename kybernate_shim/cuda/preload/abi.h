@@ -23,6 +23,7 @@ enum {
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
+enum { MOST_DEVICES = 64 }; /* our own limit: a bit of a block's mask each */
 enum { PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, READ_WRITE = 3, MINIMUM = 0 };
 enum { RDMA_WITH_VIRTUAL_MEMORY = 110 }; /* a device attribute */
 

@@ -13,7 +13,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { MOST_DEVICES = 64 };
 static const size_t LEAST = 2 << 20; /* below it the driver packs many allocations into one piece of its own */
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);

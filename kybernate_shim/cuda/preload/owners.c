@@ -7,8 +7,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { MOST_DEVICES = 64 };
-
 static _Atomic uint64_t peers[MOST_DEVICES];
 static _Atomic uint64_t primaries[MOST_DEVICES]; /* the primary context of each device, 0 where not known */
 

@@ -3,8 +3,6 @@
 
 #include "driver.h"
 
-enum { MOST_DEVICES = 64 };
-
 CUresult open_to_devices(const struct block *block)
 {
     CUmemAccessDesc access[MOST_DEVICES];

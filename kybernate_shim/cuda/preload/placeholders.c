@@ -4,7 +4,7 @@
 #include "driver.h"
 #include "physical.h"
 
-enum { MOST_DEVICES = 64, KINDS = 4 };
+enum { KINDS = 4 };
 
 /* An allocation can be mapped as a whole only. Most of a program's blocks consist of few of these: 20 and 2 MiB are
  * what PyTorch asks for. The largest fits what can be away at all; control.py knows their sum. */

@@ -11,6 +11,7 @@ import pytest
 
 from kybernate_shim.linux import libc
 from kybernate_shim.linux.process import (
+    has_ended,
     holders,
     is_exiting,
     oom_score_adj,
@@ -33,12 +34,15 @@ def test_parent_of_a_process_with_parentheses_in_its_name(tmp_path: Path) -> Non
 
 def test_zombie_is_exiting_and_a_running_process_is_not() -> None:
     assert not is_exiting(os.getpid())
+    assert not has_ended(os.getpid())
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert is_exiting(pid)
+    assert has_ended(pid)
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
         is_exiting(pid)
+    assert has_ended(pid)
 
 
 def test_oom_score_can_be_raised() -> None:
