@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
-from kybernate_shim.linux.private import make_directory
+from kybernate_shim.linux.locks import held, lock_directory
+from kybernate_shim.linux.private_files import make_directory
 
 SOCKETS = Path("/run/containerd/s")  # compiled into containerd's own shim: not containerd's --state
 GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
@@ -35,22 +34,16 @@ def group_of(config: Path, container: str) -> str:
     return next((annotations[name] for name in GROUP_ANNOTATIONS if annotations.get(name)), container)
 
 
-@contextlib.contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def exclusive(directory: Path) -> contextlib.AbstractContextManager[bool]:
     """Let one process at a time look, bind and listen: containers of a pod are started side by side."""
     make_directory(directory)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+    return held(lock_directory(directory))
 
 
 def listen(path: Path, kind: int = socket.SOCK_STREAM) -> socket.socket | None:
-    """Return a listening socket at `path`, or None when somebody already answers there.
+    """Return a listening socket at `path`, or None when a process already answers there.
 
-    A socket file that nobody listens on, as a killed daemon leaves it, is replaced.
+    A socket file on which no process listens, as a killed daemon leaves it, is replaced.
     """
     listener = socket.socket(socket.AF_UNIX, kind)
     try:
@@ -73,7 +66,7 @@ def listen(path: Path, kind: int = socket.SOCK_STREAM) -> socket.socket | None:
 
 
 def clear_away(path: Path) -> None:
-    """Remove the socket file of a daemon that was killed; one that somebody listens on stays. Idempotent."""
+    """Remove the socket file of a daemon that was killed; one on which a process listens stays. Idempotent."""
     if path.parent.is_dir():
         with exclusive(path.parent):
             if not answers(path):
@@ -81,7 +74,7 @@ def clear_away(path: Path) -> None:
 
 
 def answers(path: Path, kind: int = socket.SOCK_STREAM) -> bool:
-    """Tell whether somebody listens at `path`; a daemon whose queue of callers is full does."""
+    """Return whether a process listens at `path`; a daemon whose queue of callers is full does."""
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in NOBODY_LISTENS

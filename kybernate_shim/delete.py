@@ -27,7 +27,7 @@ def delete(invocation: Invocation) -> int:
     The socket of its daemon goes, too, if the daemon is dead.
     Exits with 1, and with the reason on stderr, when something is left: containerd then keeps the bundle.
     """
-    from kybernate_shim.linux.mounts import unmount_tree
+    from kybernate_shim.linux.mount.rootfs import unmount_tree
 
     bundle = Bundle(Path(invocation.bundle or Path.cwd().parent / invocation.id))
     pid = bundle.init_pid_or_zero()
@@ -45,15 +45,16 @@ def delete(invocation: Invocation) -> int:
 
 def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
     """End what the daemon did not live to see finished, and delete the container; return what went wrong, in words."""
-    remains = bundle.remains()
-    if remains is None or remains.phase not in ("checkpoint", "restore"):
+    cleanup_record = bundle.cleanup_record()
+    if cleanup_record is None or cleanup_record.phase not in ("checkpoint", "restore"):
         return _forget_in_runtime(invocation, bundle)
     # Here, because nearly every `delete` is done by now.
     from kybernate_shim.checkpoint.cgroup_lease import forget, inherited
-    from kybernate_shim.checkpoint.criu import EARLY_FILE_NAME
-    from kybernate_shim.checkpoint.remains import RemainsStay, Traces, work_name
-    from kybernate_shim.checkpoint.staging import remove_stale
-    from kybernate_shim.linux.cgroups import NotOnlyTheirs
+    from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, work_name
+    from kybernate_shim.checkpoint.criu.config import EARLY_FILE_NAME
+    from kybernate_shim.checkpoint.image.plaintext_memory import remove_stale
+    from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs
+    from kybernate_shim.run_directory import ARRIVING
 
     problems = []
     cgroups_path = _cgroups_path(bundle)
@@ -61,17 +62,18 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
         traces = Traces(
             configuration=bundle.path / EARLY_FILE_NAME,
             cgroups_path=cgroups_path if ours else "",
-            state=Path(remains.root) / invocation.id,
+            state=Path(cleanup_record.root) / invocation.id,
             work=work_name(invocation.namespace, invocation.id),
         )
         try:
-            if remains.phase == "restore":
+            if cleanup_record.phase == "restore":
                 traces.clear_restore(seconds=OPERATION_SECONDS)
             else:
                 traces.end_programs(seconds=OPERATION_SECONDS)
-        except (RemainsStay, NotOnlyTheirs, OSError) as error:
+        except (CleanupIncomplete, NotOnlyTheirs, OSError) as error:
             problems.append(str(error))
         remove_stale()  # the daemon has ended, and now CRIU has, too
+        remove_stale(ARRIVING)  # of a command that was killed
         problems += _forget_in_runtime(invocation, bundle)  # which kills by the cgroup as well
         if ours and not problems:
             forget(cgroups_path)
@@ -128,7 +130,7 @@ def _clear_socket_away(bundle: Bundle) -> None:
 
 def _thaw(state: Path, bundle: Bundle) -> None:
     """Let a frozen container run, so that it can be killed: on cgroup v1 SIGKILL waits for that."""
-    from kybernate_shim.linux.cgroups import Cgroup
+    from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
     try:
         cgroup = Cgroup.of(bundle.init_pid())
@@ -139,7 +141,7 @@ def _thaw(state: Path, bundle: Bundle) -> None:
 
 
 def answer(pid: int, now_ns: int) -> bytes:
-    """Return a serialised DeleteResponse: the pid (-1 as uint32 when nobody knows it), killed, now.
+    """Return a serialised DeleteResponse: the pid (-1 as uint32 when it is unknown), killed, now.
 
     Written by hand, because importing protobuf would take most of the time that `delete` has.
     """

@@ -6,8 +6,9 @@ answer, unless the daemon's socket is left.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from kybernate_shim.linux.atomic_write import replace_file
 
 NAME = "deleted"
 
@@ -17,7 +18,4 @@ def leave_answer(bundle: Path, answer: bytes) -> None:
 
     `answer` is a serialised DeleteResponse. Raises OSError; `delete` then looks for itself.
     """
-    new = bundle / f".{NAME}"
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(answer)
-    new.rename(bundle / NAME)
+    replace_file(bundle / NAME, answer)

@@ -1,6 +1,6 @@
-"""Kinds of errors that whoever has called is told apart: each becomes one RPC code.
+"""Kinds of errors that a caller can distinguish: each becomes one RPC code.
 
-Modules that are loaded on use derive theirs from these, so that the service needs not load them to know them.
+Modules that are loaded on use derive theirs from these, so that the service need not load them to know them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ class NoRoom(Exception):
 
 
 class Aborted(Exception):
-    """Somebody ended it before it was done; all of it was undone."""
+    """It was aborted before it was done; all of it was undone."""
+
+
+class Cancelled(Exception):
+    """A client cancelled it; the message says how things are now."""
 
 
 class Busy(Exception):
-    """Another operation on the same thing is under way; nothing was changed."""
+    """Another operation on the same thing is running; nothing was changed."""
 
 
 class Failed(Exception):

@@ -15,22 +15,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kybernate_shim import tuning
+
 ON_USE = (
-    "blake3", "google.protobuf.empty_pb2", "hashlib", "hmac", "kybernate_shim.checkpoint.encrypted",
-    "kybernate_shim.checkpoint.genuine", "kybernate_shim.checkpoint.locate", "kybernate_shim.checkpoint.loopback",
-    "kybernate_shim.checkpoint.remains", "kybernate_shim.checkpoint.staging", "kybernate_shim.info",
-    "kybernate_shim.linux.cgroup1", "kybernate_shim.linux.cgroup2", "kybernate_shim.linux.file_pages",
-    "kybernate_shim.task.gpu_report", "kybernate_shim.task.operations", "tomllib", "xxhash",
+    "blake3", "google.protobuf.empty_pb2", "hashlib", "hmac", "kybernate_shim.checkpoint.cleanup",
+    "kybernate_shim.checkpoint.image.arriving_plaintext", "kybernate_shim.checkpoint.image.counter",
+    "kybernate_shim.checkpoint.image.encrypted",
+    "kybernate_shim.checkpoint.image.encrypted_digests", "kybernate_shim.checkpoint.image.genuine",
+    "kybernate_shim.checkpoint.image.locate", "kybernate_shim.checkpoint.image.plaintext_memory",
+    "kybernate_shim.checkpoint.loopback", "kybernate_shim.info", "kybernate_shim.linux.cgroup.v1",
+    "kybernate_shim.linux.cgroup.v2", "kybernate_shim.linux.file_pages", "kybernate_shim.task.gpu_report",
+    "kybernate_shim.task.operation_messages", "kybernate_shim.task.operations", "tomllib", "xxhash",
 )  # fmt: skip
-ON_USE_OF_GPUS = ("kybernate_shim.checkpoint.gpu", "kybernate_shim.cuda.vram.client", "kybernate_shim.cuda.vram.crew")
+ON_USE_OF_GPUS = (
+    "kybernate_shim.checkpoint.gpu.accelerator",
+    "kybernate_shim.checkpoint.gpu.errors",
+    "kybernate_shim.gpu.mover_client",
+    "kybernate_shim.vram_io.thread_pool",
+)
 DRIVER = Path("/proc/driver/nvidia")  # without it, no container that is there has a GPU
 COMPRESSIONS = ("bz2", "compression.zstd", "lzma")  # of archives, which shutil could read; we have plain ones
 
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Import as if these modules were not installed: what can do without them, and takes them at once, then does."""
-    hidden = [name for name in names if name not in sys.modules]
+    """Import as if these modules were not installed, for modules that import them eagerly but can do without them."""
+    hidden = [name for name in names if name not in sys.modules and tuning.is_on()]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # what import takes for "not installed"
     try:
@@ -41,11 +51,11 @@ def without(*names: str) -> Iterator[None]:
 
 
 def postpone(name: str) -> None:
-    """Import a module when something of it is first used, which may be never, though others import it at once.
+    """Import a module when it is first used, which may be never, although other modules import it eagerly.
 
     Importlib's own LazyLoader does not help: a second import statement is use enough for it.
     """
-    if name in sys.modules:
+    if name in sys.modules or not tuning.is_on():
         return
 
     def load(attribute: str) -> Any:
@@ -60,7 +70,7 @@ def postpone(name: str) -> None:
 
 
 def is_complete() -> bool:
-    """Tell whether all of it is there already, as in everything that a prepared fork server has forked."""
+    """Return whether all of it is there already, as in everything that a prepared fork server has forked."""
     return all(name in sys.modules for name in _on_use())
 
 

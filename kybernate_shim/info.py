@@ -8,12 +8,10 @@ import sys
 
 from kybernate_shim import __version__
 
-FEATURES_SECONDS = 10
-
 
 def info() -> int:
     """Print a serialised RuntimeInfo: our name and version, the options that came on stdin, the runtime's features."""
-    from google.protobuf.any_pb2 import Any
+    from google.protobuf.message import DecodeError
 
     from kybernate_shim.config import Config, ConfigInvalid
     from kybernate_shim.messages import types_pb2 as wire
@@ -24,13 +22,17 @@ def info() -> int:
 
     answer = wire.RuntimeInfo(name="io.containerd.kybernate.v1")
     answer.version.version = __version__
-    given = sys.stdin.buffer.read() if sys.stdin is not None and not sys.stdin.isatty() else b""
-    options = Any.FromString(given)
-    if options.type_url:
-        answer.options.CopyFrom(options)
+    if given := sys.stdin.buffer.read() if sys.stdin is not None and not sys.stdin.isatty() else b"":
+        try:
+            answer.options.ParseFromString(given)
+        except DecodeError as error:
+            sys.stderr.write(f"containerd-shim-kybernate-v1: options on stdin cannot be decoded: {error}\n")
+            return 1
     try:
-        runtime = choose_runtime(os.environ, decode_options(options), Config.load(), Spec({}))
-        features = subprocess.run([runtime, "features"], capture_output=True, check=True, timeout=FEATURES_SECONDS)
+        config = Config.load()
+        runtime = choose_runtime(os.environ, decode_options(answer.options), config, Spec({}))
+        deadline = config.deadlines.query or None
+        features = subprocess.run([runtime, "features"], capture_output=True, check=True, timeout=deadline)
     except (ConfigInvalid, UnsupportedOptions, RuntimeMissing, OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"containerd-shim-kybernate-v1: features of the OCI runtime are unknown: {error}\n")
     else:

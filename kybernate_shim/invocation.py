@@ -47,7 +47,7 @@ def parse(argv: Sequence[str]) -> Invocation:
         word = words.pop(0)
         if not word.startswith("-"):
             if word not in ("start", "delete"):
-                raise BadInvocation(f"unknown action {word!r}: a shim knows start and delete")
+                raise BadInvocation(f"unknown action {word!r}: expected start or delete")
             found["action"] = word
             continue
         name, equals, value = word.lstrip("-").partition("=")

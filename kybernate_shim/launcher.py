@@ -1,6 +1,6 @@
 """`python -m kybernate_shim.launcher DIRECTORY` writes containerd-shim-kybernate-v1 there, as it starts fastest.
 
-That is the compiled client of the fork server, which is told where this installation's interpreter and packages are. It
+That is the compiled client of the fork server, with the paths of this installation's interpreter and packages in it. It
 is one file that may be copied anywhere. Where nothing could be compiled, it is a script, which does all work itself.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from kybernate_shim.fork_server.place import DIRECTORY
+from kybernate_shim.fork_server.place import PROGRAM as NAME
+from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.native import CLIENT, PACKAGE
 
-NAME = "containerd-shim-kybernate-v1"
 PATH_BYTES = 4096  # of each of the client's values
 LONGEST_FIRST_LINE = 127  # of older kernels
 SCRIPT = """#!{interpreter} -IS
@@ -51,18 +51,14 @@ def _script(interpreter: str, packages: Path) -> bytes:
 
 
 def write(directory: Path) -> bool:
-    """Write the program into `directory`; whoever executes it meanwhile gets the old or the new.
+    """Write the program into `directory`; a process that executes it during the write gets the old or the new.
 
     Returns whether it is the compiled one. Raises OSError and InstallationUnusable.
     """
     client = CLIENT.of() if CLIENT.of().exists() else None
     content = program(sys.executable, PACKAGE.resolve().parent, client)
     directory.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=directory, prefix=f".{NAME}.")
-    with os.fdopen(fd, "wb") as stream:
-        stream.write(content)
-        os.fchmod(fd, 0o755)
-    Path(temporary).replace(directory / NAME)
+    replace_file(directory / NAME, content, mode=0o755)
     return client is not None
 
 

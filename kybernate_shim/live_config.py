@@ -42,7 +42,7 @@ class LiveConfig:
         try:
             found = self._path.stat()
         except OSError:
-            return None  # missing; what else is wrong, reading it tells
+            return None  # missing; reading it reports any other problem
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def _load(self) -> None:
@@ -50,9 +50,9 @@ class LiveConfig:
             self._config = Config.load(self._path)
         except ConfigInvalid as error:
             if str(error) != self.problem:
-                self._log.error("config.not_used", error=str(error), state="the settings from before stay in use")
+                self._log.error("config.rejected", error=str(error), state="the previous settings stay in use")
             self.problem = str(error)
         else:
             if self.problem:
-                self._log.info("config.used_again")
+                self._log.info("config.accepted")
             self.problem = ""

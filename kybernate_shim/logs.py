@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kybernate_shim.imports import postpone, without
-from kybernate_shim.linux.private import make_directory
+from kybernate_shim.imports import without
+from kybernate_shim.linux.private_files import make_directory
 
 if TYPE_CHECKING:
     import structlog
@@ -77,12 +77,10 @@ def open_log(fifo: Path, file: Path | None, *, level: str, **fields: Any) -> Log
 
 
 def load_structlog() -> ModuleType:
-    """Import structlog and return it, but without rich, which it looks for at once, for a console that we have not.
+    """Import structlog and return it, without rich, which it imports eagerly for a console that the shim does not have.
 
     With it, the import takes four times as long, and every daemon shares a few MiB more.
     """
-    postpone("structlog.stdlib")
-    postpone("structlog.threadlocal")
     with without("rich"):
         import structlog
 

@@ -30,9 +30,12 @@ class Product(NamedTuple):
 
 
 PRELOAD = Product(
-    "cuda/preload",
+    "preload",
     "libkybernate-arena.so",
-    ("lookup", "memory", "ranges", "owners", "physical", "placeholders", "blocks", "addresses", "imports", "answer"),
+    (
+        *("lookup", "memory", "ranges", "owners", "physical", "placeholders", "blocks", "addresses", "imports"),
+        *("answer", "rwlocks"),
+    ),
     (
         *("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libkybernate-arena.so"),
         # Older C libraries keep these apart; newer ones have both files for old programs.

@@ -14,12 +14,12 @@ from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.imports import import_rest, is_complete
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux.children import Children
-from kybernate_shim.linux.libc import become_subreaper, set_process_name
+from kybernate_shim.linux.prctl import become_subreaper, set_process_name
 from kybernate_shim.logs import Log, open_log
 from kybernate_shim.task.events import Forwarder, Publisher
 from kybernate_shim.task.service import SERVICES, TaskService
-from kybernate_shim.task.shim_service import SERVICE as SHIM_SERVICE
 from kybernate_shim.task.shim_service import ShimService
+from kybernate_shim.trust.caller import OWN_SERVICE
 from kybernate_shim.ttrpc import Server
 
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
@@ -77,7 +77,7 @@ class Daemon:
         )
         methods = self._service.methods()
         self._server = Server(
-            {**dict.fromkeys(SERVICES, methods), SHIM_SERVICE: ShimService(self._service).methods()},
+            {**dict.fromkeys(SERVICES, methods), OWN_SERVICE: ShimService(self._service).methods()},
             on_error=lambda call, error: log.error("call.failed", method=call.method, error=str(error)),
         )
 
@@ -96,7 +96,7 @@ class Daemon:
             task.cancel()
         await self._server.close()
         if not await self._publisher.flush(FLUSH_SECONDS):
-            self._log.error("event.dropped", error=f"containerd did not take all events in {FLUSH_SECONDS:g} s")
+            self._log.error("event.dropped", error=f"containerd did not accept all events in {FLUSH_SECONDS:g} s")
         await self._forwarder.close()
         self._log.info("shim.ended")
         return 0
@@ -104,7 +104,8 @@ class Daemon:
     async def _end_if_unwanted(self) -> None:
         """End a daemon that never got a container: where containerd fails between `start` and Create, it forgets us.
 
-        Not at once while a client is connected, because a busy node may be slow; containerd forgets connections, too.
+        Not immediately while a client is connected, because a busy node may be slow. containerd forgets
+        connections, too.
         """
         for _ in range(UNWANTED_LOOKS):
             await asyncio.sleep(UNWANTED_SECONDS)
@@ -112,7 +113,7 @@ class Daemon:
                 return
             if not self._server.connected:
                 break
-        self._log.warning("shim.unwanted", error="containerd asked for no container")
+        self._log.warning("shim.not_used", error="containerd created no container")
         await self._shut_down()
 
     async def _import_rest(self) -> None:
@@ -143,4 +144,4 @@ class Daemon:
         for task in asyncio.all_tasks():
             text = io.StringIO()
             task.print_stack(file=text)
-            self._log.info("shim.stack", stack=text.getvalue())
+            self._log.info("shim.stack_dumped", stack=text.getvalue())

@@ -1,4 +1,4 @@
-"""`start`: leave one daemon per pod behind and tell containerd the address of its socket.
+"""`start`: leave one daemon per pod behind and give containerd the address of its socket.
 
 stdout and stderr are one pipe here, and containerd reads it to its end: nothing but the answer may be printed, and
 nothing that lives on may hold it open.
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from kybernate_shim.address import answers, exclusive, group_of, listen, socket_path
 from kybernate_shim.invocation import Invocation
-from kybernate_shim.linux.private import write_private
+from kybernate_shim.linux.atomic_write import replace_file
 
 OWN_FD_LIMIT = 3  # 0, 1 and 2 stay open in the daemon, on /dev/null
 
 
 class StartFailed(Exception):
-    """The daemon did not come up; the message is what it said."""
+    """The daemon did not start; the message is its own."""
 
 
 def start(invocation: Invocation) -> int:
@@ -76,8 +76,8 @@ def serve_from_here(
 ) -> int:
     """Be the daemon, in a process that was forked for it and that keeps no descriptor but `listener` and those above.
 
-    `containerd` is the pid of whoever executed the binary. Returns the exit status, once the daemon has ended; raises
-    what kept it from coming up, with the address free again.
+    `containerd` is the pid of the process that executed the binary. Returns the exit status, once the daemon has ended.
+    Raises what prevented its start, with the address free again.
     """
     with contextlib.ExitStack() as undo:
         undo.callback(path.unlink, missing_ok=True)
@@ -114,7 +114,7 @@ def _leave_daemon(invocation: Invocation, listener: socket.socket, path: Path) -
         os.kill(pid, 9)
         raise
     if words != b"ready":
-        raise StartFailed(words.decode(errors="replace") or "the daemon died without a word")
+        raise StartFailed(words.decode(errors="replace") or "the daemon ended without a message")
 
 
 def _become_daemon(invocation: Invocation, listener: socket.socket, path: Path, say: int, containerd: int) -> None:
@@ -133,7 +133,7 @@ def _become_daemon(invocation: Invocation, listener: socket.socket, path: Path, 
 
 
 def _detach(containerd: int) -> None:
-    """Leave the session, the standard descriptors and the memory priority of whoever started us."""
+    """Leave the session, the standard descriptors and the OOM score of the process that started us."""
     os.setsid()
     set_oom_score(containerd)
     use_nothing()
@@ -178,13 +178,13 @@ def set_oom_score(containerd: int) -> None:
 
 def _set_core_scheduling() -> None:
     if os.environ.get("SCHED_CORE"):
-        from kybernate_shim.linux.libc import new_core_scheduling_cookie
+        from kybernate_shim.linux.prctl import new_core_scheduling_cookie
 
         new_core_scheduling_cookie()
 
 
 def _place_in_cgroup(options: bytes, pid: int) -> None:
-    from kybernate_shim.linux.cgroups import join_shim_cgroup
+    from kybernate_shim.linux.cgroup.cgroup import join_shim_cgroup
     from kybernate_shim.oci.options import decode_options, decode_start_input
 
     if cgroup := decode_options(decode_start_input(options)).shim_cgroup:
@@ -193,6 +193,4 @@ def _place_in_cgroup(options: bytes, pid: int) -> None:
 
 def _write_address(address: str) -> None:
     """Write the file from which containerd 1.7 finds the daemon again after its own restart."""
-    temporary = Path(f".address.{os.getpid()}")
-    write_private(temporary, address)
-    temporary.rename("address")
+    replace_file(Path("address"), address)

@@ -31,7 +31,7 @@ class Steps:
         self._last = now
 
     def log(self, call: str, log: Log) -> None:
-        log.info("call.traced", call=call, ms=round((self._last - self._begin) * 1000, 2), steps=self.ms)
+        log.info("call.traced", call=call, total_ms=round((self._last - self._begin) * 1000, 2), step_ms=self.ms)
 
 
 _current: ContextVar[Steps | None] = ContextVar("steps", default=None)
@@ -58,7 +58,7 @@ def traced(call: str, log: Log) -> Iterator[None]:
 
 
 def begin(at: float | None = None) -> Steps:
-    """Trace from now on, or from `at` on the monotonic clock; whoever begins logs."""
+    """Trace from now on, or from `at` on the monotonic clock; the caller that begins a trace logs it."""
     steps = Steps(at)
     _current.set(steps)
     return steps

@@ -1,4 +1,4 @@
-"""Steps that undo what was begun. When one of them fails, that is told besides the first error, never in its place."""
+"""Steps that undo what was begun. The failure of one is reported in addition to the first error, never in its place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AsyncUndo(AsyncExitStack):
 
 
 def add(first: BaseException, later: object) -> None:
-    """Let `first` tell what could not be undone after it."""
+    """Add to `first` what could not be undone after it."""
     first.add_note(f"not undone: {later}")
 
 

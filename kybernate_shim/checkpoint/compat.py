@@ -1,7 +1,7 @@
 """Whether an image can be restored here: the machine that it came from against this one, before anything is touched.
 
 Some differences make a restore impossible, or end in a process that misbehaves for certain: they are refused. Others
-have worked often, but nobody can promise it: a risk, which `kybernate.io/force` takes.
+have worked often, but without a guarantee: a risk, which `kybernate.io/force` takes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from kybernate_shim.checkpoint.criu import parse_version
-from kybernate_shim.checkpoint.manifest import Host, Manifest
-from kybernate_shim.checkpoint.mounts import MountUnmatched
+from kybernate_shim.checkpoint.criu.config import parse_version
+from kybernate_shim.checkpoint.image.manifest import Host, Manifest
+from kybernate_shim.checkpoint.mounts.matching import MountUnmatched
 from kybernate_shim.errors import Refused
 
 Verdict = Literal["refusal", "risk"]
@@ -41,16 +41,16 @@ INSTRUCTIONS: Final = (
 class Incompatible(Refused):
     """The image must not be restored here. `findings` holds all differences, not only those that decided."""
 
-    def __init__(self, findings: Sequence[Finding], deciding: Sequence[Finding]) -> None:
+    def __init__(self, findings: Sequence[Difference], deciding: Sequence[Difference]) -> None:
         advice = ""
         if all(finding.verdict == "risk" for finding in deciding):
-            advice = f'; the annotation {FORCE}: "true" tries it all the same'
+            advice = f'; the annotation {FORCE}: "true" overrides this'
         super().__init__(f"{'; '.join(map(str, deciding))}{advice}. Nothing was restored")
         self.findings = tuple(findings)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Difference:
     """A difference between what the image wants and what is found."""
 
     fact: str
@@ -61,11 +61,11 @@ class Finding:
     def __str__(self) -> str:
         if not self.wanted:
             return f"{self.fact}: {self.found}"
-        return f"{self.fact}: the image was made with {self.wanted}, here is {self.found}"
+        return f"{self.fact}: the image was made with {self.wanted}, found here: {self.found}"
 
 
 @dataclass(frozen=True)
-class Place:
+class RestorePlace:
     """Where the image shall be restored. An empty text means unknown, and is not compared."""
 
     host: Host
@@ -74,7 +74,7 @@ class Place:
     image_digest: str = ""
 
 
-def compare(manifest: Manifest, place: Place, mounts: MountUnmatched | None = None) -> list[Finding]:
+def compare(manifest: Manifest, place: RestorePlace, mounts: MountUnmatched | None = None) -> list[Difference]:
     """Return every difference that matters, refusals first. `mounts` is what matching them raised, if it did."""
     findings = [
         *_host(manifest.host, place.host),
@@ -82,11 +82,11 @@ def compare(manifest: Manifest, place: Place, mounts: MountUnmatched | None = No
         *_programs(manifest, place),
     ]
     if mounts is not None:
-        findings += [Finding("mounts", "", text, "refusal") for text in mounts.differences]
+        findings += [Difference("mounts", "", text, "refusal") for text in mounts.differences]
     return sorted(findings, key=lambda finding: finding.verdict)
 
 
-def require_compatible(findings: Sequence[Finding], *, force: bool = False) -> list[Finding]:
+def require_compatible(findings: Sequence[Difference], *, force: bool = False) -> list[Difference]:
     """Return the risks that are taken. Raises Incompatible for refusals, and for risks unless `force` is set."""
     refusals = [finding for finding in findings if finding.verdict == "refusal"]
     if refusals:
@@ -115,18 +115,18 @@ def cpu_features(cpuinfo: str) -> tuple[str, ...]:
     return tuple(sorted(common & {*REGISTERS.split(), *INSTRUCTIONS.split()}))
 
 
-def _host(wanted: Host, found: Host) -> Iterable[Finding]:
+def _host(wanted: Host, found: Host) -> Iterable[Difference]:
     if wanted.architecture != found.architecture:
-        yield Finding("architecture", wanted.architecture, found.architecture, "refusal")
+        yield Difference("architecture", wanted.architecture, found.architecture, "refusal")
     if wanted.page_size != found.page_size:
-        yield Finding("page size", str(wanted.page_size), str(found.page_size), "refusal")
+        yield Difference("page size", str(wanted.page_size), str(found.page_size), "refusal")
     if wanted.cgroup_version != found.cgroup_version:
-        yield Finding("cgroup version", str(wanted.cgroup_version), str(found.cgroup_version), "refusal")
+        yield Difference("cgroup version", str(wanted.cgroup_version), str(found.cgroup_version), "refusal")
     if parse_version(found.kernel)[:2] < parse_version(wanted.kernel)[:2]:
-        yield Finding("kernel", wanted.kernel, f"{found.kernel}, which is older", "risk")
+        yield Difference("kernel", wanted.kernel, f"{found.kernel}, which is older", "risk")
 
 
-def _cpu(wanted: Host, found: Host) -> Iterable[Finding]:
+def _cpu(wanted: Host, found: Host) -> Iterable[Difference]:
     if wanted.architecture != found.architecture:
         return  # the features of another architecture say nothing
     missing = set(wanted.cpu_features) - set(found.cpu_features)
@@ -137,14 +137,14 @@ def _cpu(wanted: Host, found: Host) -> Iterable[Finding]:
     )
     for fact, verdict, names in groups:
         if names:
-            yield Finding(fact, " ".join(sorted(names)), "a processor without", verdict)
+            yield Difference(fact, " ".join(sorted(names)), "a processor without", verdict)
 
 
-def _programs(manifest: Manifest, place: Place) -> Iterable[Finding]:
+def _programs(manifest: Manifest, place: RestorePlace) -> Iterable[Difference]:
     if parse_version(place.criu)[:2] < parse_version(manifest.criu.version)[:2]:
-        yield Finding("CRIU", manifest.criu.version, f"{place.criu}, which is older", "risk")
+        yield Difference("CRIU", manifest.criu.version, f"{place.criu}, which is older", "risk")
     if place.runtime and manifest.runtime.name != place.runtime:
-        yield Finding("runtime", manifest.runtime.name, place.runtime, "risk")
+        yield Difference("runtime", manifest.runtime.name, place.runtime, "risk")
     wanted = manifest.source.image_digest
     if wanted and place.image_digest and wanted != place.image_digest:
-        yield Finding("container image", wanted, place.image_digest, "risk")
+        yield Difference("container image", wanted, place.image_digest, "risk")

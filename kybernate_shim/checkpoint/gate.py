@@ -17,20 +17,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.criu import ENVIRONMENT, Configuration, CriuUnusable, line
+from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited
+from kybernate_shim.checkpoint.cleanup import named, plain_path
+from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, CriuUnusable, line
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
-from kybernate_shim.checkpoint.remains import named, plain_path
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.credentials import of_process, process_tree
 from kybernate_shim.linux.descriptors import outside
-from kybernate_shim.linux.hierarchies import UNIFIED, directories, hierarchy_mounts
-from kybernate_shim.linux.mountinfo import MountPoint, read_cgroup_mounts
+from kybernate_shim.linux.mount.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting, oom_score_adj, set_oom_score_adj
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.native import HOLDER
 from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.credentials import Allowance, excess
+from kybernate_shim.trust.credentials import PrivilegeAllowance, excess
 
 SCRIPTS: Final = (HOLDER.of(), Path(__file__).with_name("hold_restored.sh"))  # compiled, and for where nothing compiles
 ASK: Final = "KYBERNATE_GATE_ASK"
@@ -47,9 +48,9 @@ def arm(configuration: Configuration) -> None:
     script = next((one for one in SCRIPTS if os.access(one, os.X_OK)), None)
     if script is None:
         raise CriuUnusable(
-            f"{SCRIPTS[-1]} cannot be executed, and without it a pod's restored processes cannot be held back until"
+            f"{SCRIPTS[-1]} cannot be executed, and without it a pod's restored processes cannot be held until"
             " their"
-            " privileges are looked at: give it mode 0755 and mount its filesystem without noexec. Nothing was restored"
+            " privileges are compared: give it mode 0755 and mount its filesystem without noexec. Nothing was restored"
         )
     with Path(configuration.environment[ENVIRONMENT]).open("a") as file:
         file.write(f"{line('action-script', str(script))}\n")
@@ -60,7 +61,8 @@ class Gate:
     """What one restore's script asks. `refusals` are the sentences of an excess, or the error of a failed look.
 
     `take_out` moves CRIU out of the container's cgroup, `look` returns the excess of init and all below it, and `kill`
-    ends everything in the container's cgroup.
+    ends everything in the container's cgroup. They are also held until what is `awaited` is there; `failure` says
+    why it will not be.
     """
 
     take_out: Callable[[int], None]
@@ -69,10 +71,12 @@ class Gate:
     passed: bool = False
     refusals: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    awaited: Awaited | None = None
+    failure: ArrivalFailed | None = None
     _moved: asyncio.Future[None] | None = None
 
     def known_to(self, runtime: Runtime) -> Runtime:
-        """Return the runtime with what the script needs, and without a deadline of its own: `guarded` has it."""
+        """Return the runtime with what the script needs, and without a deadline: `guarded` has it."""
         return replace(
             runtime, env={**runtime.env, **self.environment}, deadlines=replace(runtime.deadlines, restore=0)
         )
@@ -80,7 +84,7 @@ class Gate:
     async def guarded(self, restore: Awaitable[None], seconds: float) -> None:
         """Wait so many seconds for `restore`, 0 for any; then, or if cancelled, kill the processes and end it.
 
-        In this order: a CRIU that is killed lets go of processes that it holds, and they would run. Raises
+        In this order: a CRIU that is killed detaches from processes that it holds, and they would run. Raises
         RuntimeTimedOut.
         """
         work = asyncio.ensure_future(restore)
@@ -88,13 +92,14 @@ class Gate:
             async with asyncio.timeout(seconds or None):
                 await asyncio.shield(work)
         except (asyncio.CancelledError, TimeoutError) as error:
+            self._give_up()
             try:
                 await to_the_end(self.kill)
             finally:
                 work.cancel()
                 await asyncio.wait({work})
             if isinstance(error, TimeoutError):
-                raise RuntimeTimedOut("restore", f"it had not ended after {seconds:g} s") from error
+                raise RuntimeTimedOut("restore", f"it did not end within {seconds:g} s") from error
             raise
 
     async def answer(self, question: str) -> bytes:
@@ -114,25 +119,35 @@ class Gate:
                 return b"pass\n"
             try:
                 self.refusals = await asyncio.to_thread(self.look, int(init))
+                if self.awaited is not None and not self.refusals:
+                    await self.awaited.wait()
                 self.passed = not self.refusals
             finally:
                 if not self.passed:
                     await asyncio.to_thread(end_held, int(init), int(criu))
+        except ArrivalFailed as error:
+            self.failure = error
         except Exception as error:  # noqa: BLE001  # whatever it is, the processes must not run
-            reason = f"the restored processes could not be looked at: {error}"
+            reason = f"the restored processes could not be examined: {error}"
             self.refusals, self.passed = [*self.refusals, reason], False
         return b"pass\n" if self.passed else b"no\n"
 
+    def _give_up(self) -> None:
+        if self.awaited is not None:
+            self.awaited.stop()
+
     def require_passed(self) -> None:
-        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script."""
+        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script; ArrivalFailed."""
         if self.passed:
             return
-        refusals = self.refusals or ["CRIU did not ask for them to be looked at"]
+        if self.failure is not None:
+            raise self.failure
+        refusals = self.refusals or ["CRIU did not stop for their comparison"]
         raise PrivilegesExceeded(refusals, "The restored processes were killed before they ran")
 
 
-def _gate(spec: Spec, allowance: Allowance) -> Gate:
-    """Return the gate of one restore. CRIU mounts hierarchies of its own, so that cgroups are looked up before.
+def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None) -> Gate:
+    """Return the gate of one restore. CRIU mounts separate cgroup hierarchies, so cgroups are looked up before.
 
     Raises PrivilegesExceeded.
     """
@@ -143,16 +158,22 @@ def _gate(spec: Spec, allowance: Allowance) -> Gate:
     # In the root of a hierarchy of version 1, `directories` has none.
     out = [own.get(one) or mounts[one].path for one in LEFT if one in mounts] or [own[UNIFIED]]
     cgroup = Cgroup(*named(spec.cgroups_path))
-    return Gate(lambda criu: take_out(criu, out), lambda init: look(init, spec, allowance, mounts), cgroup.kill)
+
+    def excess_below(init: int) -> list[str]:
+        return [] if allowance is None else look(init, spec, allowance, mounts)
+
+    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, awaited=awaited)
 
 
 @asynccontextmanager
-async def held_back(spec: Spec, allowance: Allowance | None) -> AsyncIterator[Gate | None]:
-    """Answer the script of one restore while the body runs; None where everything is allowed."""
-    if allowance is None:
+async def held_back(
+    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None = None
+) -> AsyncIterator[Gate | None]:
+    """Answer the script of one restore while the body runs; None where everything is allowed, and is there."""
+    if allowance is None and awaited is None:
         yield None
         return
-    gate = _gate(spec, allowance)
+    gate = _gate(spec, allowance, awaited)
     loop = asyncio.get_running_loop()
     ask, asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     answered, answer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -174,17 +195,19 @@ async def held_back(spec: Spec, allowance: Allowance | None) -> AsyncIterator[Ga
         yield gate
     finally:
         loop.remove_reader(ask)
+        if awaited is not None:
+            awaited.stop()
         if tasks:
             await asyncio.wait(tasks)
         for fd in (ask, asked, answered, answer):
             os.close(fd)
 
 
-def look(init: int, spec: Spec, allowance: Allowance, mounts: Mapping[str, MountPoint]) -> list[str]:
+def look(init: int, spec: Spec, allowance: PrivilegeAllowance, mounts: Mapping[str, MountPoint]) -> list[str]:
     """Return a sentence for everything that the processes below `init` have beyond what is allowed.
 
     Those that the kernel would spare longer than the specification wants, when memory runs out, are put right instead:
-    that value follows from a node's memory, and differs between nodes without anybody's doing.
+    that value follows from a node's memory, and differs between nodes without any change of configuration.
     """
     cgroups = cgroup_names(spec.cgroups_path, mounts)
     pids = process_tree(init)
@@ -201,7 +224,7 @@ def look(init: int, spec: Spec, allowance: Allowance, mounts: Mapping[str, Mount
 def end_held(init: int, criu: int) -> None:
     """Kill the processes that CRIU holds, and CRIU after them.
 
-    In this order: when CRIU dies, it lets go of those that are still alive. And it must die: it would wait for init,
+    In this order: when CRIU dies, it detaches from those that are still alive. And it must die: it would wait for init,
     and init for the others, which stay zombies until CRIU, who traces them, has noticed that they are dead.
     """
     for pid in [*process_tree(init), criu]:
@@ -224,9 +247,9 @@ def take_out(criu: int, cgroups: Sequence[Path]) -> None:
     """Move CRIU out of the container's cgroup, where the runtime has put it, into `cgroups`, which are this daemon's.
 
     A pod that has used up its number of processes or its memory could otherwise keep CRIU from executing the script,
-    and CRIU would let the processes run without it. Killing the whole cgroup would kill CRIU as well, which lets go of
+    and CRIU would let the processes run without it. Killing the whole cgroup would kill CRIU as well, which releases
     processes when it dies. Each move waits for the kernel, 10 ms or more, so that of version 1 only the hierarchies
-    that matter are left, and CRIU goes on meanwhile: it puts the processes into their cgroups by name, wherever it is
+    that matter are left, and CRIU continues meanwhile: it puts the processes into their cgroups by name, wherever it is
     itself. Raises OSError.
     """
     for directory in cgroups:

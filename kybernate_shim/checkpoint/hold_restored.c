@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Ask the daemon; return whether the restore may go on. The pipes vanish with the daemon, and opening them fails then. */
+/* Ask the daemon; return whether the restore may continue. The pipes vanish with the daemon, and opening them fails then. */
 static int asked(const char *action, const char *init)
 {
 	const char *ask = getenv("KYBERNATE_GATE_ASK"), *answer = getenv("KYBERNATE_GATE_ANSWER");

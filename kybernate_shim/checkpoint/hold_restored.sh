@@ -1,10 +1,10 @@
 #!/bin/sh
-# CRIU executes this at each step of a tenant's restore, as its action-script. At three of them the shim's daemon is
-# told. At pre-restore it begins to take CRIU out of the container's cgroup, so that the pod's limits cannot keep this
-# script from being executed later; at post-restore that must be done. At pre-resume, when all processes have their
-# final privileges and none has run yet, the daemon looks at them. CRIU ends the restore where the first two fail. It
-# ignores the status of pre-resume, so that the processes are killed here. The pipes vanish with the daemon, and opening
-# or reading them fails then.
+# CRIU executes this at each step of a tenant's restore, as its action-script. Three of them are reported to the shim's
+# daemon. At pre-restore the daemon begins to take CRIU out of the container's cgroup, so that the pod's limits cannot
+# keep this script from being executed later; at post-restore that must be done. At pre-resume, when all processes have
+# their final privileges and none has run yet, the daemon looks at them. CRIU ends the restore where the first two fail.
+# It ignores the status of pre-resume, so that the processes are killed here. The pipes vanish with the daemon, and
+# opening or reading them fails then.
 case $CRTOOLS_SCRIPT_ACTION in
 pre-restore | post-restore | pre-resume) ;;
 *) exit 0 ;;

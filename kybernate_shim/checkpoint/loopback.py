@@ -1,4 +1,4 @@
-"""The loopback device of a restored container that has a network of its own, as ctr's have and a pod's have not.
+"""The loopback device of a restored container with a private network, as ctr's have and a pod's have not.
 
 The runtime switches it on when it creates such a container. At a restore it has CRIU make an empty network, and leaves
 the device off. `switch_on` does it afterwards. But where sockets are restored, that is too late: no connection of the
@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from typing import Any
 
 DEADLINE = 10  # seconds
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET = 0x40000000  # not the package's: see above
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
 
 
 def is_own(document: Mapping[str, Any]) -> bool:
-    """Tell whether the network of a parsed config.json is the container's own."""
+    """Return whether the network of a parsed config.json is the container's own."""
     namespaces = (document.get("linux") or {}).get("namespaces") or ()
     return any(kind.get("type") == "network" and not kind.get("path") for kind in namespaces)
 

@@ -10,12 +10,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kybernate_shim.checkpoint.confined import Privileges
+from kybernate_shim.checkpoint.criu.confined import ImagePrivileges
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.credentials import login_of
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.credentials import Allowance, Security, allowance_of, excess_of
+from kybernate_shim.trust.credentials import PrivilegeAllowance, Security, allowance_of, excess_of
 
 SHOWN = 6
 
@@ -31,13 +31,15 @@ class PrivilegesExceeded(Refused):
         )
 
 
-def node_allowance(spec: Spec) -> Allowance:
+def node_allowance(spec: Spec) -> PrivilegeAllowance:
     """Return what a config.json allows on this node: what it leaves open, a process inherits from the shim."""
     boost = max(0, -os.getpriority(os.PRIO_PROCESS, 0))
     return allowance_of(spec, login=login_of(Path("/proc/self")), boost=boost)
 
 
-def require_privileges(spec: Spec, recorded: Security, found: Privileges | None, log: Log) -> Allowance | None:
+def require_privileges(
+    spec: Spec, recorded: Security, found: ImagePrivileges | None, log: Log
+) -> PrivilegeAllowance | None:
     """Return what the container's processes may have, None where the requester may give them anything.
 
     `recorded` is what the manifest says of them, `found` what CRIU's images do: None where the requester has the right
@@ -46,7 +48,7 @@ def require_privileges(spec: Spec, recorded: Security, found: Privileges | None,
     allowance = node_allowance(spec)
     if found is None:
         if findings := excess_of(recorded.processes, (), recorded, allowance):
-            log.warning("restore.privileges", excess=findings[:SHOWN], count=len(findings))
+            log.warning("restore.privileges_exceeded", excess=findings[:SHOWN], count=len(findings))
         return None
     if findings := excess_of(found.threads, found.held, recorded, allowance):
         raise PrivilegesExceeded(findings, "Nothing was restored")

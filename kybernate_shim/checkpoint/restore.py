@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from kybernate_shim.checkpoint import gate, mounts
-from kybernate_shim.checkpoint.claim import users_file
-from kybernate_shim.checkpoint.compat import FORCE, Place, compare, read_host, require_compatible
-from kybernate_shim.checkpoint.confined import Inspection, inspecting
-from kybernate_shim.checkpoint.criu import (
+from kybernate_shim.checkpoint import gate
+from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited, awaited
+from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, plain_path, work_name
+from kybernate_shim.checkpoint.compat import FORCE, RestorePlace, compare, read_host, require_compatible
+from kybernate_shim.checkpoint.criu.claim import users_file
+from kybernate_shim.checkpoint.criu.config import (
     EARLY_FILE_NAME,
     CriuOptions,
     explain,
@@ -26,32 +27,35 @@ from kybernate_shim.checkpoint.criu import (
     refuse_cuda_plugin,
     write_config,
 )
-from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, listed, problems_of
-from kybernate_shim.checkpoint.mounts import Matching, MountUnmatched
+from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
+from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
+from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
+from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
+from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
-from kybernate_shim.checkpoint.remains import RemainsStay, Traces, plain_path, work_name
-from kybernate_shim.checkpoint.rootfs_apply import Powers, Stopped, apply_diff
-from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_diff
+from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
-from kybernate_shim.checkpoint.versions import criu_of, runtime_of
 from kybernate_shim.errors import Failed
-from kybernate_shim.linux.cgroups import NotOnlyTheirs, hierarchy_version
+from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
+from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import hostname, set_hostname
-from kybernate_shim.linux.private import close_files
+from kybernate_shim.linux.private_files import close_files
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.credentials import Allowance
+from kybernate_shim.trust.credentials import PrivilegeAllowance
 from kybernate_shim.trust.places import make_private
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, add
 
 LOG = "restore.log"  # CRIU's, in the work directory
-JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise make anew from the image
+JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise create again from the image
 
 
 class RestoreFailed(Failed):
@@ -62,13 +66,15 @@ class RestoreFailed(Failed):
 class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
-    `inspection` is what its images say, `allowance` what its processes may have, None for all.
+    `inspection` is what its images say, `allowance` what its processes may have, None for all; `awaited` is what has to
+    arrive before they run.
     """
 
     criu: Criu
     environment: dict[str, str]
     inspection: Inspection
-    allowance: Allowance | None = None
+    allowance: PrivilegeAllowance | None = None
+    awaited: Awaited | None = None
 
 
 async def prepare(
@@ -98,11 +104,11 @@ async def prepare(
             inspection = await reading
             allowance = require_privileges(target.spec, image.manifest.security, inspection.privileges, log)
             matching = await _compare(target, image, inspection, log, accelerator)
-            prepared = _told(target, image, matching, inspection, work, allowance)
+            prepared = _told(target, image, matching, inspection, work, allowance, awaited(image, operation))
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
-    await to_the_end(partial(mounts.make_mount_points, matching, target.bundle.rootfs))
+    await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
     return prepared
 
 
@@ -126,7 +132,7 @@ async def _verify(image: Image, operation: Operation) -> None:
 
     def progress(done: int, total: int) -> None:
         if stop.is_set():
-            raise Stopped
+            raise ApplyStopped
         operation.done_bytes, operation.total_bytes = done, total
 
     if problems := await to_the_end(partial(problems_of, image.path, image.manifest, progress, vram=False), stop.set):
@@ -138,15 +144,16 @@ async def _compare(
 ) -> Matching:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
-    place = Place(read_host(hierarchy_version()), criu.version, runtime.name)
+    place = RestorePlace(read_host(hierarchy_version()), criu.version, runtime.name)
     matching, unmatched = Matching(), None
     try:
-        matching = mounts.match_mounts(
+        matching = match_mounts(
             inspection.mounts,
             image.manifest.mounts,
             target.spec,
             target.bundle.rootfs,
             policy=target.config.hook_mounts,
+            host=await asyncio.to_thread(read_mountinfo) if _has_hook_mounts(image.manifest) else (),
             strict=not may(requester_of(target.spec), Right.UNKNOWN_MOUNTS, target.config),
             root_writable=inspection.root_writable,
         )
@@ -157,12 +164,22 @@ async def _compare(
     if accelerator is not None:
         findings += await accelerator.compare(image.manifest)
     for risk in require_compatible(findings, force=force):
-        log.warning("restore.risk_taken", fact=risk.fact, wanted=risk.wanted, found=risk.found)
+        log.warning("compatibility.overridden", fact=risk.fact, wanted=risk.wanted, found=risk.found)
     return matching
 
 
+def _has_hook_mounts(manifest: Manifest) -> bool:
+    return any(mount.kind == "hook" for mount in manifest.mounts)
+
+
 def _told(
-    target: Target, image: Image, matching: Matching, inspection: Inspection, work: Path, allowance: Allowance | None
+    target: Target,
+    image: Image,
+    matching: Matching,
+    inspection: Inspection,
+    work: Path,
+    allowance: PrivilegeAllowance | None,
+    awaited: Awaited | None,
 ) -> Prepared:
     manifest = image.manifest
     options = CriuOptions(
@@ -178,7 +195,7 @@ def _told(
     )
     if manifest.has_gpu_state:
         refuse_cuda_plugin(configuration)
-    if allowance is not None:
+    if allowance is not None or awaited is not None:
         gate.arm(configuration)
     words = Criu(
         image.path,
@@ -187,7 +204,7 @@ def _told(
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment, inspection, allowance)
+    return Prepared(words, configuration.environment, inspection, allowance, awaited)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -198,7 +215,7 @@ def _joined_namespaces(spec: Spec) -> list[str]:
 def _cgroup_root(spec: Spec) -> list[str]:
     """Return CRIU's line that puts the processes into the new container's cgroup where cgroup v2 is all there is.
 
-    There runc names none to CRIU, which would make the dumped container's cgroup anew: out of reach for the new
+    There runc names none to CRIU, which would create the dumped container's cgroup again: out of reach for the new
     container's limits, statistics and signals.
     """
     if hierarchy_version() != 2 or not spec.cgroups_path:
@@ -214,8 +231,8 @@ async def run(
     Raises RestoreFailed, and PrivilegesExceeded before an instruction of theirs; nothing of the container is left then.
     """
     seconds = target.runtime.deadlines.restore
-    with operation.step("restore"), _kept_hostname(target.spec):
-        async with gate.held_back(target.spec, prepared.allowance) as held:
+    with operation.step("restore") as step, _kept_hostname(target.spec):
+        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited) as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
             try:
                 if held is None:
@@ -223,15 +240,19 @@ async def run(
                 else:
                     await held.guarded(_criu(target, held.known_to(runtime), prepared, fds, console), seconds)
                     held.require_passed()
-            except PrivilegesExceeded as error:
+            except (PrivilegesExceeded, ArrivalFailed) as error:
                 await _remove_after(error, target)
                 raise
             except RuntimeFailed as error:
                 left = await remove_remains(target)
                 if held is not None and held.refusals:
                     held.require_passed()
+                if held is not None and held.failure is not None:
+                    raise RestoreFailed(f"{_failed(target, left)}: {held.failure}") from held.failure
                 log = prepared.criu.work_path / LOG
                 raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+    if prepared.awaited is not None:
+        step.seconds -= prepared.awaited.step.seconds
 
 
 async def _criu(
@@ -269,7 +290,7 @@ async def complete_or_gone(target: Target) -> AsyncIterator[None]:
     """
     try:
         yield
-    except (RestoreFailed, PrivilegesExceeded):
+    except (RestoreFailed, PrivilegesExceeded, ArrivalFailed):
         raise  # by `run`, which has removed it
     except BaseException as error:
         if not isinstance(error, NotBack):
@@ -300,6 +321,6 @@ async def remove_remains(target: Target) -> str:
         await target.runtime.delete(target.id, force=True)
     except ContainerMissing:
         pass  # it did not get so far that the runtime knows it
-    except (RuntimeFailed, RemainsStay, NotOnlyTheirs, OSError) as error:
+    except (RuntimeFailed, CleanupIncomplete, NotOnlyTheirs, OSError) as error:
         return f"and not all of it could be removed ({error})"
     return ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP
+from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, SOCK_DGRAM
 from typing import Any, Final, Literal
 
-from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.checkpoint.image.manifest import TcpPolicy
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.linux.sock_diag import diag_socket
 
@@ -47,7 +47,8 @@ ANYWHERE: Final = ("0.0.0.0", "::")
 class Socket:
     """One socket. `local` and `peer` are `address:port`, or a UNIX socket's path, with "@" where it is abstract.
 
-    `peer_inode` is the other end of a connected UNIX socket, 0 where there is none.
+    `peer_inode` is the other end of a connected UNIX socket, 0 where there is none; `is_file` says that a UNIX socket
+    is bound to a path. `holder` is a process that has it open, and the number of its descriptor.
     """
 
     family: Family
@@ -56,6 +57,9 @@ class Socket:
     peer: str = ""
     inode: int = 0
     peer_inode: int = 0
+    is_file: bool = False
+    datagram: bool = False
+    holder: tuple[int, int] = (0, -1)
 
 
 def container_sockets(pids: Sequence[int]) -> list[Socket]:
@@ -64,21 +68,24 @@ def container_sockets(pids: Sequence[int]) -> list[Socket]:
     Blocks for as long as the kernel takes to list the namespace. Processes that are gone have none; raises OSError when
     the first one goes in between.
     """
-    inodes = open_inodes(pids)
-    if not inodes:
+    holders = open_inodes(pids)
+    if not holders:
         return []  # the usual case, and cheap: asking the kernel needs a library that takes long to import
     found = in_namespace(Path(f"/proc/{pids[0]}/ns/net"), CLONE_NEWNET, list_sockets)
-    return [socket for socket in found if socket.inode in inodes]
+    return [replace(socket, holder=holders[socket.inode]) for socket in found if socket.inode in holders]
 
 
-def open_inodes(pids: Iterable[int]) -> set[int]:
-    """Return the inodes of the sockets that the processes have descriptors of; a process that is gone has none."""
-    inodes = set()
+def open_inodes(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return the inodes of the sockets that the processes have open, each with one of their pids and its descriptor.
+
+    A process that is gone has none.
+    """
+    inodes = {}
     for pid in pids:
         try:
             for fd in Path(f"/proc/{pid}/fd").iterdir():
                 if match := re.fullmatch(r"socket:\[(\d+)\]", _target(fd)):
-                    inodes.add(int(match[1]))
+                    inodes[int(match[1])] = pid, int(fd.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
     return inodes
@@ -102,19 +109,21 @@ def what_happens(sockets: Sequence[Socket], policy: TcpPolicy) -> list[str]:
     if connected and policy == "close":
         lines.append(f"{len(connected)} TCP connections will be closed: {_some(connected)}")
     elif connected:
-        lines.append(f"{len(connected)} TCP connections will go on, if the address stays the same: {_some(connected)}")
+        lines.append(
+            f"{len(connected)} TCP connections will continue if the address stays the same: {_some(connected)}"
+        )
     if outside := external_unix(sockets):
         lines.append(f"{len(outside)} UNIX sockets are connected to processes outside the container: {_some(outside)}")
     return lines
 
 
 def is_connection(socket: Socket) -> bool:
-    """Tell whether the socket is a TCP connection, in whatever part of its life."""
+    """Return whether the socket is a TCP connection, in whatever part of its life."""
     return socket.family == "tcp" and socket.state in ("established", "opening", "closing")
 
 
 def needs_network_lock(sockets: Iterable[Socket], policy: TcpPolicy) -> bool:
-    """Tell whether packets must be held back during a dump: only for connections that are to go on."""
+    """Return whether packets must be held back during a dump: only for connections that are to continue."""
     return policy == "established" and any(map(is_connection, sockets))
 
 
@@ -127,8 +136,8 @@ def external_unix(sockets: Sequence[Socket]) -> list[Socket]:
 def _listening(socket: Socket) -> str:
     address = socket.local.rpartition(":")[0].strip("[]")
     if address in ANYWHERE or address.startswith("127.") or address == "::1":
-        return f"listening on {socket.local} will go on"
-    return f"listening on {socket.local} will only go on where the network has that address"
+        return f"listening on {socket.local} will continue"
+    return f"listening on {socket.local} will continue only where the network has that address"
 
 
 def _some(sockets: Sequence[Socket], most: int = 5) -> str:
@@ -153,9 +162,16 @@ def _address(host: str, port: int) -> str:
 def _unix(message: Any) -> Socket:
     name = str(message.get_attr("UNIX_DIAG_NAME") or "")
     # The NUL that begins an abstract name is lost in decoding; but only a name in the filesystem comes with a file.
-    local = f"@{name}" if name and not message.get_attr("UNIX_DIAG_VFS") else name
-    peer = message.get_attr("UNIX_DIAG_PEER") or 0
-    return Socket("unix", STATES.get(message["udiag_state"], "closing"), local, "", message["udiag_ino"], peer)
+    is_file = bool(message.get_attr("UNIX_DIAG_VFS"))
+    return Socket(
+        "unix",
+        STATES.get(message["udiag_state"], "closing"),
+        f"@{name}" if name and not is_file else name,
+        inode=message["udiag_ino"],
+        peer_inode=message.get_attr("UNIX_DIAG_PEER") or 0,
+        is_file=is_file,
+        datagram=message["udiag_type"] == SOCK_DGRAM,
+    )
 
 
 def _target(path: Path) -> str:

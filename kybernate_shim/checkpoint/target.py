@@ -1,4 +1,4 @@
-"""What a checkpoint and a restore need of a container, and of whoever takes care of its accelerator."""
+"""What a checkpoint and a restore need of a container, and of the object that handles its accelerator."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from kybernate_shim.checkpoint.compat import Finding
-from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import ArenaFile, DataPath, Gpu, GpuMemory, Manifest, Released, VramFile
+from kybernate_shim.checkpoint.compat import Difference
+from kybernate_shim.checkpoint.image.manifest import (
+    DataPath,
+    GpuMemory,
+    Manifest,
+    Released,
+    UsedGpu,
+)
+from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Failed
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Children
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import Runtime
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.vram_io.image_files import ArenaFile, VramFile
 
 
 class Target(Protocol):
@@ -42,7 +49,7 @@ class NotBack(Failed):
 
 
 class Detached(Protocol):
-    """What has left its GPUs. Set `gone` where the processes have ended, so that nobody is brought back."""
+    """What has left its GPUs. Set `gone` where the processes have ended, so that none is brought back."""
 
     gone: bool
 
@@ -50,7 +57,7 @@ class Detached(Protocol):
     def cuda_processes(self) -> tuple[GpuMemory, ...]: ...
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]: ...
+    def gpus(self) -> tuple[UsedGpu, ...]: ...
 
     @property
     def vram(self) -> tuple[VramFile, ...]: ...
@@ -80,7 +87,7 @@ class Detached(Protocol):
         """Have forked processes give up what they have inherited of GPU devices; they must run. Raises DevicesKept."""
 
     async def must_release(self) -> bool:
-        """Tell whether one of the processes, which are frozen, still holds something that CRIU cannot dump."""
+        """Return whether one of the processes, which are frozen, still holds something that CRIU cannot dump."""
 
     @property
     def released(self) -> tuple[Released, ...]: ...
@@ -102,7 +109,7 @@ class Accelerator(Protocol):
         Raises, with the container as it was, what would lose their state; `force` overrides mere suspicions.
         """
 
-    async def compare(self, manifest: Manifest) -> list[Finding]:
+    async def compare(self, manifest: Manifest) -> list[Difference]:
         """Return what speaks against restoring the image here."""
 
     async def attach(self, image: Image, operation: Operation) -> None:

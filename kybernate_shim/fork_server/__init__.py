@@ -3,6 +3,6 @@
 client.c         asks it; in C, because it runs twice per container
 place.py         where the one of this very installation listens
 server.py        is it
-likeness.py      makes the forked process what the client is: cgroup, limits, environment, cookie, stdio
+process_context.py makes the forked process what the client is: cgroup, limits, environment, cookie, stdio
 answer.py        does in the forked process what the client asked for
 """

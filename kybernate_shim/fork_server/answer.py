@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import sys
 from pathlib import Path
 
 from kybernate_shim.actions import explained, required, run
-from kybernate_shim.fork_server.likeness import Nature, Unlike, become_like
+from kybernate_shim.fork_server.place import PROGRAM
+from kybernate_shim.fork_server.process_context import ContextMismatch, ProcessContext, adopt_context
 from kybernate_shim.invocation import BadInvocation, Invocation
-from kybernate_shim.linux import sealed
-from kybernate_shim.linux.libc import set_command_line
+from kybernate_shim.linux import sealed_program
+from kybernate_shim.linux.prctl import set_command_line
 from kybernate_shim.linux.process import parent_of
+from kybernate_shim.linux.socket_peer import peer_of
 from kybernate_shim.start import claim, existing, failure, keep_only, serve_from_here
 
-PROGRAM = "containerd-shim-kybernate-v1"
 STANDARD = (0, 1, 2)
 LARGEST_ANSWER = 1 << 16
 TAKEN = b"taken"
@@ -30,8 +30,8 @@ class Abandoned(Exception):
     """The client is gone or does the work itself: nothing of ours may stay."""
 
 
-def answer(connection: socket.socket, nature: Nature) -> int:
-    """Do what the client asks and return this process's exit status; `nature` is that of the server.
+def answer(connection: socket.socket, context: ProcessContext) -> int:
+    """Do what the client asks and return this process's exit status; `context` is that of the server.
 
     The client does the work itself if we cannot.
     """
@@ -45,9 +45,9 @@ def answer(connection: socket.socket, nature: Nature) -> int:
         _last_word(connection)  # an end before it would look like a failure
         return 0
     try:
-        become_like(client, nature)
+        adopt_context(client, context)
         set_command_line([PROGRAM, *argv])  # lets `ps` tell this process from those for other containers
-    except (Unlike, OSError, ValueError) as error:
+    except (ContextMismatch, OSError, ValueError) as error:
         _reply(connection, UNLIKE, str(error))
         return 1
     if argv[-1] == "start":
@@ -70,7 +70,7 @@ def _existing(argv: list[str], client: int) -> Path | None:
         os.chdir(f"/proc/{client}/cwd")
         return existing(required(argv))
     except (BadInvocation, OSError, ValueError):
-        return None  # whoever takes the long way will say what is wrong
+        return None  # the slow path will report what is wrong
 
 
 def _start(connection: socket.socket, argv: list[str], client: int) -> int:
@@ -93,7 +93,7 @@ def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) 
     path, listener = claim(invocation)
 
     def ready() -> None:
-        """Answer, and go on only once the answer has arrived: until then the client may do without us."""
+        """Answer, and continue only once the answer has arrived: until then the client may do the work itself."""
         _reply(connection, 0, f"unix://{path}")
         if _last_word(connection) != TAKEN:
             raise Abandoned
@@ -109,12 +109,12 @@ def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) 
 def _receive(connection: socket.socket) -> tuple[list[str], int]:
     """Take the client's standard descriptors for ours, and return its words and its pid. Raises Abandoned."""
     words, descriptors, _, _ = socket.recv_fds(connection, LARGEST_ANSWER, len(STANDARD))
-    pid, _, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid = peer_of(connection).pid
     if len(descriptors) != len(STANDARD) or not pid:
         raise Abandoned
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number)
-    keep_only(connection.fileno(), *sealed.descriptors())
+    keep_only(connection.fileno(), *sealed_program.descriptors())
     return [os.fsdecode(word) for word in words.split(b"\0")], pid
 
 

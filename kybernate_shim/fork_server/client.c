@@ -1,7 +1,9 @@
-/* containerd-shim-kybernate-v1: what containerd executes for every container, once to `start` and once to `delete`.
+/* containerd-shim-kybernate-v1: what containerd executes for every container, once to `start` and once to `delete`, and
+ * for `-info`.
  *
- * It is in C because an interpreter needs longer to come up than all of its work. It hands the call to the fork server
- * and is sure that it is done once or not at all; where nobody does it, an interpreter takes this process over.
+ * It is in C because an interpreter needs longer to start than all of its work takes. It hands the call to the fork
+ * server and ensures that the call is done once or not at all. Where it is not done, an interpreter takes this process
+ * over.
  * One connection is one call, and one packet is one message:
  *
  *     server: the pid of the process that will do it
@@ -12,7 +14,7 @@
  * Whatever goes wrong, the interpreter does the work. Nothing may then be left of what the other side has begun: it
  * works only if it could send its pid here, and a process whose pid is here and that does not answer is killed. A
  * server that does not even fork is killed, too, for the next call to find a new one. Descriptors are sent to a known
- * process only: those in a queue that nobody reads would keep containerd waiting for the end of our output.
+ * process only: those in a queue that no process reads would keep containerd waiting for the end of our output.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,9 +40,10 @@
 #define LARGEST_FILE (1 << 12)
 #define MOST_WORDS 256
 
-/* Milliseconds until the pid comes, and until the work is done. containerd gives `delete` five seconds in all. */
+/* Milliseconds until the pid comes, and until the work is done. containerd gives `delete` five seconds in all; `-info`
+ * waits for the OCI runtime, see info.py. */
 #ifndef PATIENCE
-#define PATIENCE {{5000, 20000}, {1500, 4800}}
+#define PATIENCE {{5000, 20000}, {1500, 4800}, {1500, 12000}}
 #endif
 
 /* What this program belongs to. launcher.py writes the values over these names into a copy of the program. */
@@ -53,7 +56,7 @@ char directory[PATH_BYTES] = "@directory@";
 static char run_code[] = ENTER "run_launched()";
 static char leave_code[] = ENTER "leave_server()";
 
-enum action { START, DELETE, OTHER };
+enum action { START, DELETE, INFO, OTHER };
 enum outcome { DONE, NO_SERVER, NOT_DONE };
 
 struct call {
@@ -174,7 +177,7 @@ static void end(pid_t pid)
 	close(process);
 }
 
-/* Make sure that nobody goes on with this call; `pid` is 0 as long as it was not read.
+/* Make sure that no other process continues this call; `pid` is 0 as long as it was not read.
  *
  * Once the reading end is shut, the pid cannot be sent any more; if it has been, it is here. Its process lives: it has
  * the connection's other end open.
@@ -277,7 +280,7 @@ static ssize_t read_file(const char *folder, const char *name, char *content)
 	return size;
 }
 
-/* Tell whether there is a socket at that address that nobody listens on, as a killed daemon leaves it. */
+/* Return whether there is a socket at that address on which no process listens, as a killed daemon leaves it. */
 static bool is_dead(const char *path)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -288,7 +291,7 @@ static bool is_dead(const char *path)
 	if ((size_t)snprintf(address.sun_path, sizeof address.sun_path, "%s", path) >= sizeof address.sun_path)
 		return true;
 	int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	/* EAGAIN: so many callers wait that there is somebody */
+	/* EAGAIN: the queue of callers is full, so a process listens */
 	bool dead = connect(probe, (struct sockaddr *)&address, sizeof address) && errno != EAGAIN;
 	close(probe);
 	return dead;
@@ -345,24 +348,34 @@ static int become_interpreter(struct call *call)
 		memcpy(words + count, call->words, (size_t)call->count * sizeof *words);
 		execv(interpreter, words);
 	}
-	fprintf(stderr, NAME ": cannot run %s: %s; `python -m kybernate_shim.launcher` writes this program anew\n",
+	fprintf(stderr, NAME ": cannot run %s: %s; `python -m kybernate_shim.launcher` writes this program again\n",
 		interpreter, strerror(errno));
 	return 1;
 }
 
+/* Actions come last; `-info` comes alone. What else Go's flags allow, the interpreter understands. */
+static enum action action_of(int count, char **words)
+{
+	if (!count)
+		return OTHER;
+	const char *last = words[count - 1];
+	if (!strcmp(last, "start"))
+		return START;
+	if (!strcmp(last, "delete"))
+		return DELETE;
+	return count == 1 && !strcmp(last, "-info") ? INFO : OTHER;
+}
+
 int main(int argc, char **argv)
 {
-	struct call call = {.action = OTHER, .count = argc > 0 ? argc - 1 : 0, .words = argv + 1};
+	struct call call = {.count = argc > 0 ? argc - 1 : 0, .words = argv + 1};
 
-	if (call.count && !strcmp(argv[call.count], "start"))
-		call.action = START;
-	else if (call.count && !strcmp(argv[call.count], "delete"))
-		call.action = DELETE;
+	call.action = action_of(call.count, call.words);
 	if (call.action == DELETE && give_left_answer(&call))
 		return 0;
 	if (call.action != OTHER) {
 		enum outcome outcome = ask(&call);
-		if (outcome == NO_SERVER && call.action == START) { /* a `delete` is done sooner without */
+		if (outcome == NO_SERVER && call.action == START) { /* the others are done sooner without */
 			leave_server();
 			outcome = ask(&call);
 		}

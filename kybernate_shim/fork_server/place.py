@@ -11,7 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-DIRECTORY = "/run/kybernate/fork-server"
+from kybernate_shim.run_directory import RUN
+
+DIRECTORY = str(RUN / "fork-server")
+PROGRAM = "containerd-shim-kybernate-v1"
 BITS = (1 << 64) - 1
 FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 

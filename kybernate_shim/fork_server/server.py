@@ -14,29 +14,29 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from kybernate_shim import tuning
 from kybernate_shim.address import answers, exclusive, listen
-from kybernate_shim.fork_server.place import socket_path
-from kybernate_shim.imports import postpone, without
-from kybernate_shim.linux.libc import inotify_watch
+from kybernate_shim.fork_server import place
+from kybernate_shim.fork_server.place import PROGRAM
+from kybernate_shim.imports import without
+from kybernate_shim.linux.inotify import inotify_watch
 
 if TYPE_CHECKING:
-    from kybernate_shim.fork_server.likeness import Nature  # loaded only once it is the server's turn
+    from kybernate_shim.fork_server.process_context import ProcessContext  # loaded only once it is the server's turn
 
 PROCESS_NAME = "kybernate-fork"  # the kernel keeps 15 bytes
-COMMAND_LINE = ["containerd-shim-kybernate-v1", "fork-server"]
+COMMAND_LINE = [PROGRAM, "fork-server"]
 BACKLOG = 1024
 SCARCITY_SECONDS = 0.1
 CLONING = ("runc", "crun")  # that would make a copy of themselves for each container
 QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
 INOTIFY_BYTES = 4096
-UNUSED = ("asyncio.sslproto", "asyncio.staggered", "calendar", "locale")  # by us, but imported by what we use
-REHEARSALS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
+WARM_UPS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
 IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
 TAKEN_OVER = b"taken over"
 IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
@@ -45,8 +45,8 @@ IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
 def leave() -> None:
     """Return when a fork server listens, a new one unless there is one already; or none can.
 
-    It has not imported anything then: who connects waits for that, and so do all who start on a cold node at once,
-    instead of each importing for themselves. Garbage is not collected until it has, since nearly all of it stays.
+    It has not imported anything then: clients that connect wait for that. So do all that start concurrently on a cold
+    node, instead of each importing separately. Garbage is not collected until it has, since nearly all of it stays.
     """
     heard, tell = os.pipe()
     pid = os.fork()
@@ -64,7 +64,9 @@ def _become_server(tell: int) -> NoReturn:
     try:
         os.setsid()
         idle = _idle_seconds()
-        path = Path(socket_path())
+        if not _tuned():
+            tuning.switch_off()
+        path = Path(place.socket_path())
         with exclusive(path.parent):
             listener = listen(path, socket.SOCK_SEQPACKET) if idle else None
             _sweep(path.parent)
@@ -72,7 +74,7 @@ def _become_server(tell: int) -> NoReturn:
             listener.listen(BACKLOG)
             listener.setblocking(False)
             _let_go(listener, tell)
-            Server(listener, path, idle).run()
+            ForkServer(listener, path, idle).run()
         status = 0
     finally:
         os._exit(status)
@@ -86,8 +88,8 @@ def _sweep(directory: Path) -> None:
 
 
 def _let_go(listener: socket.socket, tell: int) -> None:
-    """Keep nothing of the process that we were forked from, and let it go on."""
-    from kybernate_shim.linux.libc import set_command_line, set_process_name
+    """Keep nothing of the process that we were forked from, and let it continue."""
+    from kybernate_shim.linux.prctl import set_command_line, set_process_name
     from kybernate_shim.start import keep_only, set_oom_score, use_nothing
 
     set_oom_score(os.getppid())
@@ -100,7 +102,7 @@ def _let_go(listener: socket.socket, tell: int) -> None:
     keep_only(listener.fileno())
 
 
-class Server:
+class ForkServer:
     """Waits for clients on `listener`, whose file is `path`, and ends after `idle` seconds without one."""
 
     def __init__(self, listener: socket.socket, path: Path, idle: float) -> None:
@@ -111,18 +113,18 @@ class Server:
         self._let_go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        """Serve until nobody comes any more, or nobody can.
+        """Serve until no client comes any more, or none can.
 
-        Meanwhile, a successor prepares itself with all that would have made clients wait, and takes over.
+        In parallel, a successor prepares itself with all that would have made clients wait, and takes over.
         """
         import_first()
-        nature = _nature()
+        context = _nature()
         gc.freeze()
         gc.enable()
-        if self._serve(nature, self._idle, self._raise_successor(nature)) == IDLE:
+        if self._serve(context, self._idle, self._raise_successor(context)) == IDLE:
             self._leave_address()
 
-    def _raise_successor(self, nature: Nature) -> int | None:
+    def _raise_successor(self, context: ProcessContext) -> int | None:
         """Fork a better server, and return where it says that it has taken over. In the successor, return None then."""
         heard, tell = os.pipe()
         if not _forked():
@@ -131,16 +133,16 @@ class Server:
         os.close(heard)
         os.setsid()
         time.sleep(QUIET_SECONDS)
-        prepare(nature)
+        prepare(context)
         from kybernate_shim.linux.file_pages import let_go  # it wants ctypes, for which no client waits
 
         self._let_go = let_go
-        self._listener.listen(BACKLOG)  # clients are told whose socket it is
+        self._listener.listen(BACKLOG)  # from here on, clients see our credentials: listen(2) sets them
         os.write(tell, TAKEN_OVER)
         os.close(tell)
         return None
 
-    def _serve(self, nature: Nature, pause: float, successor: int | None = None) -> str:
+    def _serve(self, context: ProcessContext, pause: float, successor: int | None = None) -> str:
         """Let clients be served until none has come for `pause` seconds, or none can any more; return what ended it."""
         if not self._reachable():
             return UNREACHABLE
@@ -150,7 +152,7 @@ class Server:
         for fd in (watch, *([successor] if successor is not None else [])):
             events.register(fd, select.POLLIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-        spare = self._fork_spare(nature)
+        spare = self._fork_spare(context)
         events.register(spare, select.POLLIN)
         try:
             while found := dict(events.poll(pause * 1000)):
@@ -159,18 +161,18 @@ class Server:
                 if successor is not None and successor in found:
                     if os.read(successor, len(TAKEN_OVER)):
                         return REPLACED
-                    events.unregister(successor)  # it died, and we go on
+                    events.unregister(successor)  # it died, and we continue
                 if spare.fileno() in found:
                     events.unregister(spare)
                     spare.close()
-                    spare = self._fork_spare(nature)
+                    spare = self._fork_spare(context)
                     events.register(spare, select.POLLIN)
             return IDLE
         finally:
             spare.close()
             os.close(watch)
 
-    def _fork_spare(self, nature: Nature) -> socket.socket:
+    def _fork_spare(self, context: ProcessContext) -> socket.socket:
         """Fork the process for the next client, ahead of it, and return what becomes readable when that has come.
 
         It ends when the returned socket is closed before. Without processes or memory, this tries again and again.
@@ -181,7 +183,7 @@ class Server:
         self._let_go()
         if child:
             ours.close()
-            wait_and_answer(self._listener, theirs, nature)
+            wait_and_answer(self._listener, theirs, context)
         theirs.close()
         return ours
 
@@ -194,23 +196,24 @@ class Server:
                 self._path.unlink()
 
 
-def wait_and_answer(listener: socket.socket, server: socket.socket, nature: Nature) -> NoReturn:
+def wait_and_answer(listener: socket.socket, server: socket.socket, context: ProcessContext) -> NoReturn:
     """Serve one client in this forked process, whose parent's stack is not ours, unless the server ends before."""
     status = 1
     try:
         gc.freeze()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from kybernate_shim.fork_server.answer import answer
+        from kybernate_shim.linux.socket_peer import peer_of
 
         connection = _next_client(listener, server)
-        if connection is not None and _user(connection) == os.geteuid():
-            status = answer(connection, nature)
+        if connection is not None and peer_of(connection).uid == os.geteuid():
+            status = answer(connection, context)
     finally:
         os._exit(status)
 
 
 def _next_client(listener: socket.socket, server: socket.socket) -> socket.socket | None:
-    """Wait for a client, and tell the server that it has come; None when the server has ended."""
+    """Wait for a client, and report to the server that it has come; None when the server has ended."""
     events = select.poll()
     events.register(listener, select.POLLIN)
     events.register(server, select.POLLIN)
@@ -227,8 +230,6 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 def import_first() -> None:
     """Import what every container needs, but for OpenSSL: megabytes, of which we would use one hash function."""
-    for name in UNUSED:
-        postpone(name)
     with without("ssl", "_hashlib"):
         import hashlib
 
@@ -241,32 +242,47 @@ def import_first() -> None:
         importlib.reload(hashlib)
 
 
-def prepare(nature: Nature) -> None:
-    """Do once, for all processes that will be forked, what each of them would do again; `nature` is ours."""
+def prepare(context: ProcessContext) -> None:
+    """Do once, for all processes that will be forked, what each of them would do again; `context` is ours."""
     import kybernate_shim.delete  # noqa: F401
-    from kybernate_shim.fork_server.likeness import become_like
+    from kybernate_shim.fork_server.process_context import adopt_context
     from kybernate_shim.fork_server.shared_pages import keep_shared
     from kybernate_shim.imports import import_rest
     from kybernate_shim.linux.file_pages import let_go
-    from kybernate_shim.linux.libc import set_command_line, use_one_heap
-    from kybernate_shim.rehearsal import rehearse
+    from kybernate_shim.linux.libc import use_one_heap
+    from kybernate_shim.linux.prctl import set_command_line
 
     use_one_heap()
     import_rest()
-    for _ in range(REHEARSALS):
-        become_like(os.getpid(), nature)
+    for _ in range(WARM_UPS):
+        adopt_context(os.getpid(), context)
         with contextlib.suppress(OSError):
             set_command_line(COMMAND_LINE)
     _seal_runtime()
-    let_go()  # here, where nobody is forked yet who would have to look for them again
-    rehearse(REHEARSALS)
-    keep_shared()
+    let_go()  # before any fork: each child would have to look for them again
+    _rehearse()
+    if tuning.is_on():
+        keep_shared()
+
+
+def _rehearse() -> None:
+    """Go through a daemon's life. Where that fails, daemons work as without it, and the failure is logged."""
+    from kybernate_shim.fork_server import warm_up
+
+    try:
+        warm_up.warm_up(WARM_UPS)
+    except Exception as error:  # a defect must not take the server away from a node
+        from kybernate_shim.logs import open_log
+
+        file = Path(f"{place.DIRECTORY}.log")
+        log = open_log(file.with_name("none"), file, level="warning", pid=os.getpid())
+        log.warning("warm_up.failed", error=f"{type(error).__name__}: {error}", exc_info=True)
 
 
 def _seal_runtime() -> None:
     """Keep the node's runtime in memory, unless it is another program for each container, or must not be."""
     from kybernate_shim.config import Config, ConfigInvalid
-    from kybernate_shim.linux.sealed import NotSealed, seal
+    from kybernate_shim.linux.sealed_program import NotSealed, seal
     from kybernate_shim.oci.options import RuntimeOptions
     from kybernate_shim.oci.select import RuntimeMissing, choose_runtime
     from kybernate_shim.oci.spec import Spec
@@ -278,10 +294,10 @@ def _seal_runtime() -> None:
             seal(runtime)
 
 
-def _nature() -> Nature:
-    from kybernate_shim.fork_server.likeness import Nature
+def _nature() -> ProcessContext:
+    from kybernate_shim.fork_server.process_context import ProcessContext
 
-    return Nature.of("self")
+    return ProcessContext.of("self")
 
 
 def _idle_seconds() -> float:
@@ -294,17 +310,22 @@ def _idle_seconds() -> float:
         return Config().fork_server_idle
 
 
+def _tuned() -> bool:
+    """Return the node's setting, for a file that cannot be used likewise the default."""
+    from kybernate_shim.config import Config, ConfigInvalid
+
+    try:
+        return Config.load().fork_server_tuning
+    except ConfigInvalid:
+        return Config().fork_server_tuning
+
+
 def _forked() -> bool | None:
-    """Fork; tell the child True and its parent False. None where the machine is out of processes or memory."""
+    """Fork; return True in the child and False in its parent. None where the machine is out of processes or memory."""
     try:
         return os.fork() == 0
     except OSError:
         return None
-
-
-def _user(connection: socket.socket) -> int:
-    _, user, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(user)
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

@@ -42,7 +42,7 @@ def keep_shared() -> None:
 
 
 def counts_can_be_fixed() -> bool:
-    """Tell whether this is an interpreter whose counts we know; None, immortal by itself, must look as expected."""
+    """Return whether this is an interpreter whose counts we know; None, immortal by itself, must look as expected."""
     return (
         sys.implementation.name == "cpython"
         and sys.version_info[:2] in MARKS
@@ -59,7 +59,7 @@ def _mark() -> int:
 
 
 def _make_immortal(objects: list[object]) -> None:
-    """Mark `objects` and all that they refer to. The mark tells where we have been: no table is needed."""
+    """Mark `objects` and all that they refer to. The mark shows what has been visited: no table is needed."""
     mark = _mark()
     while objects:
         thing = objects.pop()

@@ -2,7 +2,7 @@
 
 A shim is a subreaper, so it inherits processes that it never spawned: container inits and execs, which the OCI
 runtime starts and leaves behind. Any second caller of waitpid(2) would steal exit statuses from the first; that is
-why subprocess and asyncio's child watchers are not used beside this module.
+why subprocess and asyncio's child watchers are not used in addition to this module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from kybernate_shim.linux import libc, sealed
+from kybernate_shim.linux import libc, prctl, sealed_program
 
-CLONE_FS = 0x200  # umask, working directory and root, of unshare(2)
 END_POLL_SECONDS = 0.005
 OUTPUT_LIMIT = 64 * 1024  # the tail of a program's output that is kept for its error message
 
@@ -49,12 +48,12 @@ class ProgramTimedOut(Exception):
     """A helper program outlived its deadline and was killed together with its process group."""
 
     def __init__(self, argv: Sequence[str], seconds: float) -> None:
-        super().__init__(f"{' '.join(argv)}: killed, because it had not ended after {seconds:g} s")
+        super().__init__(f"{' '.join(argv)}: killed, because it did not end within {seconds:g} s")
 
 
 @dataclass(eq=False)
 class Child:
-    """A spawned process, leader of a session of its own. `exited` resolves once, when it has been reaped."""
+    """A spawned process, leader of its own session. `exited` resolves once, when it has been reaped."""
 
     pid: int
     exited: asyncio.Future[Exit]
@@ -78,9 +77,9 @@ class Child:
             await asyncio.sleep(END_POLL_SECONDS)
 
 
-@dataclass(eq=False)  # collectors of calls side by side are often equal, and each must close its own
+@dataclass(eq=False)  # collectors of concurrent calls are often equal, and each must close its own
 class EarlyExits:
-    """Exits of processes that nobody claimed while this collector was open."""
+    """Exits of processes that no caller claimed while this collector was open."""
 
     _exits: dict[int, Exit] = field(default_factory=dict)
 
@@ -112,7 +111,7 @@ class Children:
         cwd: Path | None = None,
         umask: int | None = None,
     ) -> Child:
-        """Start `argv` (looked up in PATH of `env`) and return at once.
+        """Start `argv` (looked up in PATH of `env`) and return immediately.
 
         `fds` maps the child's descriptor numbers to ours; 0, 1 and 2 are /dev/null where it does not name them. Python
         opens every other descriptor close-on-exec, so none is inherited. The child leads its own session, with
@@ -186,7 +185,7 @@ class Children:
 
         Raises ProgramTimedOut after `timeout` seconds; the program is dead and reaped by then. A cancelled caller
         leaves no program behind either, and one that failed no process of its group: a runtime that was killed leaves
-        a CRIU that would go on.
+        a CRIU that would continue.
         """
         # Files in memory instead of pipes: nothing has to be pumped, and a background process that keeps the
         # descriptor open cannot hold us up.
@@ -221,7 +220,7 @@ class Children:
         """Collect exits of unclaimed processes while a runtime starts one whose pid is not known yet.
 
         A process may be dead before the runtime that started it has returned; without the collector its status would
-        be lost and the container would look alive for ever.
+        be lost and the container would look alive forever.
         """
         collector = EarlyExits()
         self._collectors.append(collector)
@@ -267,7 +266,7 @@ def _be_copy(work: Callable[[], int], parent: int) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.setpgid(0, 0)
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl.prctl(prctl.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() == parent:
             status = work()
@@ -281,11 +280,11 @@ def _status(code: int) -> int:
 
 def _spawn(spawn_from: Callable[[str], int], path: str) -> int:
     """Execute the program from sealed memory, or from its file where that is not to be or the system forbids it."""
-    if (in_memory := sealed.executable(path)) != path:
+    if (in_memory := sealed_program.executable(path)) != path:
         try:
             return spawn_from(in_memory)
         except OSError:
-            sealed.forget()
+            sealed_program.forget()
     return spawn_from(path)
 
 
@@ -308,13 +307,13 @@ def _in_directory(cwd: Path | None, spawn: Callable[[], int]) -> int:
 
 
 def _with_umask(umask: int, cwd: Path | None, spawn: Callable[[], int]) -> int:
-    """Call `spawn` in a thread with an umask of its own: ours belongs to all threads, which create files meanwhile."""
+    """Call `spawn` in a thread with its own umask: ours applies to all threads, which create files in the meantime."""
     from concurrent.futures import ThreadPoolExecutor  # only checkpoints need it
 
     from kybernate_shim.linux.libc import unshare
 
     def alone() -> int:
-        unshare(CLONE_FS)
+        unshare(libc.CLONE_FS)  # umask, working directory and root
         os.umask(umask)
         return _in_directory(cwd, spawn)
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.linux.hierarchies import parse_names
+from kybernate_shim.linux.cgroup.hierarchies import parse_names
 
 # By the names that OCI gives them; /proc's names are in `_FILES` where they differ.
 NAMESPACES: Final = ("pid", "network", "ipc", "uts", "mount", "user", "cgroup", "time")
@@ -34,7 +34,7 @@ SECCOMP_FILTER: Final = 2
 
 
 class Vanished(ProcessLookupError):
-    """A process ended while it was looked at."""
+    """A process ended while it was being examined."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class Credentials:
+class ProcessCredentials:
     """The privileges of one thread; every id as in the container.
 
     `uids` and `gids`: real, effective, saved, of the filesystem. `filters` are digests of the seccomp programs, the
@@ -87,7 +87,7 @@ def capability_bits() -> Mapping[str, int]:
     return {f"CAP_{name}": number for number, name in enumerate(CAPABILITIES.split())}
 
 
-def of_process(pid: int, cgroups: Mapping[str, str]) -> tuple[Credentials, ...]:
+def of_process(pid: int, cgroups: Mapping[str, str]) -> tuple[ProcessCredentials, ...]:
     """Return the privileges of all threads of a process; those that have ended have none.
 
     The namespaces are those of the first thread. `cgroups` is the name of the container's cgroup by controller, in the
@@ -104,11 +104,11 @@ def of_process(pid: int, cgroups: Mapping[str, str]) -> tuple[Credentials, ...]:
         threads = (_thread(f"{place}/task/{tid}", tid, process, cgroups) for tid in tids)
         return tuple(one for one in threads if one is not None)
     except (FileNotFoundError, ProcessLookupError) as error:
-        raise Vanished(f"process {pid} ended while it was looked at") from error
+        raise Vanished(f"process {pid} ended while it was being examined") from error
 
 
 def is_below(path: str, cgroup: str) -> bool:
-    """Tell whether a cgroup's path is that of `cgroup` or of one below it; one with `..` is nowhere."""
+    """Return whether a cgroup's path is that of `cgroup` or of one below it; one with `..` is nowhere."""
     return ".." not in path.split("/") and f"{path.rstrip('/')}/".startswith(f"{cgroup.rstrip('/')}/")
 
 
@@ -122,7 +122,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Process:
+class _ThreadGroup:
     """What all threads of a process have in common, as CRIU restores them; later, unshare(2) may part their ways."""
 
     users: Sequence[tuple[int, int, int]]
@@ -133,8 +133,8 @@ class _Process:
     login: int
 
 
-def _process_facts(place: Path) -> _Process:
-    return _Process(
+def _process_facts(place: Path) -> _ThreadGroup:
+    return _ThreadGroup(
         users=_ranges(place / "uid_map"),
         groups=_ranges(place / "gid_map"),
         node_namespaces=tuple(kind for kind in NAMESPACES if _is_the_nodes(place, kind)),
@@ -144,14 +144,14 @@ def _process_facts(place: Path) -> _Process:
     )
 
 
-def _thread(place: str, tid: int, process: _Process, cgroups: Mapping[str, str]) -> Credentials | None:
+def _thread(place: str, tid: int, process: _ThreadGroup, cgroups: Mapping[str, str]) -> ProcessCredentials | None:
     """Return the privileges of a thread, None for one that has ended and only waits to be noticed."""
     status = dict(line.split(":\t", 1) for line in _read(f"{place}/status").splitlines() if ":\t" in line)
     if status["State"][0] in "ZX":
         return None
     uids, gids, groups = (tuple(map(int, status[name].split())) for name in ("Uid", "Gid", "Groups"))
     users, own_users = process.users, "user" not in process.node_namespaces
-    return Credentials(
+    return ProcessCredentials(
         pid=int(status.get("NStgid", status["Tgid"]).split()[-1]),
         tid=int(status.get("NSpid", status["Pid"]).split()[-1]),
         name=status["Name"],
@@ -189,7 +189,7 @@ def _ranges(path: Path) -> list[tuple[int, int, int]]:
 
 
 def _is_the_nodes(place: Path, kind: str) -> bool:
-    """Tell whether a namespace is the one of this process; of a kind that the kernel does not have all are."""
+    """Return whether a namespace is the one of this process; of a kind that the kernel does not have all are."""
     name = _FILES.get(kind, kind)
     own = _our_namespace(name)
     return own == "" or str((place / "ns" / name).readlink()) == own
@@ -217,7 +217,7 @@ def _stray(found: Mapping[str, str], container: Mapping[str, str]) -> str:
 
 @cache
 def _has_labels() -> bool:
-    """Tell whether a security module gives names to processes here."""
+    """Return whether a security module gives names to processes here."""
     try:
         _label("/proc/self")
     except OSError as error:

@@ -29,7 +29,7 @@ def outside(pids: Iterable[int]) -> Iterator[str]:
     for pid in pids:
         for name in [entry.name for entry in os.scandir(f"/proc/{pid}/fd")]:
             link = str(Path(f"/proc/{pid}/fd/{name}").readlink())
-            if _is_path(link) and _mount_of(f"/proc/{pid}/fdinfo/{name}") not in mounts:
+            if _is_path(link) and mount_of(f"/proc/{pid}/fdinfo/{name}") not in mounts:
                 yield f"process {pid}: descriptor {name} is {link!a}, which is on no mount of the container"
         for name in LINKS:
             link = str(Path(f"/proc/{pid}/{name}").readlink())
@@ -47,7 +47,8 @@ def _mounts(pid: int) -> Iterator[int]:
             yield int(line.split(b" ", 1)[0])
 
 
-def _mount_of(path: str) -> int:
+def mount_of(path: str) -> int:
+    """Return the id of the mount that a descriptor is on, by the path of its fdinfo; -1 where that names none."""
     with open(path) as file:  # noqa: PTH123
         found = MOUNT_ID.search(file.read())
     return int(found[1]) if found else -1
@@ -56,6 +57,6 @@ def _mount_of(path: str) -> int:
 def _mount_of_link(path: str) -> int:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        return _mount_of(f"/proc/self/fdinfo/{fd}")
+        return mount_of(f"/proc/self/fdinfo/{fd}")
     finally:
         os.close(fd)

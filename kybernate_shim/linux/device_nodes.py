@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
-from kybernate_shim.linux import libc
+from kybernate_shim.linux import openat2
 from kybernate_shim.linux.plain_files import LOOK
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY
-WITHOUT_LINKS = libc.RESOLVE_IN_ROOT | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
+WITHOUT_LINKS = openat2.RESOLVE_IN_ROOT | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
 OF_DEVICES = ("tmpfs", "devtmpfs")  # what runtimes mount at /dev
 
 
@@ -52,7 +52,7 @@ def make_char_device(pid: int, path: str, device: int) -> bool:
 
 def _resolved(root: int, path: str) -> int:
     try:
-        return libc.openat2(root, path, DIRECTORY, WITHOUT_LINKS)
+        return openat2.openat2(root, path, DIRECTORY, WITHOUT_LINKS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise NotInDev(path, "a link or a file is in the place of a directory") from error
@@ -70,7 +70,7 @@ def _require_dev(pid: int, path: str, parent: int, dev: int) -> None:
                 kind = fields[fields.index(b"-") + 1].decode(errors="replace")
                 if fields[3:5] == [b"/", b"/dev"] and kind in OF_DEVICES:
                     return
-                raise NotInDev(path, f"/dev is no filesystem of the container's own, but a {kind}")
+                raise NotInDev(path, f"/dev is not a filesystem of the container's own, but a {kind}")
     raise NotInDev(path, "nothing is mounted at /dev")
 
 

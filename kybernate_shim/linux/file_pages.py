@@ -1,4 +1,4 @@
-"""Lets go of the pages of files that this process has mapped: most have code that only its start needed.
+"""Releases the pages of files that this process has mapped: most have code that only its start needed.
 
 Who needs one again finds it in the page cache, with its neighbours.
 """

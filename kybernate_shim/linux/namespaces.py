@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def in_namespace(namespace: Path, kind: int, work: Callable[[], T]) -> T:
-    """Run `work` in a thread of its own that has joined `namespace`; return what it returns, raise what it raises.
+    """Run `work` in a new thread that has joined `namespace`; return what it returns, raise what it raises.
 
     `kind` is the CLONE_NEW* flag of a kind that a single thread may join: network, UTS, IPC, cgroup.
     """

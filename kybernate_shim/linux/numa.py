@@ -20,7 +20,7 @@ PROCESSOR = 36  # of the fields behind the name in /proc/PID/stat, see proc_pid_
 
 
 def memory_of_nodes(nodes: Path = NODES) -> dict[int, int]:
-    """Return the bytes of memory that each node has; nothing where the kernel does not tell."""
+    """Return the bytes of memory that each node has; empty where the kernel does not report it."""
     found = {}
     for file in nodes.glob("node*/meminfo"):
         if told := re.search(r"Node (\d+) MemTotal: +(\d+) kB", file.read_text()):
@@ -46,10 +46,10 @@ def processors_of(node: int, nodes: Path = NODES) -> set[int]:
 
 
 def prefer(address: int, size: int, node: int) -> None:
-    """Have the pages of a mapping of ours come from `node`; those of a shared file's, whoever touches them.
+    """Allocate the pages of our mapping on `node`; those of a shared file also when another process touches them.
 
-    From another node where that one is full: a strict policy would have the kernel kill somebody for the room. See
-    mbind(2). Raises OSError.
+    Where that node is full, the pages come from another one: under a strict policy the kernel would kill a process to
+    make room. See mbind(2). Raises OSError.
     """
     mask = (1 << node).to_bytes(MASK_BYTES, "little")
     mbind(address, size, MPOL_PREFERRED, mask)

@@ -1,7 +1,7 @@
 """Opens and reads regular files in directories that others may have written to.
 
-A FIFO would block the reader for ever, a device node acts when it is opened, a link leads elsewhere, and a sparse file
-claims any size. So a file is looked at through a descriptor that opens nothing yet, and is refused unless it is a
+A FIFO would block the reader without end, a device node acts when it is opened, a link leads elsewhere, and a sparse
+file claims any size. So a file is looked at through a descriptor that opens nothing yet, and is refused unless it is a
 regular file of an expected size. Sources: open(2), O_PATH; proc(5), /proc/self/fd.
 """
 
@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open others below it
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 CHUNK = 1 << 20
 

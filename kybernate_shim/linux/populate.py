@@ -1,4 +1,4 @@
-"""Has the kernel make pages of our own memory, by several threads at once: one alone is what a large copy waits for."""
+"""Populates pages of our own memory with several threads concurrently: one thread alone would delay a large copy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kybernate_shim.sizes import HUGE_PAGE
+
 Result = TypeVar("Result")
 
 POPULATE_WRITE = 23  # of madvise(2), since Linux 5.14
-HUGE_BYTES = 2 << 20
 
 
 def populate(start: int, size: int, threads: int, processors: Collection[int] = ()) -> None:
@@ -38,7 +39,7 @@ def in_shares(size: int, threads: int, processors: Collection[int], work: Callab
 
     Returns the results in the order of offsets. The threads run on `processors` where any are named.
     """
-    share = -(-size // threads // HUGE_BYTES) * HUGE_BYTES
+    share = -(-size // threads // HUGE_PAGE) * HUGE_PAGE
 
     def move() -> None:
         if processors:

@@ -1,16 +1,17 @@
-"""Blocking work beside the event loop, for steps that have an undo."""
+"""Blocking work outside the event loop, for steps that have an undo."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 async def to_the_end(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
-    """Run `work` in a thread and return what it returns; a cancelled caller waits for it before it goes on.
+    """Run `work` in a thread and return what it returns; a cancelled caller waits for it before it continues.
 
     A thread cannot be stopped. Were it left behind, it would freeze the container after the undo has thawed it, or
     write into a directory that has just been cleared. `stop` is called then, for work that can end early.
@@ -20,5 +21,9 @@ async def to_the_end(work: Callable[[], T], stop: Callable[[], None] = lambda: N
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop()
-        await asyncio.wait({task})
+        while not task.done():
+            with suppress(asyncio.CancelledError):  # a second one: the thread still cannot be left behind
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # of no interest: the cancel came first
         raise

@@ -2,5 +2,5 @@
 
 from kybernate_shim.imports import postpone
 
-# protobuf imports its messages in Python in any case, with a dozen modules, and has no use for them beside those in C.
+# protobuf imports its messages in Python in any case, with a dozen modules, and those in C suffice.
 postpone("google.protobuf.internal.python_message")

@@ -13,8 +13,6 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 
 OCI_SPEC = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
-OCI_PROCESS = "types.containerd.io/opencontainers/runtime-spec/1/Process"
-OCI_RESOURCES = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
 OCI_FEATURES = "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
 
 

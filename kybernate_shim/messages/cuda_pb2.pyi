@@ -38,7 +38,7 @@ class InfoResponse(_message.Message):
     def __init__(self, driver_version: _Optional[str] = ..., api_version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., missing_calls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node")
+    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node", "computed_known", "computed")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,8 @@ class Device(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     total_bytes: int
@@ -57,7 +59,17 @@ class Device(_message.Message):
     number: int
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     numa_node: int
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ...) -> None: ...
+    computed_known: bool
+    computed: _containers.RepeatedCompositeFieldContainer[Computed]
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ..., computed_known: _Optional[bool] = ..., computed: _Optional[_Iterable[_Union[Computed, _Mapping]]] = ...) -> None: ...
+
+class Computed(_message.Message):
+    __slots__ = ("pid", "microseconds")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    microseconds: int
+    def __init__(self, pid: _Optional[int] = ..., microseconds: _Optional[int] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("pid", "bytes")

@@ -26,13 +26,15 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from kybernate_shim.messages import types_pb2 as kybernate__shim_dot_messages_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$kybernate_shim/messages/events.proto\x12\x11\x63ontainerd.events\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#kybernate_shim/messages/types.proto\"\xa3\x01\n\nTaskCreate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62undle\x18\x02 \x01(\t\x12\'\n\x06rootfs\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12%\n\x02io\x18\x04 \x01(\x0b\x32\x19.containerd.events.TaskIO\x12\x12\n\ncheckpoint\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\"I\n\x06TaskIO\x12\r\n\x05stdin\x18\x01 \x01(\t\x12\x0e\n\x06stdout\x18\x02 \x01(\t\x12\x0e\n\x06stderr\x18\x03 \x01(\t\x12\x10\n\x08terminal\x18\x04 \x01(\x08\".\n\tTaskStart\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"\x7f\n\nTaskDelete\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x03 \x01(\r\x12-\n\texited_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\n\n\x02id\x18\x05 \x01(\t\"}\n\x08TaskExit\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x04 \x01(\r\x12-\n\texited_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1f\n\x07TaskOOM\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"6\n\rTaskExecAdded\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"E\n\x0fTaskExecStarted\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\"\n\nTaskPaused\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"#\n\x0bTaskResumed\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"<\n\x10TaskCheckpointed\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x12\n\ncheckpoint\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$kybernate_shim/messages/events.proto\x12\x11\x63ontainerd.events\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#kybernate_shim/messages/types.proto\"\xa3\x01\n\nTaskCreate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62undle\x18\x02 \x01(\t\x12\'\n\x06rootfs\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12%\n\x02io\x18\x04 \x01(\x0b\x32\x19.containerd.events.TaskIO\x12\x12\n\ncheckpoint\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\"I\n\x06TaskIO\x12\r\n\x05stdin\x18\x01 \x01(\t\x12\x0e\n\x06stdout\x18\x02 \x01(\t\x12\x0e\n\x06stderr\x18\x03 \x01(\t\x12\x10\n\x08terminal\x18\x04 \x01(\x08\".\n\tTaskStart\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"\x7f\n\nTaskDelete\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x03 \x01(\r\x12-\n\texited_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\n\n\x02id\x18\x05 \x01(\t\"}\n\x08TaskExit\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x04 \x01(\r\x12-\n\texited_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1f\n\x07TaskOOM\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"6\n\rTaskExecAdded\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"E\n\x0fTaskExecStarted\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\"\n\nTaskPaused\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"#\n\x0bTaskResumed\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"<\n\x10TaskCheckpointed\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x12\n\ncheckpoint\x18\x02 \x01(\t\"\xb1\x01\n\x0f\x43ontainerUpdate\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12>\n\x06labels\x18\x03 \x03(\x0b\x32..containerd.events.ContainerUpdate.LabelsEntry\x12\x14\n\x0csnapshot_key\x18\x04 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kybernate_shim.messages.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CONTAINERUPDATE_LABELSENTRY']._loaded_options = None
+  _globals['_CONTAINERUPDATE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_TASKCREATE']._serialized_start=130
   _globals['_TASKCREATE']._serialized_end=293
   _globals['_TASKIO']._serialized_start=295
@@ -55,4 +57,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKRESUMED']._serialized_end=905
   _globals['_TASKCHECKPOINTED']._serialized_start=907
   _globals['_TASKCHECKPOINTED']._serialized_end=967
+  _globals['_CONTAINERUPDATE']._serialized_start=970
+  _globals['_CONTAINERUPDATE']._serialized_end=1147
+  _globals['_CONTAINERUPDATE_LABELSENTRY']._serialized_start=1102
+  _globals['_CONTAINERUPDATE_LABELSENTRY']._serialized_end=1147
 # @@protoc_insertion_point(module_scope)

@@ -118,3 +118,22 @@ class TaskCheckpointed(_message.Message):
     container_id: str
     checkpoint: str
     def __init__(self, container_id: _Optional[str] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+
+class ContainerUpdate(_message.Message):
+    __slots__ = ("id", "image", "labels", "snapshot_key")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_KEY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    image: str
+    labels: _containers.ScalarMap[str, str]
+    snapshot_key: str
+    def __init__(self, id: _Optional[str] = ..., image: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., snapshot_key: _Optional[str] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""The files that the shim keeps in a bundle, beside config.json and rootfs which are containerd's.
+"""The files that the shim keeps in a bundle, next to config.json and rootfs, which are containerd's.
 
 `runtime`, `options.json` and `init.pid` have the form that containerd's own shim gives them: after a restart containerd
 may call that shim's `delete` on our bundle. `kybernate.json` is ours, and says what a `delete` without a daemon has to
@@ -14,14 +14,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kybernate_shim.linux.replacing import replacing
-from kybernate_shim.oci.commands import Cli
+from kybernate_shim.linux.atomic_write import replacing
+from kybernate_shim.linux.process import boot_id
 
 if TYPE_CHECKING:
     from kybernate_shim.oci.options import RuntimeOptions  # it loads protobuf, which `delete` has no time for
-
-
-DEFAULT_ROOT = "/run/containerd/runc"
 
 
 class PidMissing(Exception):
@@ -29,11 +26,13 @@ class PidMissing(Exception):
 
 
 @dataclass(frozen=True)
-class Remains:
+class CleanupRecord:
     """What a container leaves behind when its daemon dies, as kybernate.json holds it.
 
-    `phase` is the operation under way (`create`, `checkpoint`, `restore`, `suspend`), or `idle`.
-    `locked_pids` are processes whose GPU state is locked or taken out; they hang until it is given back.
+    `phase` is the operation that runs (`create`, `checkpoint`, `restore`, `suspend`), or `idle`.
+    `cgroup` is the directory that has the container's processes, "" before there are any.
+    `locked_pids` are processes whose GPU state is locked or taken out; they hang until it is given back. Unless they
+    are `whole`, a part of their memory is in an image only, and they must not run.
     `temporary` are directories to remove. `boot` is the boot id: what an earlier boot left means nothing.
     """
 
@@ -43,6 +42,7 @@ class Remains:
     phase: str = "idle"
     cgroup: str = ""
     locked_pids: tuple[int, ...] = ()
+    whole: bool = True
     temporary: tuple[str, ...] = ()
     boot: str = ""
 
@@ -81,12 +81,6 @@ class Bundle:
     def runtime(self) -> str:
         """Return the runtime's program, "" when the file is missing."""
         return self._read("runtime").strip()
-
-    def recorded_cli(self, namespace: str) -> Cli:
-        """Return how `write_runtime` said to call the runtime; containerd's defaults where it said nothing."""
-        options = self.options()
-        root = Path(options.get("root") or DEFAULT_ROOT) / namespace
-        return Cli(Path(self.runtime() or "runc"), root, self.log, systemd_cgroup=bool(options.get("systemd_cgroup")))
 
     def options(self) -> dict[str, Any]:
         """Return options.json: a key that is missing has its type's empty value, as in Go. Unreadable means empty."""
@@ -142,22 +136,22 @@ class Bundle:
 
     # -- Notes for a delete without a daemon ------------------------------------------------------------------------
 
-    def write_remains(self, remains: Remains) -> None:
+    def write_cleanup_record(self, cleanup_record: CleanupRecord) -> None:
         """Replace kybernate.json, and put the current boot's id into it."""
-        self._write("kybernate.json", json.dumps(asdict(replace(remains, boot=_boot_id()))))
+        self._write("kybernate.json", json.dumps(asdict(replace(cleanup_record, boot=boot_id()))))
 
-    def remains(self) -> Remains | None:
+    def cleanup_record(self) -> CleanupRecord | None:
         """Return what kybernate.json holds; None without a readable one of this boot.
 
         Keys of a newer shim are passed over, those of an older one have their defaults.
         """
         document = _object(self._read("kybernate.json"))
-        if document.get("boot") != _boot_id():
+        if document.get("boot") != boot_id():
             return None
-        known = {key.name: document[key.name] for key in fields(Remains) if key.name in document}
+        known = {key.name: document[key.name] for key in fields(CleanupRecord) if key.name in document}
         for name in ("locked_pids", "temporary"):
             known[name] = tuple(known.get(name) or ())
-        return Remains(**known)
+        return CleanupRecord(**known)
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -171,7 +165,7 @@ class Bundle:
             file.write(content)
 
     def _write_new(self, path: Path, content: bytes) -> None:
-        """Write a file that nobody looks for yet, with no more system calls than that takes. Raises OSError."""
+        """Write a file that no process reads yet, with no more system calls than that takes. Raises OSError."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if os.write(fd, content) < len(content):
@@ -220,9 +214,5 @@ def _pid(path: Path) -> int:
     except (OSError, ValueError) as error:
         raise PidMissing(f"{path}: {error}") from error
     if pid <= 0:
-        raise PidMissing(f"{path}: {pid} is no pid")
+        raise PidMissing(f"{path}: {pid} is not a process ID")
     return pid
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -104,21 +104,9 @@ class Cli:
     def resume(self, container: str) -> list[str]:
         return self._argv("resume", container)
 
-    def ps(self, container: str) -> list[str]:
-        """Prints a JSON array of pids, or `null`."""
-        return self._argv("ps", "--format", "json", container)
-
     def update(self, container: str) -> list[str]:
         """Reads OCI LinuxResources as JSON from stdin."""
         return self._argv("update", "--resources", "-", container)
-
-    def state(self, container: str) -> list[str]:
-        """Prints a JSON object with `status`, `pid` and `bundle`."""
-        return self._argv("state", container)
-
-    def features(self) -> list[str]:
-        """Prints a JSON object; crun knows the command from 1.8.6 on, runc from 1.1."""
-        return self._argv("features")
 
     def checkpoint(self, container: str, criu: Criu, *, leave_running: bool, empty_ns: Sequence[str] = ()) -> list[str]:
         words = criu.flags()

@@ -54,11 +54,11 @@ async def release(fifo: Path, init: int, seconds: float) -> bool:
                 return False
         except (ProcessLookupError, FileNotFoundError, BlockingIOError):
             return False
-    fifo.unlink(missing_ok=True)  # by this, runc tells a running container from one that is only created
+    fifo.unlink(missing_ok=True)  # its absence distinguishes for runc a running container from a created one
     return True
 
 
 def is_compiled(program: Path) -> bool:
-    """Tell whether a program is what its name says, and no script. Raises OSError."""
+    """Return whether a program is what its name says, and no script. Raises OSError."""
     with program.open("rb", buffering=0) as file:  # a buffer would be filled, to stay with the daemon
         return file.read(len(MAGIC)) == MAGIC

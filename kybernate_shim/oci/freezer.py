@@ -1,7 +1,7 @@
 """Pauses and resumes a container without executing the runtime.
 
 `pause` and `resume` of runc and crun look whether the container is in the right state, turn the freezer of its cgroup,
-and note that nowhere: both tell a paused container by its cgroup. Sources: Pause and Resume in
+and note that nowhere: both recognize a paused container by its cgroup. Sources: Pause and Resume in
 libcontainer/container_linux.go of runc 1.1 to 1.5, libcrun_container_pause_unpause in crun's container.c.
 Wherever it may be anything else, it is the runtime's, which also refuses in its own words.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from kybernate_shim.linux.cgroups import Cgroup, FreezeTimedOut, NotOnlyTheirs
+from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut, NotOnlyTheirs
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.exec_fifo import PROGRAMS, is_compiled
@@ -37,7 +37,7 @@ async def freeze(cli: Cli, cgroup: Cgroup | None, seconds: float) -> bool:
 
 
 def thaw(cli: Cli, cgroup: Cgroup | None) -> bool:
-    """Let all processes of `cgroup` go on; return False where that is for the runtime to do."""
+    """Thaw all processes of `cgroup`; return False where that is for the runtime to do."""
     if not _may_turn(cli, cgroup, frozen=True):
         return False
     assert cgroup is not None
@@ -49,7 +49,7 @@ def thaw(cli: Cli, cgroup: Cgroup | None) -> bool:
 
 
 def _may_turn(cli: Cli, cgroup: Cgroup | None, *, frozen: bool) -> bool:
-    """Tell whether to turn the freezer is all that the runtime would do, with a container that is `frozen` or not."""
+    """Return whether the runtime would only turn the freezer, with a container that is `frozen` or not."""
     try:
         known = cli.binary.name in FREEZING and is_compiled(cli.binary)
         return known and cgroup is not None and cgroup.frozen is frozen

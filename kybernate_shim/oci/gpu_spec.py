@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kybernate_shim.linux.scratch import scratch_directory
+from kybernate_shim.linux.temporary_directory import scratch_directory
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.runtime import Runtime
 from kybernate_shim.oci.select import GPU_RUNTIME
@@ -69,8 +69,8 @@ def drop_gpu_hooks(document: dict[str, Any]) -> None:
 def add_devices(document: dict[str, Any], devices: Path = Path("/dev")) -> None:
     """Add the GPUs that NVIDIA_VISIBLE_DEVICES names by number, or all, where the spec has no GPU device at all.
 
-    So it is with hooks that make device nodes by themselves. A GPU that is named by its UUID cannot be told from the
-    others here: all of them are allowed then, and the driver's map decides.
+    This is the case with hooks that make device nodes by themselves. A GPU that is named by its UUID cannot be
+    distinguished from the others here: all of them are allowed then, and the driver's map decides.
     """
     spec = Spec(document)
     visible = spec.env(VISIBLE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-TAIL_LIMIT = 256 * 1024  # bytes read of a runtime that talks more than anybody wants to know
+TAIL_LIMIT = 256 * 1024  # bytes read of a runtime that logs too much
 
 
 def size(log: Path) -> int:

@@ -6,8 +6,8 @@ all forms are accepted everywhere and become one form here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from kybernate_shim.messages.any import type_name
 
 
 class UnsupportedOptions(Exception):
-    """Options of a type that nobody here understands, or that do not decode as the type they claim."""
+    """Options of a type that the shim does not know, or that do not decode as the type they claim."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RuntimeOptions:
     """What the client wants of the OCI runtime. An empty value means that the client said nothing.
 
     `root` comes without the containerd namespace. `config_path` and `config_body` (TOML) hold settings of Kybernate's
-    own; see `effective_config`. `original` is what arrived, for whoever has to echo it.
+    own; see `effective_config`.
     """
 
     no_pivot_root: bool = False
@@ -46,7 +46,6 @@ class RuntimeOptions:
     criu_work_path: str = ""
     config_path: str = ""
     config_body: str = ""
-    original: Any | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,9 @@ class CheckpointOptions:
 
 # Keys of containerd's own options table. They end up in config_body where the runtime has a name that containerd does
 # not know, and mean there what they mean under the name that it knows.
+CREATE_FIELDS = (  # of the messages of runc's shims, whose names are ours
+    "no_pivot_root", "no_new_keyring", "shim_cgroup", "io_uid", "io_gid", "criu_image_path", "criu_work_path",
+)  # fmt: skip
 TABLE_KEYS: Mapping[str, tuple[str, type]] = {
     "NoPivotRoot": ("no_pivot_root", bool),
     "NoNewKeyring": ("no_new_keyring", bool),
@@ -86,8 +88,7 @@ def decode_options(options: Any | None) -> RuntimeOptions:
 
     Options of a checkpoint are understood and say nothing here. Raises UnsupportedOptions.
     """
-    decoded = _decode(options, _OPTIONS, RuntimeOptions())
-    return replace(decoded, original=options)
+    return _decode(options, _OPTIONS, RuntimeOptions())
 
 
 def decode_checkpoint_options(options: Any | None) -> CheckpointOptions:
@@ -133,7 +134,7 @@ def _decode(options: Any | None, decoders: Mapping[str, Callable[[bytes], T]], d
     if options is None or not name:
         return default
     if name not in (known := {**_OPTIONS, **_CHECKPOINT_OPTIONS}):
-        raise UnsupportedOptions(f"options of type {options.type_url}; understood are {', '.join(known)}")
+        raise UnsupportedOptions(f"options of type {options.type_url}; supported are {', '.join(known)}")
     try:
         return decoders[name](options.value) if name in decoders else default
     except DecodeError as error:
@@ -164,32 +165,15 @@ def _toml(body: str) -> dict[str, object]:
 
 
 def _from_runc(data: bytes) -> RuntimeOptions:
-    message = runc.Options.FromString(data)
-    return RuntimeOptions(
-        no_pivot_root=message.no_pivot_root,
-        no_new_keyring=message.no_new_keyring,
-        shim_cgroup=message.shim_cgroup,
-        io_uid=message.io_uid,
-        io_gid=message.io_gid,
-        binary_name=message.binary_name,
-        root=message.root,
-        systemd_cgroup=message.systemd_cgroup,
-        criu_image_path=message.criu_image_path,
-        criu_work_path=message.criu_work_path,
-    )
+    return _same_fields(runc.Options.FromString(data), (*CREATE_FIELDS, "binary_name", "root", "systemd_cgroup"))
 
 
 def _from_linux_create(data: bytes) -> RuntimeOptions:
-    message = linux_runc.CreateOptions.FromString(data)
-    return RuntimeOptions(
-        no_pivot_root=message.no_pivot_root,
-        no_new_keyring=message.no_new_keyring,
-        shim_cgroup=message.shim_cgroup,
-        io_uid=message.io_uid,
-        io_gid=message.io_gid,
-        criu_image_path=message.criu_image_path,
-        criu_work_path=message.criu_work_path,
-    )
+    return _same_fields(linux_runc.CreateOptions.FromString(data), CREATE_FIELDS)
+
+
+def _same_fields(message: Message, names: Iterable[str]) -> RuntimeOptions:
+    return RuntimeOptions(**{name: getattr(message, name) for name in names})
 
 
 def _from_linux_runc(data: bytes) -> RuntimeOptions:

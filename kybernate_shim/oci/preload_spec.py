@@ -1,7 +1,7 @@
 """The preload library in a container: seen at a fixed place, and named in the environment of its processes.
 
 It is mounted into /dev, which is the container's own tmpfs: nothing of it stays in the root filesystem, and it is there
-whatever the image is like. See kybernate_shim/cuda/preload for what it does.
+whatever the image is like. See kybernate_shim/preload for what it does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ VARIABLE = "LD_PRELOAD"
 
 
 def wants_library(spec: Spec, config: Config) -> bool:
-    """Tell whether the container's VRAM shall move at the link's speed, by its annotation or the node's choice."""
+    """Return whether the container's VRAM shall move at the link's speed, by its annotation or the node's choice."""
     return bool(config.gpu.arena) and asks_for_arena(spec, config)
 
 
 def asks_for_arena(spec: Spec, config: Config) -> bool:
-    """Tell the same of a node that has an arena, or of one that has none yet."""
+    """Return the same for a node that has an arena, or for one that has none yet."""
     chosen = config.pods_choice(spec.annotations, ANNOTATION)
     if chosen in ("true", "false"):
         return chosen == "true"
@@ -33,7 +33,7 @@ def asks_for_arena(spec: Spec, config: Config) -> bool:
 
 
 def has_library(spec: Spec) -> bool:
-    """Tell whether the container was created with the library."""
+    """Return whether the container was created with the library."""
     return any(mount.get("destination") == DESTINATION for mount in spec.document.get("mounts") or ())
 
 

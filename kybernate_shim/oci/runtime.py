@@ -1,26 +1,25 @@
 """Runs an OCI runtime's commands and turns its failures into errors that say what it said.
 
 A runtime's own words go to its log; those are what people search the web for, so they are passed on unchanged. Where
-it left none, the error tells the command, how it ended, and the end of its stderr.
+it left none, the error names the command, how it ended, and the end of its stderr.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kybernate_shim.config import Deadlines
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
-from kybernate_shim.linux.private import NO_OTHERS
+from kybernate_shim.linux.private_files import NO_OTHERS
 from kybernate_shim.oci import freezer, log
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli, Criu
@@ -36,7 +35,7 @@ ENDED = r"process already finished|(container|is) not running|no such process|no
 
 
 class RuntimeFailed(Exception):
-    """The OCI runtime could not do what it was told. `status` is None if it never ran or was killed."""
+    """The OCI runtime could not execute a command. `status` is None if it never ran or was killed."""
 
     def __init__(self, verb: str, message: str, status: int | None = None) -> None:
         super().__init__(f"OCI runtime {verb} failed: {message}")
@@ -57,7 +56,7 @@ class ContainerMissing(Exception):
     """The OCI runtime knows no such container."""
 
 
-class Runner(Protocol):
+class RuntimeRunner(Protocol):
     """Runs a program to its end, as `kybernate_shim.linux.children.Children` does."""
 
     async def run(
@@ -96,7 +95,7 @@ class Runtime:
     """
 
     cli: Cli
-    children: Runner
+    children: RuntimeRunner
     env: Mapping[str, str]
     deadlines: Deadlines = field(default_factory=Deadlines)
     directory: Path | None = None
@@ -135,7 +134,7 @@ class Runtime:
                     return
             except TimeoutError as error:
                 said = (
-                    f"init (pid {waiting}) has not executed its program {self.deadlines.start:g} s after it was told to"
+                    f"init (pid {waiting}) has not executed its program {self.deadlines.start:g} s after it was started"
                 )
                 raise RuntimeTimedOut("start", said) from error
         await self._run("start", self.cli.start(container), self.deadlines.start)
@@ -180,31 +179,13 @@ class Runtime:
         await self._run("pause", self.cli.pause(container), self.deadlines.freeze)
 
     async def resume(self, container: str, cgroup: Cgroup | None = None) -> None:
-        """Let them go on, in the same way."""
+        """Thaw them, in the same way."""
         if not freezer.thaw(self.cli, cgroup):
             await self._run("resume", self.cli.resume(container), self.deadlines.freeze)
 
     async def update(self, container: str, resources: bytes) -> None:
         """Apply OCI LinuxResources, as JSON."""
         await self._run("update", self.cli.update(container), self.deadlines.update, stdin=resources)
-
-    async def ps(self, container: str) -> list[int]:
-        """Return the pids, on the host, of all processes in the container's cgroup. Raises ContainerMissing.
-
-        Ask only while the container runs: crun up to 1.8 crashes on one that has stopped.
-        """
-        pids = await self._query("ps", lambda cli: cli.ps(container))
-        return [int(pid) for pid in pids or ()]
-
-    async def state(self, container: str) -> dict[str, Any]:
-        """Return the runtime's state object, `status` and `pid` among its keys. Raises ContainerMissing."""
-        state: dict[str, Any] = await self._query("state", lambda cli: cli.state(container))
-        return state
-
-    async def features(self) -> dict[str, Any]:
-        """Return the OCI features object. Runtimes that are too old for the command raise RuntimeFailed."""
-        features: dict[str, Any] = await self._query("features", Cli.features)
-        return features
 
     async def checkpoint(
         self, container: str, criu: Criu, *, leave_running: bool, empty_ns: Sequence[str] = ()
@@ -229,7 +210,7 @@ class Runtime:
     ) -> None:
         """Restore init and run it; its pid is in `bundle.init_pid_file` afterwards.
 
-        nvidia-container-runtime passes this through without its edits of config.json; whoever calls has made them.
+        nvidia-container-runtime passes this through without its edits of config.json; the caller has made them.
         """
         argv = self.cli.restore(
             container,
@@ -246,7 +227,7 @@ class Runtime:
 
     @contextmanager
     def _own_log(self) -> Iterator[Cli]:
-        """Give a call that may run beside others a log of its own, so that it is not blamed for their errors."""
+        """Give a call that may run concurrently with others a separate log, so that errors of others are not in it."""
         if self.cli.log is None:
             yield self.cli
             return
@@ -255,14 +236,6 @@ class Runtime:
             yield replace(self.cli, log=path)
         finally:
             path.unlink(missing_ok=True)
-
-    async def _query(self, verb: str, command: Callable[[Cli], list[str]]) -> Any:
-        with self._own_log() as cli, _named(ContainerMissing, MISSING):
-            finished = await self._run(verb, command(cli), self.deadlines.query, log_file=cli.log)
-        try:
-            return json.loads(finished.stdout)
-        except ValueError as error:
-            raise RuntimeFailed(verb, f"its answer is not JSON: {finished.stdout[-200:]!r}", finished.status) from error
 
     async def _run(
         self,
@@ -283,7 +256,7 @@ class Runtime:
             )
         except ProgramTimedOut as error:
             said = log.last_error(log_file, before) if log_file else ""
-            raise RuntimeTimedOut(verb, f"{error}{f'; it said: {said}' if said else ''}") from error
+            raise RuntimeTimedOut(verb, f"{error}{f'; it wrote: {said}' if said else ''}") from error
         except OSError as error:
             where = f" in {self.directory}" if self.directory else ""
             raise RuntimeFailed(verb, f"{argv[0]} cannot be executed{where}: {error.strerror or error}") from error
@@ -318,21 +291,24 @@ def _stdio(fds: Mapping[int, int], console_socket: Path | None) -> Iterator[dict
 
 
 def _obituary(finished: Finished, *, heard: bool) -> str:
-    """Tell how a runtime ended that logged no error; `heard` unless what it said went to a container's stdio."""
+    """Return how a runtime ended that logged no error.
+
+    `heard` unless its output went to a container's stdio.
+    """
     ending = f"`{' '.join(finished.argv)}` ended with status {finished.status}"
     if finished.status > 128:
         try:
             ending += f" ({signal.Signals(finished.status - 128).name})"
         except ValueError:
-            pass  # a status of its own that only looks like a signal
+            pass  # the runtime's own status, which only looks like a signal
     tail = "\n".join((finished.stderr or finished.stdout).strip().splitlines()[-STDERR_LINES:])
     if tail:
-        return f"{ending}, saying: {tail}"
-    return f"{ending}, saying nothing" if heard else ending
+        return f"{ending}: {tail}"
+    return f"{ending} and wrote nothing" if heard else ending
 
 
 def _shortage(log_file: Path | None) -> str:
-    """Tell that the disk is full, if it is: a runtime that cannot write its log fails without a word."""
+    """Return that the disk is full, if it is: a runtime that cannot write its log fails without a message."""
     if log_file is None:
         return ""
     disk = os.statvfs(log_file.parent)

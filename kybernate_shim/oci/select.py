@@ -14,7 +14,7 @@ from kybernate_shim.oci.spec import Spec
 VARIABLE = "KYBERNATE_RUNTIME"
 GPU_RUNTIME = "nvidia-container-runtime"
 PLAIN_RUNTIME = "runc"
-# Beside PATH: the GPU operator installs into the last one, which is in nobody's PATH.
+# In addition to PATH: the GPU operator installs into the last one, which is in no PATH.
 DIRECTORIES = {GPU_RUNTIME: (Path("/usr/bin"), Path("/usr/local/nvidia/toolkit")), PLAIN_RUNTIME: ()}
 
 
@@ -23,7 +23,7 @@ class RuntimeMissing(Exception):
 
     def __init__(self, name: str, because: str, places: list[str], advice: str) -> None:
         where = f" (looked in {', '.join(places)})" if places else ""
-        super().__init__(f'OCI runtime "{name}" not found{where}; it was wanted by {because}. {advice}')
+        super().__init__(f'OCI runtime "{name}" not found{where}; it was requested by {because}. {advice}')
 
 
 def choose_runtime(env: Mapping[str, str], options: RuntimeOptions, config: Config, spec: Spec) -> Path:
@@ -49,7 +49,7 @@ def resolve_cli(binary: Path, *, namespace: str, log: Path, options: RuntimeOpti
 
 
 def uses_systemd(options: RuntimeOptions, config: Config, spec: Spec) -> bool:
-    """Tell whether systemd makes the container's cgroups.
+    """Return whether systemd makes the container's cgroups.
 
     Runtimes refuse a cgroupsPath whose form does not fit their flag, so the form decides where nothing else is
     configured; the options, which often miss the flag, only where the spec names no cgroup.
@@ -68,7 +68,7 @@ def _wanted(env: Mapping[str, str], options: RuntimeOptions, config: Config, spe
         return config.runtime, "`runtime` in the configuration"
     if reason := spec.requests_gpu():
         return GPU_RUNTIME, f"the container's {reason}"
-    return PLAIN_RUNTIME, "every container that asks for no GPU and names no other runtime"
+    return PLAIN_RUNTIME, "every container that requests no GPU and names no other runtime"
 
 
 def _at(path: Path, because: str) -> Path:

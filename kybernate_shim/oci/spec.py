@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kybernate_shim.linux.replacing import replacing
+from kybernate_shim.linux.atomic_write import replacing
 
-GROUP_ANNOTATIONS = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")
 CDI_ANNOTATION = "cdi.k8s.io/"
 CDI_VENDOR = "nvidia.com"
 GPU_DEVICES = ("/dev/nvidia", "/dev/dxg")
@@ -43,10 +42,6 @@ class Spec:
     def annotations(self) -> Mapping[str, str]:
         return self.document.get("annotations") or {}
 
-    def group(self, container: str) -> str:
-        """Return the id under which containers share a shim: the pod's, or else the container's own."""
-        return next((self.annotations[name] for name in GROUP_ANNOTATIONS if self.annotations.get(name)), container)
-
     @property
     def process(self) -> Mapping[str, Any]:
         return self.document.get("process") or {}
@@ -61,22 +56,8 @@ class Spec:
         return values[-1] if values else None
 
     @property
-    def hostname(self) -> str:
-        return str(self.document.get("hostname") or "")
-
-    @property
-    def root_path(self) -> str:
-        """The root filesystem as it is written, which may be relative to the bundle."""
-        return str((self.document.get("root") or {}).get("path") or "")
-
-    @property
     def mounts(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self.document.get("mounts") or ())
-
-    @property
-    def idmapped_mounts(self) -> tuple[Mapping[str, Any], ...]:
-        """The mounts whose files appear under other owners."""
-        return tuple(mount for mount in self.mounts if _is_idmapped(mount))
 
     @property
     def linux(self) -> Mapping[str, Any]:
@@ -92,7 +73,7 @@ class Spec:
         return self.cgroups_path.count(":") == 2 and "/" not in self.cgroups_path
 
     def namespace_path(self, kind: str) -> str | None:
-        """Return the path of the namespace to join, "" for a new one of its own, None for the host's."""
+        """Return the path of the namespace to join, "" for a new private one, None for the host's."""
         for namespace in self.linux.get("namespaces") or ():
             if namespace.get("type") == kind:
                 return str(namespace.get("path") or "")
@@ -156,12 +137,6 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise SpecInvalid(f"{path}: not a JSON object")
     return document
-
-
-def _is_idmapped(mount: Mapping[str, Any]) -> bool:
-    return bool(
-        mount.get("uidMappings") or mount.get("gidMappings") or {"idmap", "ridmap"} & set(mount.get("options") or ())
-    )
 
 
 def _is_nvidia_cdi(device: str) -> bool:

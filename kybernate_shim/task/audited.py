@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kybernate_shim.checkpoint.requested import wanted_image
+from kybernate_shim.checkpoint.image.requested import wanted_image
 from kybernate_shim.config import Config
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import task_pb2 as wire
@@ -20,7 +20,7 @@ from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.manifest import Manifest
+    from kybernate_shim.checkpoint.image.manifest import Manifest
     from kybernate_shim.task.container import Container
 
 NO_IMAGE = ImageRef()

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kybernate_shim.checkpoint.digests import DEFAULT, STRONG
-from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
-from kybernate_shim.checkpoint.locate import namespace_root
-from kybernate_shim.checkpoint.manifest import TcpPolicy
-from kybernate_shim.checkpoint.remains import work_name
+from kybernate_shim.checkpoint.cleanup import work_name
+from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
+from kybernate_shim.checkpoint.image.digests import DEFAULT, STRONG
+from kybernate_shim.checkpoint.image.locate import namespace_root
+from kybernate_shim.checkpoint.image.manifest import TcpPolicy
 from kybernate_shim.config import Config
-from kybernate_shim.linux.private import copy_private
+from kybernate_shim.linux.private_files import copy_private
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import decode_checkpoint_options
@@ -41,6 +41,7 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
         work=Path("/", options.work_path) if options.work_path else work,
         exit=options.exit,
         tcp="established" if options.open_tcp else tcp_policy(spec, config),
+        rootfs_elsewhere=True,
         durable=bool(options.image_path),
         digest=STRONG if config.shared_key or (leaves and requester_of(spec).is_tenant) else DEFAULT,
         deadline=config.deadlines.checkpoint,

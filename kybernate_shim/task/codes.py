@@ -1,6 +1,6 @@
 """Which RPC code each error of the inner modules gets, as one table: the code says what a client can do about it.
 
-Source: gRPC's "Status codes and their use in gRPC"; for an operation that is under way already, the Container Storage
+Source: gRPC's "Status codes and their use in gRPC"; for an operation that runs already, the Container Storage
 Interface, which answers ABORTED to a second one. UNAVAILABLE is not used: to containerd it means that the shim is gone.
 Older containerd passes some of the codes on as UNKNOWN, always with the message.
 """
@@ -10,19 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kybernate_shim.config import ConfigInvalid
-from kybernate_shim.errors import Aborted, Busy, Damaged, Failed, Missing, NoRoom, Refused
+from kybernate_shim.errors import Aborted, Busy, Cancelled, Damaged, Failed, Missing, NoRoom, Refused
 from kybernate_shim.oci.options import UnsupportedOptions
 from kybernate_shim.oci.runtime import ProcessGone, RuntimeFailed, RuntimeTimedOut
 from kybernate_shim.oci.select import RuntimeMissing
 from kybernate_shim.oci.spec import SpecInvalid
-from kybernate_shim.task.container import ExecExists, ExecNotFound, InitGone, NotStarted
 from kybernate_shim.task.destination import MalformedUri, UnsupportedScheme
+from kybernate_shim.task.errors import ExecExists, ExecNotFound, InitGone, NotStarted
 from kybernate_shim.task.lifecycle import InvalidMove
-from kybernate_shim.ttrpc import Code
+from kybernate_shim.task.outcomes import OperationIdInvalid, OperationIdTaken
+from kybernate_shim.ttrpc import Code, RpcError
+from kybernate_shim.undo import in_words
 
 
 @dataclass(frozen=True)
-class Rule:
+class CodeRule:
     """Errors of some kinds, their code, and what is true after a call that was answered so."""
 
     kinds: tuple[type[Exception], ...]
@@ -32,44 +34,65 @@ class Rule:
 
 # The first rule that matches an error counts.
 RULES = (
-    Rule((ProcessGone, ExecNotFound, RuntimeMissing, Missing), Code.NOT_FOUND, "what was named is not there"),
-    Rule((ExecExists,), Code.ALREADY_EXISTS, "the id is taken"),
-    Rule(
+    CodeRule((ProcessGone, ExecNotFound, RuntimeMissing, Missing), Code.NOT_FOUND, "what was named does not exist"),
+    CodeRule((ExecExists, OperationIdTaken), Code.ALREADY_EXISTS, "the id is in use"),
+    CodeRule(
         (InitGone, NotStarted, InvalidMove, Refused),
         Code.FAILED_PRECONDITION,
-        "it cannot be done as things are; nothing was changed, or all of it was undone. Repeating it is of no use"
-        " before something else is done, which the message names",
+        "it cannot be done in the current state; nothing was changed, or all of it was undone. A retry needs the"
+        " change that the message names",
     ),
-    Rule(
-        (UnsupportedOptions, ConfigInvalid, SpecInvalid, MalformedUri, UnsupportedScheme),
+    CodeRule(
+        (UnsupportedOptions, ConfigInvalid, SpecInvalid, MalformedUri, UnsupportedScheme, OperationIdInvalid),
         Code.INVALID_ARGUMENT,
         "the request, the container's configuration or the node's is wrong",
     ),
-    Rule((Damaged,), Code.DATA_LOSS, "bytes are not what they were"),
-    Rule((NoRoom,), Code.RESOURCE_EXHAUSTED, "there is not enough room for it; nothing was changed"),
-    Rule(
+    CodeRule((Damaged,), Code.DATA_LOSS, "bytes were changed or lost"),
+    CodeRule((NoRoom,), Code.RESOURCE_EXHAUSTED, "there is not enough room for it; nothing was changed"),
+    CodeRule(
         (Busy, Aborted),
         Code.ABORTED,
-        "another operation on the container is under way, or a kill has ended this one; nothing was changed, or all of"
-        " it was undone. The call can be repeated when the other one has ended",
+        "another operation on the container is in progress, or a kill has ended this one; nothing was changed, or"
+        " all of it was undone. The call can be repeated when the other one has ended",
     ),
-    Rule(
+    CodeRule(
+        (Cancelled,),
+        Code.CANCELED,
+        "a client cancelled the operation; all of it was undone, and the message says how the container is now",
+    ),
+    CodeRule(
         (RuntimeTimedOut, TimeoutError),
         Code.DEADLINE_EXCEEDED,
         "it took longer than its deadline, and was ended",
     ),
-    Rule(
+    CodeRule(
         (Failed, RuntimeFailed),
         Code.INTERNAL,
-        "a step failed: CRIU, the OCI runtime or the driver. The message says which, and how the container is now",
+        "a step failed: CRIU, the OCI runtime or the driver. The message names it and the state of the container",
     ),
 )
 KINDS = tuple(kind for rule in RULES for kind in rule.kinds)
+PHRASES = {
+    Code.NOT_FOUND: "not found",
+    Code.ALREADY_EXISTS: "already exists",
+    Code.FAILED_PRECONDITION: "failed precondition",
+    Code.INVALID_ARGUMENT: "invalid argument",
+    Code.DEADLINE_EXCEEDED: "deadline exceeded",
+}  # Go clients cut these off and wrap the error again
 
 
 def code_of(error: Exception) -> Code:
     """Return the code of an error of one of KINDS."""
     return next(rule.code for rule in RULES if isinstance(error, rule.kinds))
+
+
+def rpc_error(error: Exception) -> RpcError:
+    """Return what a call is answered with that has raised `error`; UNKNOWN for an error of none of KINDS."""
+    if isinstance(error, RpcError):
+        return RpcError(error.code, error.message)
+    code = code_of(error) if isinstance(error, KINDS) else Code.UNKNOWN
+    phrase = PHRASES.get(code, "")
+    return RpcError(code, f"{in_words(error)}: {phrase}" if phrase else in_words(error))
 
 
 def markdown_table() -> str:

@@ -14,12 +14,12 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
 
-from kybernate_shim.linux.private import make_directory
+from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.linux.readiness import until_readable
 
 LONGEST_PATH = 107  # bytes in sockaddr_un.sun_path, less its NUL
 LARGEST_SIZE = 0xFFFF  # struct winsize has unsigned shorts
-MESSAGE_BYTES = 4096  # the payload is the terminal's name, which nobody needs
+MESSAGE_BYTES = 4096  # the payload is the terminal's name, which is not needed
 
 
 class ConsoleFailed(Exception):
@@ -49,7 +49,7 @@ class ConsoleSocket:
     async def receive(self, timeout: float) -> int:
         """Return the terminal's master, non-blocking, and close the socket: it serves one process.
 
-        Raises ConsoleFailed after `timeout` seconds, or when what comes is no terminal.
+        Raises ConsoleFailed after `timeout` seconds, or when what comes is not a terminal.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -87,5 +87,5 @@ def _receive_fd(connection: socket.socket) -> int:
     os.set_inheritable(fds[0], False)
     if not os.isatty(fds[0]):
         os.close(fds[0])
-        raise ConsoleFailed("the descriptor that the runtime sent is no terminal")
+        raise ConsoleFailed("the descriptor that the runtime sent is not a terminal")
     return fds[0]

@@ -1,70 +1,57 @@
 """A container: its init, its execs, and what may happen to them in which order.
 
 One lock per container orders the calls that change it. What only looks (State, Wait, Pids, Stats, Connect) and Kill
-take no lock: they are answered while a checkpoint of minutes runs. Exits are handled on the event loop between two
-awaits, so they need none either.
+take no lock: they are answered while a checkpoint of minutes runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from signal import SIGKILL
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from kybernate_shim.config import Config, ConfigInvalid
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
-from kybernate_shim.linux.mounts import Mount, mount_rootfs, unmount_tree
-from kybernate_shim.linux.oom import OomWatch
+from kybernate_shim.linux.mount.rootfs import Mount
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
-from kybernate_shim.oci.bundle import Bundle, Remains
+from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.options import RuntimeOptions, effective_config
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.cleanup_notes import CleanupNotes
+from kybernate_shim.task.errors import NotStarted
+from kybernate_shim.task.execs import Execs
+from kybernate_shim.task.exits import Exits
 from kybernate_shim.task.gpu_states import GpuStates
 from kybernate_shim.task.lifecycle import after
+from kybernate_shim.task.oom_reports import OomReports
+from kybernate_shim.task.pausing import Pausing
 from kybernate_shim.task.process import Process
-from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio
+from kybernate_shim.task.rootfs import Rootfs
+from kybernate_shim.task.stdio import Stdio, StdioConfig, open_stdio, quoted
 from kybernate_shim.trace import step
 from kybernate_shim.undo import AsyncUndo
 
 if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.dump import Dumped, DumpRequest
-    from kybernate_shim.checkpoint.gpu import ArenaUse, Left
-    from kybernate_shim.checkpoint.image import Image
+    from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
+    from kybernate_shim.checkpoint.gpu.left import ArenaUse, Left
+    from kybernate_shim.checkpoint.image.store import Image
     from kybernate_shim.checkpoint.operation import Operation
     from kybernate_shim.task.operations import Operations
+    from kybernate_shim.task.outcomes import Ledger
 
 Publish = Callable[[str, Message], None]
-KILLED = 137  # the status of a process that nobody saw end: as if by SIGKILL
+KILLED = 137  # the status of a process whose end was not observed: as if by SIGKILL
 LAST_EXIT_SECONDS = 5.0
-PAUSE = "kybernate.io/pause"  # "suspend": a pause takes the container off its GPUs, too
-
-
-class ExecNotFound(Exception):
-    """No exec of that id in this container."""
-
-
-class ExecExists(Exception):
-    """The exec id is taken."""
-
-
-class InitGone(Exception):
-    """The container's init has ended, so nothing can be started in it any more."""
-
-
-class NotStarted(Exception):
-    """The exec has not been started yet, so it cannot be signalled."""
 
 
 class Container:
@@ -99,19 +86,16 @@ class Container:
         self.gpu = GpuStates(id)
         self._node_config: Config | None = None  # that `config` follows
         self.init = Process("", stdio, state="restorable" if image else "created")
-        self.execs: dict[str, Process] = {}
         self.cgroup: Cgroup | None = None
-        self._publish = publish
-        self._log = log.bind(task=id)
-        self._mounts: list[Mount] = []
-        self._init_exit: Exit | None = None
-        self._running_execs = 0
-        self._kills = 0
-        self._oom: OomWatch | None = None
-        self._phase = "create"
-        self._locked_pids: tuple[int, ...] = ()
+        self.publish = publish
+        self.log = log.bind(task=id)
+        self._rootfs = Rootfs(bundle.rootfs, children)
+        self._oom = OomReports(id, publish, self.log)
+        self.exits = Exits(self, self._oom)
+        self.execs = Execs(self)
+        self.cleanup = CleanupNotes(self)
+        self.pausing = Pausing(self)
         self._operations: Operations | None = None
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def init_pid(self) -> int:
@@ -125,12 +109,10 @@ class Container:
         try:
             self.config = self.config.replaced_by(effective_config(node, self.options))
         except ConfigInvalid as error:  # with the container's own options
-            self._log.error("config.not_used", error=str(error), state="the settings from before stay in use")
+            self.log.error("config.rejected", error=str(error), state="the previous settings stay in use")
             return
         if self.runtime.deadlines != self.config.deadlines:
             self.runtime = replace(self.runtime, deadlines=self.config.deadlines)
-
-    # -- Create and Delete ------------------------------------------------------------------------------------------
 
     async def create(self, mounts: list[Mount], event: events.TaskCreate) -> None:
         """Mount the rootfs and let the runtime create init; undo all of it when a step fails.
@@ -139,27 +121,25 @@ class Container:
         still changes its files in between.
         """
         async with AsyncUndo() as undo:
-            self._mounts = mounts
+            self._rootfs.mounts = mounts
             if mounts:
-                undo.push_async_callback(self._unmount)
-                await asyncio.to_thread(
-                    mount_rootfs, mounts, self.bundle.rootfs, run=partial(self._run_helper, asyncio.get_running_loop())
-                )
+                undo.push_async_callback(self._rootfs.unmount)
+                await self._rootfs.mount()
                 step("mounted")
-            self.init.adopt(await self._open_stdio(self.init))
+            self.init.adopt(await self.open_stdio(self.init))
             step("stdio opened")
             undo.callback(self.init.release)
             if self.image is None:
                 undo.push_async_callback(self._forget_in_runtime)
-                undo.callback(self._stop_watching_memory)
+                undo.callback(self._oom.stop)
                 await self._create_init(event)
             else:
-                self._publish("/tasks/create", event)
+                self.publish("/tasks/create", event)
             undo.pop_all()
 
     async def _create_init(self, event: events.TaskCreate) -> None:
         assert self.init.stdio is not None
-        with _quoted(self.init.stdio), self.children.early_exits() as early:
+        with quoted(self.init.stdio), self.children.early_exits() as early:
             await self.runtime.create(
                 self.id,
                 self.bundle,
@@ -173,10 +153,10 @@ class Container:
             event.pid = self.init.pid
             self._watch_memory()  # before it starts: it may run out of memory within milliseconds
             step("cgroup found")
-            self.note(phase="idle")
+            self.cleanup.note_phase("idle")
             step("noted")
-            self._publish("/tasks/create", event)
-            self._watch(self.init, early)
+            self.publish("/tasks/create", event)
+            self.exits.watch(self.init, early)
 
     async def delete(self) -> Process:
         """Remove the container that has ended or was never started, and return its init.
@@ -187,21 +167,24 @@ class Container:
         async with self.lock:
             after(self.init.state, "delete")
             if self.init.state == "stopped":
-                await self._drain(self.init)
+                await self.drain(self.init)
                 step("output drained")
                 self._thaw()
             await self._forget_in_runtime(force=False)
             step("runtime deleted")
             await self._await_last_exit()
             self.init.release()
-            if self._mounts:
-                await self._unmount()
+            if self._rootfs.mounts:
+                await self._rootfs.unmount()
                 step("unmounted")
             self.init.move("delete")
             return self.init
 
     def _thaw(self) -> None:
-        """Let nothing look paused that has ended: a frozen init can be killed on cgroup v2, and runc is not told."""
+        """Thaw the cgroup of an ended container, so that it does not look paused.
+
+        On cgroup v2 a frozen init can be killed, and runc does not learn of it.
+        """
         if self.cgroup is not None:
             with suppress(OSError):
                 self.cgroup.thaw()
@@ -212,8 +195,8 @@ class Container:
             try:
                 await asyncio.wait_for(self.init.wait(), LAST_EXIT_SECONDS)
             except TimeoutError:
-                self._log.warning("exit.lost", pid=self.init.pid)
-                self._on_init_exit(Exit(self.init.pid, KILLED, time.time_ns()))
+                self.log.warning("exit.lost", pid=self.init.pid)
+                self.exits.handle_init(Exit(self.init.pid, KILLED, time.time_ns()))
 
     async def _forget_in_runtime(self, *, force: bool = True) -> None:
         try:
@@ -221,16 +204,7 @@ class Container:
         except ContainerMissing:
             pass  # it never got that far, or a checkpoint that ends the container removed it
 
-    def _run_helper(self, loop: asyncio.AbstractEventLoop, argv: Sequence[str]) -> None:
-        """Run a mount helper for a thread: children belong to the event loop. Raises OSError when it fails."""
-        done = asyncio.run_coroutine_threadsafe(self.children.run(argv), loop).result()
-        if done.status:
-            raise OSError(errno.EIO, f"{argv[0]} ended with status {done.status}: {done.stderr.strip()}")
-
-    async def _unmount(self) -> None:
-        await asyncio.to_thread(unmount_tree, self.bundle.rootfs)
-
-    async def _open_stdio(self, process: Process) -> Stdio:
+    async def open_stdio(self, process: Process) -> Stdio:
         return await open_stdio(
             process.stdio_config,
             children=self.children,
@@ -238,32 +212,9 @@ class Container:
             namespace=self.namespace,
             uid=self.options.io_uid,
             gid=self.options.io_gid,
-            log=self._log,
+            log=self.log,
             piped=self.image.piped_streams() if self.image and process is self.init else (),
         )
-
-    def note(self, *, phase: str) -> None:
-        """Leave word in the bundle of what a `delete` without this daemon would have to undo."""
-        self._phase = phase
-        self._write_remains()
-
-    def note_locked(self, pids: Sequence[int]) -> None:
-        self._locked_pids = tuple(pids)
-        self._write_remains()
-
-    def _write_remains(self) -> None:
-        cli = self.runtime.cli
-        self.bundle.write_remains(
-            Remains(
-                str(cli.binary),
-                str(cli.root),
-                cli.systemd_cgroup,
-                phase=self._phase,
-                locked_pids=self._locked_pids,
-            )
-        )
-
-    # -- Start and exec ---------------------------------------------------------------------------------------------
 
     async def start(self) -> int:
         """Let init run, or restore it from its image, and return its pid."""
@@ -278,15 +229,15 @@ class Container:
                 try:
                     await self.runtime.start(self.id, waiting=None if self._is_frozen() else self.init.pid)
                 except BaseException:
-                    self._watch(self.init, early)
+                    self.exits.watch(self.init, early)
                     raise
                 step("runtime started")
                 self._announce_start()
-                self._watch(self.init, early)
+                self.exits.watch(self.init, early)
             return self.init.pid
 
     def _is_frozen(self) -> bool:
-        """Tell whether someone has frozen the container, so that it could not start."""
+        """Return whether the container is frozen from outside, so that it could not start."""
         try:
             return self.cgroup is not None and self.cgroup.frozen
         except OSError:
@@ -300,19 +251,17 @@ class Container:
     def lose_init(self) -> None:
         """Be without an init, as before a restore that has failed."""
         self.init.pid, self.cgroup = 0, None
-        self.note_locked(())
+        self.cleanup.note_locked(())
 
     def restored(self, early: EarlyExits) -> None:
         """Be running: the processes of an image are there."""
         self._announce_start()
         self._watch_memory()
-        self._watch(self.init, early)
+        self.exits.watch(self.init, early)
 
     def _announce_start(self) -> None:
         self.init.move("start")
-        self._publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
-
-    # -- Checkpoint and restore, GPUs ---------------------------------------------------------------------------------
+        self.publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
 
     def operations(self) -> Operations:
         """Return what checkpoints, restores, suspends and resumes this container.
@@ -322,37 +271,55 @@ class Container:
         if self._operations is None:
             from kybernate_shim.task.operations import Operations
 
-            self._operations = Operations(self, self._log)
+            self._operations = Operations(self, self.log)
         return self._operations
 
-    async def checkpoint(self, request: DumpRequest) -> tuple[Dumped, Operation]:
+    async def checkpoint(self, request: DumpRequest, operation: str = "") -> tuple[Dumped, Operation]:
         """Write a checkpoint image; the container is as before afterwards, or gone if `request` says so.
 
-        A SIGKILL from `kill` ends the checkpoint, too: whoever wants the container dead does not want to wait for it.
+        A SIGKILL from `kill` ends the checkpoint, too: a client that kills the container does not want to wait for it.
         """
         self.gpu.require("checkpoint")
         async with self.lock:
             after(self.init.state, "checkpoint")
-            return await self.operations().checkpoint(request)
+            return await self.operations().checkpoint(request, operation)
 
-    async def suspend(self, *, lock_seconds: float = 0) -> tuple[Left, Operation]:
+    async def suspend(self, *, lock_seconds: float = 0, operation: str = "") -> tuple[Left, Operation]:
         """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""
         self.gpu.require("suspend")
         async with self.lock:
             after(self.init.state, "suspend")
-            return await self.operations().suspend(lock_seconds)
+            return await self.operations().suspend(lock_seconds, operation)
 
-    async def unsuspend(self, *, restore_seconds: float = 0, room_seconds: float = 0) -> tuple[Left, Operation]:
-        """Undo `suspend`, and bring back whoever was left without its GPU by other means."""
+    async def unsuspend(
+        self, *, restore_seconds: float = 0, room_seconds: float = 0, operation: str = ""
+    ) -> tuple[Left, Operation]:
+        """Undo `suspend`, and bring back processes that were left without their GPU by other means."""
         self.gpu.require("resume")
         async with self.lock:
             after(self.init.state, "suspend")
-            return await self.operations().unsuspend(restore_seconds, room_seconds)
+            return await self.operations().unsuspend(restore_seconds, room_seconds, operation)
 
     @property
     def operation(self) -> Operation | None:
         """The operation that runs now."""
         return self._operations.current if self._operations is not None else None
+
+    @property
+    def operation_id(self) -> str:
+        """The name of the operation that runs now, or waits for the container to be free; may be empty."""
+        return self._operations.running_id if self._operations is not None else ""
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """How the last operations ended, None before the first."""
+        return self._operations.ledger if self._operations is not None else None
+
+    @property
+    def in_words(self) -> str:
+        """What is true of the container now."""
+        gpu = {"suspended": ", its VRAM in host memory", "stuck": ", processes of it not back on their GPUs"}
+        return f"container {self.id} is {self.init.state}{gpu.get(self.gpu.state, '')}"
 
     @property
     def suspended(self) -> bool:
@@ -365,85 +332,28 @@ class Container:
         return self._operations.arena_use if self._operations is not None else None
 
     @property
-    def _pause_suspends(self) -> bool:
-        return self.config.pods_choice(self.spec.annotations, PAUSE) == "suspend"
+    def vram_bytes(self) -> int:
+        """How much VRAM its last suspend has moved into host memory, 0 where it is not suspended."""
+        return self._operations.vram_bytes if self._operations is not None else 0
 
-    # -- Exec ---------------------------------------------------------------------------------------------------------
+    def announce(self, topic: str, **labels: str) -> None:
+        """Publish an event of ours for those who follow containerd's; the agent looks at the container again."""
+        self.publish(topic, events.ContainerUpdate(id=self.id, labels=labels))
 
-    def add_exec(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
-        """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
-        if exec_id in self.execs:
-            raise ExecExists(f"exec {exec_id} in container {self.id}")
-        after(self.init.state, "exec")
-        self.bundle.write_process(exec_id, process_json, terminal=stdio.terminal)
-        self.execs[exec_id] = Process(exec_id, stdio)
-        self._publish("/tasks/exec-added", events.TaskExecAdded(container_id=self.id, exec_id=exec_id))
-
-    async def start_exec(self, exec_id: str) -> int:
-        """Start a registered exec and return its pid. Execs start side by side: they do not change the container.
-
-        After a failure it is still only registered, as with containerd's own shim.
-        """
-        process = self.process(exec_id)
-        after(process.state, "start")
-        if self._init_exit is not None:
-            raise InitGone(f"cannot start exec {exec_id}: the init of container {self.id} has ended")
-        self._running_execs += 1  # before the runtime runs: init's exit must be published after this exec's
-        try:
-            process.adopt(await self._open_stdio(process))
-            await self._run_exec(process)
-        except BaseException:
-            self._running_execs -= 1
-            process.release()
-            process.start_failed()
-            self._settle()
-            raise
-        return process.pid
-
-    async def _run_exec(self, process: Process) -> None:
-        assert process.stdio is not None
-        with _quoted(process.stdio), self.children.early_exits() as early:
-            await self.runtime.exec(
-                self.id,
-                self.bundle,
-                process.id,
-                fds=process.stdio.fds,
-                console_socket=process.stdio.console_socket,
-            )
-            await process.stdio.started()
-            process.pid = self.bundle.exec_pid(process.id)
-            process.move("start")
-            self._publish(
-                "/tasks/exec-started",
-                events.TaskExecStarted(container_id=self.id, exec_id=process.id, pid=process.pid),
-            )
-            self._watch(process, early)
-
-    async def delete_exec(self, exec_id: str) -> Process:
-        """Forget an exec that has ended or was never started, and return it."""
-        process = self.process(exec_id)
-        after(process.state, "delete")
-        await self._drain(process)
-        process.release()
-        self.execs.pop(exec_id, None)
-        asyncio.get_running_loop().call_soon(self.bundle.forget_exec, exec_id)  # once the caller has been answered
-        return process
-
-    async def _drain(self, process: Process) -> None:
+    async def drain(self, process: Process) -> None:
         seconds = self.config.deadlines.io_drain
         if not await process.drain(seconds):
-            self._log.warning(
+            self.log.warning(
                 "stdio.abandoned", exec=process.id, error=f"output still open {seconds:g} s after the exit"
             )
 
     def process(self, exec_id: str) -> Process:
         """Return init for the empty id. Raises ExecNotFound."""
-        if not exec_id:
-            return self.init
-        try:
-            return self.execs[exec_id]
-        except KeyError:
-            raise ExecNotFound(f"exec {exec_id} in container {self.id}") from None
+        return self.execs.find(exec_id) if exec_id else self.init
+
+    def _watch_memory(self) -> None:
+        if self.cgroup is not None and self.exits.of_init is None:
+            self._oom.watch(self.cgroup)
 
     async def pids(self) -> list[int]:
         """Return the pids, on the host, of all processes in the container.
@@ -455,12 +365,10 @@ class Container:
             return [os.getpid()]
         return self.cgroup.processes() if self.cgroup is not None else []
 
-    # -- Signals, freezer, limits -----------------------------------------------------------------------------------
-
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
         """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
         process = self.process(exec_id)
-        if process.exit is not None or (process is self.init and self._init_exit is not None and not all):
+        if process.reaped or (process is self.init and self.exits.of_init is not None and not all):
             raise ProcessGone("process already finished")
         if not exec_id:
             await self._kill_init(signal, all=all)
@@ -473,157 +381,20 @@ class Container:
                 raise ProcessGone("process already finished") from error
 
     async def _kill_init(self, signal: int, *, all: bool) -> None:
-        """Signal init; its exit waits for the runtime's return.
-
-        On the exit containerd deletes the task and closes the connection on which this very call still waits.
-        """
-        if signal == SIGKILL and self._operations is not None:
-            self._operations.abort()
-        self._kills += 1
-        try:
-            await self.runtime.kill(self.id, signal, all=all)
-        finally:
-            self._kills -= 1
-            asyncio.get_running_loop().call_soon(self._settle)
-
-    async def pause(self) -> None:
-        """Freeze it, off its GPUs where that is wanted; a freeze that fails brings back what has left them for it."""
-        self.gpu.require("pause")
-        async with self.lock:
-            self.init.move("pause")
-            suspended_before = self.suspended
+        """Signal init; its exit waits for the runtime's return."""
+        aborted = signal == SIGKILL and self._operations is not None and self._operations.abort()
+        with self.exits.killing_init():
             try:
-                if self._pause_suspends:
-                    await self.operations().suspend_if_on_gpu()
-                await self.runtime.pause(self.id, self.cgroup)
-            except BaseException as error:
-                if self.init.state == "pausing":
-                    self.init.move("not paused")
-                if self.suspended and not suspended_before:
-                    await self._back_after(error)
-                raise
-            if self.init.state == "pausing":
-                self.init.move("paused")
-            self._publish("/tasks/paused", events.TaskPaused(container_id=self.id))
-
-    async def _back_after(self, error: BaseException) -> None:
-        try:
-            await self.operations().unsuspend_if_on_gpu()
-        except Exception as second:  # noqa: BLE001  # the first error is what the caller gets
-            error.add_note(f"and it stays suspended: {second}")
-            self._log.error("task.resume_failed", error=str(second))
-
-    async def resume(self) -> None:
-        self.gpu.require("unpause")
-        async with self.lock:
-            after(self.init.state, "resume")
-            await self.runtime.resume(self.id, self.cgroup)
-            if self.init.state == "paused":
-                self.init.move("resume")
-            if self._pause_suspends:
-                await self.operations().unsuspend_if_on_gpu()
-            self._publish("/tasks/resumed", events.TaskResumed(container_id=self.id))
+                await self.runtime.kill(self.id, signal, all=all)
+            except ProcessGone:
+                if not aborted:  # else the end of the checkpoint has killed it before the runtime could
+                    raise
 
     async def update(self, resources: bytes) -> None:
         """Apply OCI LinuxResources (JSON)."""
         async with self.lock:
             after(self.init.state, "update")
             await self.runtime.update(self.id, resources)
-
-    # -- Exits ------------------------------------------------------------------------------------------------------
-
-    def _watch(self, process: Process, early: EarlyExits) -> None:
-        """Handle the exit of `process` when it comes, or now if it came while the runtime was still at work."""
-        if process.pid == 0 or process.exit is not None:
-            return
-        handle = self._on_init_exit if process is self.init else partial(self._on_exec_exit, process)
-        if exit_ := early.take(process.pid):
-            handle(exit_)
-        else:
-            self.children.claim(process.pid, handle)
-
-    def _on_exec_exit(self, process: Process, exit_: Exit) -> None:
-        process.end(exit_)
-        self._publish_exit(process)
-        self._running_execs -= 1
-        self._settle()
-
-    def _on_init_exit(self, exit_: Exit) -> None:
-        self._init_exit = exit_
-        if not self.spec.own_pid_namespace:
-            self._in_background(self._kill_rest())  # the kernel kills the rest only with a pid namespace of its own
-        if self.init.state in ("paused", "pausing"):
-            self._in_background(self.runtime.resume(self.id, self.cgroup))  # the rest of a frozen container cannot die
-        self._settle()
-
-    async def _kill_rest(self) -> None:
-        try:
-            await self.runtime.kill(self.id, 9, all=True)
-        except ProcessGone:
-            pass
-
-    def _settle(self) -> None:
-        """Declare the container stopped once init and every exec have ended: init's exit is the last one."""
-        if self._init_exit is None or self._running_execs or self._kills or self.init.exit is not None:
-            return
-        self._report_oom()
-        self._stop_watching_memory()
-        self.init.end(self._init_exit)
-        self._publish_exit(self.init)
-
-    def _publish_exit(self, process: Process) -> None:
-        assert process.exit is not None
-        event = events.TaskExit(
-            container_id=self.id, id=process.id or self.id, pid=process.pid, exit_status=process.exit.status
-        )
-        event.exited_at.FromNanoseconds(process.exit.at_ns)
-        self._publish("/tasks/exit", event)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._logged(work))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001  # nobody waits for it; the log is the only reader
-            self._log.warning("task.cleanup_failed", error=str(error))
-
-    # -- Memory -----------------------------------------------------------------------------------------------------
-
-    def _watch_memory(self) -> None:
-        if self.cgroup is None or self._init_exit is not None:
-            return
-        try:
-            self._oom = OomWatch(self.cgroup)
-        except OSError as error:
-            self._log.warning("oom.unwatched", error=str(error))
-            return
-        asyncio.get_running_loop().add_reader(self._oom.fileno(), self._report_oom)
-
-    def _report_oom(self) -> None:
-        """Publish an OOM kill as soon as the kernel tells, and once more at the exit: the notice may be on its way."""
-        if self._oom is not None and self._oom.read():
-            self._publish("/tasks/oom", events.TaskOOM(container_id=self.id))
-
-    def _stop_watching_memory(self) -> None:
-        if self._oom is not None:
-            asyncio.get_running_loop().remove_reader(self._oom.fileno())
-            self._oom.close()
-            self._oom = None
-
-
-@contextmanager
-def _quoted(stdio: Stdio) -> Iterator[None]:
-    """Add to a failure what the runtime has written in place of the process, unless the failure says it already."""
-    try:
-        yield
-    except Exception as error:
-        words = str(error)
-        if lines := [line for line in stdio.unheard().splitlines() if line.strip() not in words]:
-            error.add_note("it wrote: " + "\n".join(lines))
-        raise
 
 
 def _cgroup_of(pid: int) -> Cgroup | None:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import stat
+from array import array
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 
 from kybernate_shim.task.destination import Destination
 
@@ -23,7 +27,7 @@ class StdioUnavailable(Exception):
 
 
 class End:
-    """A descriptor to copy from or to, and the descriptors that are only held open beside it."""
+    """A descriptor to copy from or to, and the descriptors that are only held open with it."""
 
     def __init__(self, fd: int, *held: int) -> None:
         self.fd = fd
@@ -31,8 +35,36 @@ class End:
         self.is_open = True
 
     def duplicate(self) -> End:
-        """Return an end of its own on the same files; they are closed when the last duplicate is."""
+        """Return another end on the same files; they are closed when the last duplicate is."""
         return End(os.dup(self.fd), *map(os.dup, self._held))
+
+    def unread(self) -> int:
+        """Return how many bytes are in the FIFO of an output that no client has read; 0 for anything but a FIFO."""
+        return readable_bytes(self._held[0]) if self._held else 0
+
+    def has_client(self) -> bool:
+        """Return whether a client has the FIFO of an output open. What is in the FIFO stays there.
+
+        The kernel names an end that nothing reads, so ours is closed for the look. A FIFO that is both output and error
+        has two of ours, and counts as read.
+        """
+        if not self._held:
+            return False
+        writer = os.dup(self.fd) if self.is_open else os.open(_link(self._held[0]), os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.close(self._held.pop())
+            look = select.poll()
+            look.register(writer, 0)
+            return not look.poll(0)  # an error is always reported: here, that there is no reader
+        finally:
+            self._held.append(os.open(_link(writer), os.O_RDONLY | os.O_NONBLOCK))
+            os.close(writer)
+
+    def finish(self) -> None:
+        """Close the descriptor to write to: a client sees the end. `unread` keeps its meaning."""
+        if self.is_open:
+            self.is_open = False
+            os.close(self.fd)
 
     def let_go(self) -> None:
         """Close what is only held. Idempotent."""
@@ -42,13 +74,23 @@ class End:
     def close(self) -> None:
         """Close everything. Idempotent."""
         self.let_go()
-        if self.is_open:
-            self.is_open = False
-            os.close(self.fd)
+        self.finish()
+
+
+def _link(fd: int) -> str:
+    """Return the path by which a file that is open, and may be removed, is opened again."""
+    return f"/proc/self/fd/{fd}"
+
+
+def readable_bytes(fd: int) -> int:
+    """Return how many bytes a pipe or FIFO holds."""
+    count = array("i", [0])
+    ioctl(fd, FIONREAD, count)
+    return count[0]
 
 
 def open_input(path: str) -> End:
-    """Open the FIFO `path` to read a client's input from; the write end held beside it hides clients that leave.
+    """Open the FIFO `path` to read a client's input from; the write end held with it hides clients that leave.
 
     Raises StdioUnavailable.
     """
@@ -64,8 +106,8 @@ def open_input(path: str) -> End:
 async def open_output(destination: Destination, *, client_seconds: float) -> End:
     """Open a "path" or "file" to write a process's output to; the descriptor does not block.
 
-    Waits up to `client_seconds` for the client to open its end of a FIFO, and goes on without: output is then kept in
-    the FIFO until somebody reads it. Raises StdioUnavailable.
+    Waits up to `client_seconds` for the client to open its end of a FIFO, and continues without: output is then kept in
+    the FIFO until a client reads it. Raises StdioUnavailable.
     """
     path = destination.path
     try:
@@ -85,10 +127,11 @@ def _open_log_file(path: str) -> End:
 
 
 async def _open_beside_client(path: str, seconds: float) -> int | None:
-    """Open the FIFO for writing once somebody has it open for reading, or is about to; None when nobody came.
+    """Open the FIFO for writing once a client has it open for reading, or is about to; None when none came.
 
-    Without the wait, a process that ends at once would have its output thrown away with the last descriptor, before a
-    client that is slow to open its end could read it. The descriptor is kept: closing it would be an end to the client.
+    Without the wait, the output of a process that ends immediately would be discarded with the last descriptor, before
+    a client that is slow to open its end could read it. The descriptor is kept: closing it would be an end
+    to the client.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

@@ -28,7 +28,7 @@ REFUSALS = 5  # an event that a living containerd refuses this often is dropped,
 Forward = Callable[[wire.ForwardRequest], Awaitable[None]]
 
 
-class Refused(Exception):
+class EventRefused(Exception):
     """containerd is there and does not accept the event."""
 
 
@@ -73,7 +73,7 @@ class Publisher:
             head = self._queue[0]
             try:
                 await self._forward(head.request)
-            except Refused as error:
+            except EventRefused as error:
                 refusals += 1
                 if refusals >= REFUSALS:
                     self._log.error("event.dropped", topic=head.topic, error=str(error))
@@ -105,7 +105,7 @@ class Forwarder:
     async def __call__(self, request: wire.ForwardRequest) -> None:
         """Deliver `request`; a containerd without a ttrpc socket wants no events.
 
-        Raises OSError while nobody answers, Refused when containerd answers with an error.
+        Raises OSError while containerd does not answer, Refused when containerd answers with an error.
         """
         if not self._path:
             return
@@ -118,7 +118,7 @@ class Forwarder:
         except RpcError as error:
             if self._client is None or self._client.closed:
                 raise ConnectionError(str(error)) from error
-            raise Refused(str(error)) from error
+            raise EventRefused(str(error)) from error
         except TimeoutError as error:
             raise ConnectionError(f"{self._path}: no answer in {CALL_SECONDS:g} s") from error
 

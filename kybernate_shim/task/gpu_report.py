@@ -1,6 +1,6 @@
 """What a status says of a container's GPU state: what the driver says of its processes, and what to do about it.
 
-The driver is asked where nothing is under way, because it answers for no process in the middle of an operation; a
+The driver is asked where no operation runs, because it answers for no process in the middle of an operation; a
 frozen process does not answer either. Whatever a process may keep waiting is done apart from the event loop.
 """
 
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
-from kybernate_shim.cuda.apart import apart
-from kybernate_shim.cuda.evidence import holds_driver
+from kybernate_shim.gpu.evidence import holders
+from kybernate_shim.linux.own_thread import in_own_thread
 from kybernate_shim.messages import shim_pb2 as wire
 
 if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.gpu import ArenaUse
-    from kybernate_shim.linux.cgroups import Cgroup
+    from kybernate_shim.checkpoint.gpu.left import ArenaUse
     from kybernate_shim.task.container import Container
 
 LOOK_SECONDS = 2.0
@@ -35,9 +33,9 @@ async def ask_driver(container: Container, reply: wire.Container) -> None:
     if cgroup is None or container.gpu.busy or container.init.state != "running":
         return
     try:
-        pids = await apart(partial(_driver_pids, cgroup), LOOK_SECONDS)
+        pids = await in_own_thread(lambda: holders(cgroup.processes()), LOOK_SECONDS)
     except (OSError, TimeoutError):
-        reply.note = f"its processes could not be looked at for {LOOK_SECONDS:g} s"
+        reply.note = f"its processes could not be examined within {LOOK_SECONDS:g} s"
         return
     reply.cuda_pids.extend(pids)
     if not pids:
@@ -66,27 +64,23 @@ def in_one_word(states: Iterable[str]) -> str:
 def advice(state: str, id: str) -> str:
     """Say what to do about a GPU state that no operation works on; empty where nothing has to be done."""
     return {
-        "locked": f"processes are locked, and no operation works on them: `kybernate resume {id}` lets them compute",
-        "partly suspended": f"`kybernate suspend {id}` takes the rest, too, `kybernate resume {id}` brings all back",
-        "failed": "the driver has given a process up: end the container",
-        "unknown": "the driver does not tell about a process; `kybernate doctor` says what the node lacks",
+        "locked": f"processes are locked, and no operation works on them: `kybernate resume {id}` unlocks them",
+        "partly suspended": f"`kybernate suspend {id}` suspends the rest, `kybernate resume {id}` resumes all",
+        "failed": "a process has failed in the driver: end the container",
+        "unknown": "the driver does not report on a process; `kybernate doctor` shows what the node lacks",
     }.get(state, "")
-
-
-def _driver_pids(cgroup: Cgroup) -> list[int]:
-    return [pid for pid in cgroup.processes() if holds_driver(pid)]
 
 
 async def _states(pids: list[int], reply: wire.Container) -> dict[int, str]:
     # Only where there are processes with CUDA.
-    from kybernate_shim.cuda.client import cuda_helper
-    from kybernate_shim.cuda.errors import CudaError
+    from kybernate_shim.gpu.errors import CudaError
+    from kybernate_shim.gpu.helper_client import cuda_helper
 
     try:
         async with asyncio.timeout(DRIVER_SECONDS), cuda_helper() as helper:
             states = await helper.states(pids, ANSWER_SECONDS)
     except (CudaError, TimeoutError) as error:
-        reply.note = f"the driver does not tell: {error or f'no answer in {DRIVER_SECONDS:g} s'}"
+        reply.note = f"the driver does not answer: {error or f'no answer in {DRIVER_SECONDS:g} s'}"
         return {}
     found = {pid: process.state.name.lower() for pid, process in states.processes.items()}
     return found | dict.fromkeys(states.unknown, "unknown")

@@ -1,11 +1,11 @@
-"""What a container's GPU state goes through, as one table: what may be asked in which state, and what comes after.
+"""The life cycle of a container's GPU state, as one table: which calls a state allows, and which state follows.
 
-The life cycle's table is beside this one (see lifecycle.py), and both have to allow a call. What the driver says of the
-processes is the truth; this is what the daemon is doing about it, and the way back to it.
+The container's life cycle has a separate table (see lifecycle.py), and both have to allow a call. What the driver says
+of the processes is the truth; this is what the daemon is doing about it, and how it returns to it.
 
 "attached": the processes compute, as far as the daemon knows. "stuck": an operation could not bring all of them back.
-In the states that an operation is in, one ends the other only as the rows say: the rest is refused at once, and not
-kept waiting behind it. A process that an exec starts in a suspended container computes; the next suspend takes it, too.
+In the states that an operation is in, one ends the other only as the rows say: the rest is refused immediately, and
+does not wait behind it. A process that an exec starts in a suspended container computes; the next suspend includes it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ENDS = {
     "restoring": {"done": "attached"},
 }
 WORDS = {
-    "suspending": "its VRAM moves into host memory",
-    "resuming": "its VRAM moves back to its GPUs",
-    "checkpointing": "a checkpoint of it is written",
-    "restoring": "it is restored",
+    "suspending": "its VRAM is being offloaded",
+    "resuming": "its VRAM is being reloaded",
+    "checkpointing": "a checkpoint of it is being written",
+    "restoring": "it is being restored",
 }
 
 
@@ -58,17 +58,17 @@ class GpuStates:
         return self.state in BUSY
 
     def require(self, call: str) -> None:
-        """Raise Busy while an operation is under way that `call` cannot share the container with, or GpuStuck."""
+        """Raise Busy while an operation runs that `call` cannot share the container with, or GpuStuck."""
         if call in ALWAYS or call in STARTS[self.state]:
             return
         if self.busy:
             raise Busy(
-                f"cannot {call} container {self._id} now: {WORDS[self.state]}; ask again when that has ended, which"
+                f"cannot {call} container {self._id} now: {WORDS[self.state]}; try again when that has ended, which"
                 f" `kybernate status {self._id}` shows"
             )
         raise GpuStuck(
-            f"cannot {call} container {self._id}: processes of it are not back on their GPUs; `kybernate resume"
-            f" {self._id}` tries that again"
+            f"cannot {call} container {self._id}: some of its processes are not back on their GPUs; `kybernate resume"
+            f" {self._id}` retries that"
         )
 
     def begin(self, call: str) -> None:

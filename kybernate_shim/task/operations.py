@@ -7,36 +7,55 @@ of GPUs, is loaded with the first operation of a daemon.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kybernate_shim.checkpoint import loopback, restore
+from kybernate_shim.checkpoint.arriving import claimed, source_of
 from kybernate_shim.checkpoint.cgroup_lease import leased
-from kybernate_shim.checkpoint.dump import Dumped, DumpRequest, dump
-from kybernate_shim.checkpoint.image import Image
+from kybernate_shim.checkpoint.dump import dump
+from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
+from kybernate_shim.checkpoint.image.copies import in_use, still_there
+from kybernate_shim.checkpoint.image.plaintext import plaintext
+from kybernate_shim.checkpoint.image.requested import OPERATION
+from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.checkpoint.plaintext import plaintext
-from kybernate_shim.cuda.evidence import holds_driver
-from kybernate_shim.errors import Aborted
+from kybernate_shim.errors import Aborted, Cancelled
+from kybernate_shim.gpu.evidence import holders, seen
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.logs import Log
 from kybernate_shim.oci import gpu_spec
 from kybernate_shim.oci.spec import edit_spec
 from kybernate_shim.task.audited import NO_IMAGE, audit, image_ref
 from kybernate_shim.task.checkpointing import share_with_cri, work_directory
+from kybernate_shim.task.codes import KINDS, rpc_error
+from kybernate_shim.task.outcomes import Ending, Ledger, OperationIdInvalid, Outcome, operation_id, to_cancel
+from kybernate_shim.task.requests import Requests
 from kybernate_shim.trust.audit import ImageRef, Verb, decision_of
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, in_words
 
 if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.gpu import ArenaUse, CudaAccelerator, Left
+    from kybernate_shim.checkpoint.gpu.accelerator import CudaAccelerator
+    from kybernate_shim.checkpoint.gpu.left import ArenaUse, Left
     from kybernate_shim.task.container import Container
 
+T = TypeVar("T")
+
 EXIT_SECONDS = 5.0
+ABORTED_BY_KILL = ("checkpoint", "restore")  # the others end with the processes that they are about
+STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"  # topics of events about operations
 DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
+UNDONE = {
+    "checkpoint": "there is no image, and the container is as before",
+    "restore": "nothing is left of it",
+    "suspend": "its processes keep running",
+    "resume": "it stays suspended",
+}
 
 
 class CheckpointAborted(Aborted):
@@ -48,88 +67,173 @@ class RestoreAborted(Aborted):
 
 
 class Operations:
-    """The operations on one container, one at a time. `current` is the one that runs now."""
+    """The operations on one container, one at a time. `current` is the one that runs now.
+
+    `ledger` knows how the last ones ended, and `requests` carries out each named one once.
+    """
 
     def __init__(self, container: Container, log: Log) -> None:
         self.current: Operation | None = None
+        self.ledger = Ledger()
+        self.requests = Requests(container.id, self.ledger)
         self._container = container
         self._log = log
         self._gpus: CudaAccelerator | None = None
-        self._dump: asyncio.Task[Dumped] | None = None
         self._image = NO_IMAGE  # that the current operation is about
-        self._restoring: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[Any] | None = None  # does what of the current operation can be stopped
+        self._over: asyncio.Future[Outcome] | None = None
 
-    async def checkpoint(self, request: DumpRequest) -> tuple[Dumped, Operation]:
-        """Write an image. Raises CheckpointAborted after `abort`, and whatever `dump` raises."""
+    @property
+    def running_id(self) -> str:
+        """The name of the operation that runs now, else of the first that waits to; may be empty."""
+        if self.current is not None:
+            return self.current.id
+        return self.requests.waiting[0].id if self.requests.waiting else ""
+
+    async def checkpoint(self, request: DumpRequest, id: str = "") -> tuple[Dumped, Operation]:
+        """Write an image. Raises CheckpointAborted after `abort`, Cancelled, and whatever `dump` raises."""
         container = self._container
-        with self._operating("checkpoint", ImageRef(str(request.image))) as operation:
-            gpus = self._accelerator() if self.driver_pids() else None
-            self._dump = asyncio.ensure_future(dump(container, request, operation, self._log, gpus))
+        with self._operating("checkpoint", ImageRef(str(request.image)), id=id) as operation:
             with Undo() as undo:
-                undo.callback(self._end_dump)
-                try:
-                    dumped = await asyncio.shield(self._dump)
-                except asyncio.CancelledError:
-                    if self._dump.cancelled():
-                        raise CheckpointAborted(
-                            f"checkpoint of container {container.id} ended: it was killed"
-                        ) from None
-                    raise
+                undo.callback(self._kill_frozen, operation)
+                dumped = await self._stoppable(operation, self._dump(request, operation))
             self._image = image_ref(request.image, dumped.manifest, dumped.digest)
+            operation.image_bytes = dumped.manifest.bytes
         share_with_cri(container.bundle.path, container.namespace, container.id, request.work)
         if request.exit:
             await asyncio.wait_for(container.init.wait(), EXIT_SECONDS)
         return dumped, operation
 
-    def _end_dump(self) -> None:
-        dump, self._dump = self._dump, None
+    async def _dump(self, request: DumpRequest, operation: Operation) -> Dumped:
+        gpus = self._accelerator() if await self._driver_pids() else None
+        return await dump(self._container, request, operation, self._log, gpus)
+
+    def _kill_frozen(self, operation: Operation) -> None:
         cgroup = self._container.cgroup
-        if dump is not None and dump.cancelling() and cgroup is not None:
+        if operation.killed.is_set() and cgroup is not None:
             cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
 
-    def abort(self) -> None:
-        """End a checkpoint or a restore that runs; once only: a repeated kill must not disturb the undo."""
-        for running in (self._dump, self._restoring):
-            if running is not None and not running.cancelling():
-                running.cancel()
+    # -- Ending before the end ----------------------------------------------------------------------------------------
+
+    def abort(self) -> bool:
+        """End a checkpoint or a restore that runs, because its container is killed; return whether one does.
+
+        The end of a checkpoint then kills the container, too: see _kill_frozen.
+        """
+        operation = self.current
+        if operation is None or operation.verb not in ABORTED_BY_KILL or operation.stoppable == "never":
+            return False
+        operation.killed.set()
+        self._stop()
+        return True
+
+    async def cancel(self, id: str, by: str) -> Outcome:
+        """Undo the operation of that name, or whatever runs for an empty one, and return how it has ended.
+
+        What cannot be stopped any more completes. Raises OperationNotFound and NothingToCancel.
+        """
+        waiting = self.requests.waiting
+        running = [self.current.id] if self.current is not None else []
+        which = to_cancel(id, [*running, *(one.id for one in waiting)], self.ledger, self._container.id)
+        if isinstance(which, Outcome):
+            return which
+        if which >= len(running):
+            return await waiting[which - len(running)].cancel(by)
+        assert self.current is not None
+        assert self._over is not None
+        over = self._over
+        if self.current.stoppable == "always" and self._stop():
+            self.current.cancelled_by = by
+        return await asyncio.shield(over)
+
+    def _stop(self) -> bool:
+        """Cancel the work of the current operation, once only: nothing may disturb its undo. Return whether it was."""
+        operation, work = self.current, self._work
+        if operation is None or work is None or work.done() or work.cancelling():
+            return False
+        operation.stop_clock()
+        return work.cancel()
+
+    async def _stoppable(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work of an operation in a task of its own, which `abort` and `cancel` can end."""
+        task = self._work = asyncio.ensure_future(self._told_why(operation, work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled() and (why := self._why_stopped(operation)) is not None:
+                raise why from error  # before its first step
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._work = None
+
+    async def _told_why(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            if (why := self._why_stopped(operation)) is None:
+                raise
+            if isinstance(error.__context__, KINDS):
+                why.add_note(f"it was failing already: {error.__context__}")
+            raise why from error
+
+    def _why_stopped(self, operation: Operation) -> Exception | None:
+        title = f"{operation.verb} of container {self._container.id}"
+        if operation.killed.is_set():
+            kind = CheckpointAborted if operation.verb == "checkpoint" else RestoreAborted
+            return kind(f"{title} ended: it was killed")
+        if operation.cancelled_by:
+            cgroup = self._container.cgroup
+            alive = operation.verb == "restore" or (cgroup is not None and cgroup.processes())
+            state = UNDONE[operation.verb] if alive else "the container has ended"
+            return Cancelled(f"{title} was cancelled by {operation.cancelled_by}; {state}")
+        return None
+
+    # -- Restore ------------------------------------------------------------------------------------------------------
 
     async def restore(self, image: Image) -> None:
         """Bring the processes of `image` to life. After a failure the container is as before and can be deleted.
 
-        All steps together may take `deadlines.restore`. Raises RestoreAborted after `abort`, TimeoutError, and whatever
-        the steps raise.
+        All steps together may take `deadlines.restore`. Raises RestoreAborted after `abort`, Cancelled, TimeoutError,
+        and whatever the steps raise.
         """
-        container = self._container
-        self._restoring = asyncio.ensure_future(self._restored_in_time(image))
-        try:
-            await asyncio.shield(self._restoring)
-        except asyncio.CancelledError:
-            if self._restoring.cancelled():
-                raise RestoreAborted(f"restore of container {container.id} ended: it was killed") from None
-            self._restoring.cancel()
-            await asyncio.wait({self._restoring})
-            raise
-        finally:
-            self._restoring = None
+        image = still_there(image, self._container.config)
+        ref = image_ref(image.path, image.manifest, image.digest)
+        with self._operating("restore", ref, id=self._restores_id()) as operation, in_use(image.path):
+            await self._stoppable(operation, self._restored_in_time(image, operation))
 
-    async def _restored_in_time(self, image: Image) -> None:
+    def _restores_id(self) -> str:
+        """Return the name of the operation that restores the container, as its annotation has it.
+
+        Only the node's root may give one: by a pod's annotation its author would pass a restore off as another
+        client's operation.
+        """
+        spec = self._container.spec
+        text = spec.annotations.get(OPERATION, "")
+        if not text or requester_of(spec).is_tenant:
+            return ""
+        try:
+            return operation_id(text)
+        except OperationIdInvalid as error:
+            self._log.warning("operation.unnamed", task=self._container.id, error=str(error))
+            return ""
+
+    async def _restored_in_time(self, image: Image, operation: Operation) -> None:
         seconds = self._container.config.deadlines.restore
         try:
-            async with asyncio.timeout(seconds or None) as limit:
-                await self._restore_from(image)
+            async with claimed(image) as mine:
+                operation.source = source_of(mine)
+                operation.fields = {"source": operation.source}
+                async with operation.within(seconds) as limit, plaintext(self._container, mine, operation) as plain:
+                    await self._restore(plain, operation)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise TimeoutError(
-                f"restore of container {self._container.id} failed, nothing is left of it: it had not ended after"
+                f"restore of container {self._container.id} failed, nothing is left of it: it did not end within"
                 f" {seconds:g} s; deadlines.restore sets the limit"
             ) from error
-
-    async def _restore_from(self, image: Image) -> None:
-        container = self._container
-        with self._operating("restore", image_ref(image.path, image.manifest, image.digest)) as operation:
-            async with plaintext(container, image, operation) as plain:
-                await self._restore(plain, operation)
 
     async def _restore(self, image: Image, operation: Operation) -> None:
         container = self._container
@@ -160,6 +264,7 @@ class Operations:
                         await self._switch_loopback_on()
                         if gpus is not None:
                             await gpus.attach(image, operation)
+                        operation.commit()  # they compute: from here on a kill is what ends them
                 except BaseException:
                     container.lose_init()
                     raise
@@ -174,7 +279,7 @@ class Operations:
         try:
             await asyncio.to_thread(in_namespace, network, CLONE_NEWNET, loopback.switch_on)
         except OSError as error:
-            self._log.warning("loopback.off", error=str(error))
+            self._log.warning("loopback.not_enabled", error=str(error))
 
     # -- GPUs ---------------------------------------------------------------------------------------------------------
 
@@ -184,35 +289,45 @@ class Operations:
         left = self._gpus.suspended if self._gpus is not None else None
         return left.arena_use if left is not None else None
 
-    def driver_pids(self) -> list[int]:
-        """Return the processes that have loaded the CUDA driver, as the host sees them."""
-        cgroup = self._container.cgroup
-        return [pid for pid in cgroup.processes() if holds_driver(pid)] if cgroup is not None else []
+    @property
+    def vram_bytes(self) -> int:
+        """VRAM in host memory by a suspend of ours."""
+        left = self._gpus.suspended if self._gpus is not None else None
+        return left.vram_bytes if left is not None else 0
 
-    async def suspend(self, lock_seconds: float = 0) -> tuple[Left, Operation]:
+    async def _driver_pids(self) -> list[int]:
+        """Return the processes that have loaded the CUDA driver, as the host sees them. Raises TimeoutError."""
+        cgroup = self._container.cgroup
+        return await seen(lambda: holders(cgroup.processes())) if cgroup is not None else []
+
+    async def suspend(self, lock_seconds: float = 0, id: str = "") -> tuple[Left, Operation]:
         """Move VRAM into host memory; the processes wait."""
-        with self._operating("suspend") as operation:
-            left = await self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds)
+        with self._operating("suspend", id=id) as operation:
+            work = self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds)
+            left = await self._stoppable(operation, work)
+            operation.vram_bytes = left.vram_bytes
             operation.fields = {"vram_bytes": left.vram_bytes, "arena_bytes": left.arena_use.bytes}
             if left.arena_use.reasons:
                 operation.fields["arena_reasons"] = left.arena_use.reasons
             return left, operation
 
-    async def unsuspend(self, restore_seconds: float = 0, room_seconds: float = 0) -> tuple[Left, Operation]:
+    async def unsuspend(
+        self, restore_seconds: float = 0, room_seconds: float = 0, id: str = ""
+    ) -> tuple[Left, Operation]:
         """Move it back. Raises NothingToResume."""
-        with self._operating("resume") as operation:
-            left = await self._accelerator().resume(
-                operation, restore_seconds=restore_seconds, room_seconds=room_seconds
-            )
+        with self._operating("resume", id=id) as operation:
+            work = self._accelerator().resume(operation, restore_seconds=restore_seconds, room_seconds=room_seconds)
+            left = await self._stoppable(operation, work)
+            operation.vram_bytes = left.vram_bytes
             return left, operation
 
     async def suspend_if_on_gpu(self) -> None:
-        if self.driver_pids():
+        if await self._driver_pids():
             await self.suspend()
 
     async def unsuspend_if_on_gpu(self) -> None:
-        if self.driver_pids():
-            from kybernate_shim.checkpoint.gpu import NothingToResume
+        if await self._driver_pids():
+            from kybernate_shim.checkpoint.gpu.errors import NothingToResume
 
             try:
                 await self.unsuspend()
@@ -220,50 +335,84 @@ class Operations:
                 pass  # it was paused before it had any GPU state
 
     def _accelerator(self) -> CudaAccelerator:
-        """Return what knows of GPUs, whose modules are not loaded on a node that has none."""
+        """Return the GPUs' side, whose modules are not loaded on a node that has none."""
         if self._gpus is None:
-            from kybernate_shim.checkpoint.gpu import CudaAccelerator
+            from kybernate_shim.checkpoint.gpu.accelerator import CudaAccelerator
 
-            self._gpus = CudaAccelerator(self._container, self._container.note_locked, self._log)
+            self._gpus = CudaAccelerator(self._container, self._container.cleanup.note_locked, self._log)
         return self._gpus
 
     @contextmanager
-    def _operating(self, verb: Verb, image: ImageRef = NO_IMAGE) -> Iterator[Operation]:
+    def _operating(self, verb: Verb, image: ImageRef = NO_IMAGE, *, id: str = "") -> Iterator[Operation]:
         """Keep the record of an operation while it runs, note it for `delete`, log what it cost, and audit it."""
         container = self._container
         container.gpu.begin(verb)
-        self.current = operation = Operation(verb)
+        self.current = operation = Operation(verb, id)
         self._image = image
-        container.note(phase=verb)
-        outcome = "failed"
+        self._over = asyncio.get_running_loop().create_future()
+        self.requests.begin_by(asyncio.current_task())
+        outcome, failure = "failed", None
         with Undo() as undo:
-            undo.callback(lambda: self._end(outcome))
+            undo.callback(lambda: self._end(operation, outcome, failure))
             try:
+                container.cleanup.note_phase(verb)
+                container.announce(STARTED, verb=verb)
                 yield operation
                 outcome = "done"
             except BaseException as error:
-                outcome = self._outcome_of(error)
-                self._log.error(f"task.{verb}_failed", error=in_words(error), seconds=operation.summary())
+                outcome, failure = self._outcome_of(error), error
+                self._log.error(f"task.{verb}_failed", error=in_words(error), step_seconds=operation.summary())
                 audit(
                     container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds
                 )
                 raise
             else:
                 self._log.info(
-                    f"task.{DONE[verb]}", pid=container.init.pid, seconds=operation.summary(), **operation.fields
+                    f"task.{DONE[verb]}", pid=container.init.pid, step_seconds=operation.summary(), **operation.fields
                 )
                 audit(container, verb, "done", self._image, self._log, seconds=operation.seconds)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, operation: Operation, outcome: str, failure: BaseException | None) -> None:
         self.current = None
         self._container.gpu.end(outcome)
-        self._container.note(phase="idle")
+        ended = self._ended(operation, failure)
+        self.ledger.add(ended)
+        if self._over is not None and not self._over.done():
+            self._over.set_result(ended)
+        self._container.cleanup.note_phase("idle")
+        # Of what was cancelled the outcome only says where the GPUs are.
+        said = "cancelled" if isinstance(failure, Cancelled) else outcome
+        self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path)
+
+    def _ended(self, operation: Operation, failure: BaseException | None) -> Outcome:
+        """Return what is known of an operation whose end the container's states show by now."""
+        answer = rpc_error(failure) if isinstance(failure, Exception) else None
+        ending: Ending = "succeeded"
+        if failure is not None:
+            ending = "cancelled" if isinstance(failure, Cancelled) else "failed"
+        return Outcome(
+            operation.id,
+            operation.verb,
+            ending,
+            at=time.monotonic(),
+            seconds=operation.seconds,
+            code=answer.code.name if answer is not None else "",
+            error=answer.message if answer is not None else str(failure or ""),
+            state=self._container.in_words if failure is not None else "",
+            steps=tuple(operation.steps),
+            image_bytes=operation.image_bytes,
+            frozen_ms=operation.frozen_ms,
+            vram_bytes=operation.vram_bytes,
+            source=operation.source,
+            path=self._image.path if failure is None else "",
+            manifest_digest=self._image.manifest_digest if failure is None else "",
+        )
 
     def _outcome_of(self, error: BaseException) -> str:
         """Return what a failure has led to, as the table of GPU states has it."""
         if self._gpus is None:
             return "failed"
-        from kybernate_shim.checkpoint.gpu import NothingToResume
+        from kybernate_shim.checkpoint.gpu.errors import NothingToResume
         from kybernate_shim.checkpoint.target import NotBack
 
         if isinstance(error, NothingToResume):

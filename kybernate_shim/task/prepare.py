@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kybernate_shim.checkpoint.claim import FILE_NAME, claim_config
-from kybernate_shim.checkpoint.requested import wanted_image
+from kybernate_shim.checkpoint.criu.claim import FILE_NAME, claim_config
+from kybernate_shim.checkpoint.image.requested import wanted_image
 from kybernate_shim.config import Config
-from kybernate_shim.cuda.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
+from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import task_pb2 as wire
-from kybernate_shim.oci.bundle import Bundle, Remains
+from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
 from kybernate_shim.oci.preload_spec import DESTINATION, LIBRARY, add_library, wants_library
@@ -29,7 +29,7 @@ from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.image import Image
+    from kybernate_shim.checkpoint.image.store import Image
 
 
 async def prepare(
@@ -84,9 +84,9 @@ async def _prepare(
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
         else:
-            log.warning("arena.unavailable", task=request.id, error=f"{LIBRARY} was not built: `make native` builds it")
+            log.warning("arena.disabled", task=request.id, error=f"{LIBRARY} was not built: `make native` builds it")
     if image is not None:
-        from kybernate_shim.checkpoint.plaintext import require_key
+        from kybernate_shim.checkpoint.image.plaintext import require_key
 
         require_key(image, config)
     return Container(
@@ -106,7 +106,7 @@ async def _prepare(
 
 
 def _had_library(image: Image) -> bool:
-    """Tell whether the image's processes have the preload library mapped, and so need its file to be there."""
+    """Return whether the image's processes have the preload library mapped, and so need its file to be there."""
     return any(mount.destination == DESTINATION for mount in image.manifest.mounts)
 
 
@@ -124,13 +124,15 @@ def _image(
     if wanted is None:
         return None
     if wanted.by_environment and not may(requester, Right.ENVIRONMENT, config):
-        log.warning("restore.not_asked", task=request.id, by=wanted.by, error="restore_from_env is false on this node")
+        log.warning(
+            "restore.request_ignored", task=request.id, by=wanted.by, error="restore_from_env is false on this node"
+        )
         return None
-    from kybernate_shim.checkpoint.genuine import require_genuine  # most containers start from no image
-    from kybernate_shim.checkpoint.image import read_image
-    from kybernate_shim.checkpoint.locate import locate
+    from kybernate_shim.checkpoint.image.genuine import require_genuine  # most containers start from no image
+    from kybernate_shim.checkpoint.image.locate import locate
+    from kybernate_shim.checkpoint.image.store import read_for_restore
 
-    image = read_image(locate(wanted, requester, config))
+    image = read_for_restore(locate(wanted, requester, config))
     require_genuine(image, requester, config, log)
     return image
 
@@ -141,12 +143,12 @@ def _handed_over(
     """Return the image in a directory that containerd names.
 
     `request.checkpoint` is a directory that containerd has just unpacked from its content store, which takes nothing in
-    whose SHA-256 is not its name; to digest it once more would only make people wait. But what a tenant's reference
-    names is of anybody's making: there the signature counts, and the digests that it covers. With `criu_image_path` it
-    repeats that path, where anybody may have written.
+    whose SHA-256 is not its name; to digest it once more would only cost time. But what a tenant's reference
+    names may come from any author: there the signature counts, and the digests that it covers. With `criu_image_path`
+    it repeats that path, where any user may have written.
     """
-    from kybernate_shim.checkpoint.genuine import require_genuine
-    from kybernate_shim.checkpoint.image import read_image
+    from kybernate_shim.checkpoint.image.genuine import require_genuine
+    from kybernate_shim.checkpoint.image.store import read_image
 
     requester = requester_of(spec)
     image = read_image(path)
@@ -161,5 +163,5 @@ def _runtime(
     binary = choose_runtime(os.environ, options, config, spec)
     cli = resolve_cli(binary, namespace=namespace, log=bundle.log, options=options, config=config, spec=spec)
     bundle.write_runtime(binary, options, root=cli.root.parent, systemd_cgroup=cli.systemd_cgroup)
-    bundle.write_remains(Remains(str(binary), str(cli.root), cli.systemd_cgroup, phase="create"))
+    bundle.write_cleanup_record(CleanupRecord(str(binary), str(cli.root), cli.systemd_cgroup, phase="create"))
     return Runtime(cli, children, runtime_environment(os.environ, config.criu), config.deadlines, bundle.path)

@@ -22,6 +22,7 @@ class Process:
         self.state = state
         self.pid = 0
         self.exit: Exit | None = None
+        self.reaped = False  # it has ended, which may not be published yet
         self._ended = asyncio.Event()
         self._stdin_closed = False
         self._size: tuple[int, int] | None = None  # of the terminal
@@ -33,11 +34,12 @@ class Process:
     def end(self, exit_: Exit) -> None:
         """Record the end; State says STOPPED before any Wait returns."""
         self.move("exit")
+        self.reaped = True
         self.exit = exit_
         self._ended.set()
 
     def start_failed(self) -> None:
-        """Let nobody wait for what has not begun. It stays created, and can be started again or deleted."""
+        """End the waits for a process that did not start. It stays created, and can be started again or deleted."""
         self._ended.set()
 
     async def wait(self) -> Exit | None:
@@ -63,6 +65,7 @@ class Process:
     def adopt(self, stdio: Stdio) -> None:
         """Take the stdio that was opened for this process."""
         self._ended.clear()  # an earlier start may have failed
+        self.reaped = False
         self.stdio = stdio
         if self._stdin_closed:
             stdio.close_stdin()
@@ -72,6 +75,16 @@ class Process:
     async def drain(self, seconds: float) -> bool:
         """Wait until all output has reached the client; return False when it has not after `seconds`."""
         return self.stdio is None or await self.stdio.drained(seconds)
+
+    @property
+    def reader_is_behind(self) -> bool:
+        """Whether a client is about to read output of this process that is in its FIFO."""
+        return self.stdio is not None and self.stdio.reader_is_behind()
+
+    async def read(self) -> None:
+        """Wait for that client, but not for long."""
+        if self.stdio is not None:
+            await self.stdio.read()
 
     def release(self) -> None:
         """Close the stdio. Idempotent."""

@@ -1,22 +1,19 @@
-"""Copies one stream on the event loop: no thread, no task, and no buffer of its own while the stream flows."""
+"""Copies one stream on the event loop: no thread, no task, and no buffer while the stream flows."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-from array import array
 from collections.abc import Callable
-from fcntl import ioctl
-from termios import FIONREAD
 
 from kybernate_shim.logs import Log
-from kybernate_shim.task.ends import End
-from kybernate_shim.task.transfer import ENDED, READING, WRITING, Transfer
+from kybernate_shim.task.ends import End, readable_bytes
+from kybernate_shim.task.transfer import ENDED, READING, WRITING, StreamTransfer
 
 
 class Pump:
-    """Copies from `source` to `sink` until the source ends, then closes both at once: clients wait for that end.
+    """Copies from `source` to `sink` until the source ends, then closes both immediately: clients wait for that end.
 
     Both descriptors must be non-blocking, and no other pump may use them: the event loop knows one reader and one
     writer per descriptor. `keep_draining`: see Transfer; a loss is logged when it starts and when it is over.
@@ -36,11 +33,12 @@ class Pump:
         self.on_end: Callable[[], None] | None = None
         self._log = log
         self._keep_draining = keep_draining
-        self._transfer = Transfer(self._read, self._write, keep_draining=keep_draining)
+        self._transfer = StreamTransfer(self._read, self._write, keep_draining=keep_draining)
         self._started = False
         self._waits_for = ""
         self._reported = 0  # lost bytes that the log knows of
         self._refused = False
+        self._wrote_at = 0.0
 
     def start(self) -> None:
         """Copy from now on."""
@@ -55,6 +53,15 @@ class Pump:
         if not self.ended.is_set():
             self._finish(lost=self._transfer.held + self._unread() if self._keep_draining and self._started else 0)
 
+    def reader_is_behind(self, seconds: float) -> bool:
+        """Return whether a client is about to read what is in its FIFO: it is there, and has the last bytes to read.
+
+        A client that has not read bytes of more than `seconds` ago does not read.
+        """
+        coming = not self.ended.is_set() and self._waits_for == READING and self._unread() > 0
+        recent = asyncio.get_running_loop().time() < self._wrote_at + seconds
+        return (coming or (recent and self.sink.unread() > 0)) and self.sink.has_client()
+
     def _turn(self) -> None:
         state = self._transfer.advance()
         self._report_refusal()
@@ -67,7 +74,7 @@ class Pump:
         self._wait_for("")
         self._report_lost(lost)
         self.source.close()
-        self.sink.close()
+        self.sink.finish()
         self.ended.set()
         if self.on_end:
             self.on_end()
@@ -102,9 +109,7 @@ class Pump:
             self._log.error("output.lost", bytes=lost)
 
     def _unread(self) -> int:
-        count = array("i", [0])
-        ioctl(self.source.fd, FIONREAD, count)
-        return count[0]
+        return readable_bytes(self.source.fd)
 
     def _read(self, size: int) -> bytes | None:
         try:
@@ -118,6 +123,8 @@ class Pump:
 
     def _write(self, data: memoryview) -> int | None:
         try:
-            return os.write(self.sink.fd, data)
+            written = os.write(self.sink.fd, data)
         except BlockingIOError:
             return None
+        self._wrote_at = asyncio.get_running_loop().time()
+        return written

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from kybernate_shim.config import Config
 from kybernate_shim.deleted import leave_answer
 from kybernate_shim.linux.children import Children
-from kybernate_shim.linux.mounts import Mount
+from kybernate_shim.linux.mount.rootfs import Mount
 from kybernate_shim.live_config import LiveConfig
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
@@ -25,7 +25,7 @@ from kybernate_shim.messages import process_pb2 as status
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
-from kybernate_shim.task.codes import KINDS, code_of
+from kybernate_shim.task.codes import rpc_error
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
@@ -33,7 +33,6 @@ from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.trace import step, traced
 from kybernate_shim.trust.caller import CALLER, called_by
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError
-from kybernate_shim.undo import in_words
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 GO_ZERO_SECONDS = -62135596800  # what Go calls "no time": the exit of a process that still runs
@@ -42,14 +41,6 @@ STATUS = {
     "created": status.CREATED, "restorable": status.CREATED, "running": status.RUNNING, "pausing": status.PAUSING,
     "paused": status.PAUSED, "stopped": status.STOPPED, "deleted": status.STOPPED,
 }  # fmt: skip
-
-PHRASES = {
-    Code.NOT_FOUND: "not found",
-    Code.ALREADY_EXISTS: "already exists",
-    Code.FAILED_PRECONDITION: "failed precondition",
-    Code.INVALID_ARGUMENT: "invalid argument",
-    Code.DEADLINE_EXCEEDED: "deadline exceeded",
-}  # Go clients cut these off and wrap the error anew
 
 Request = TypeVar("Request", bound=Message)
 
@@ -122,7 +113,7 @@ class TaskService:
     async def start(self, request: wire.StartRequest) -> wire.StartResponse:
         container = self.container(request.id)
         if request.exec_id:
-            return wire.StartResponse(pid=await container.start_exec(request.exec_id))
+            return wire.StartResponse(pid=await container.execs.start(request.exec_id))
         pid = await container.start()
         self.log.info("task.started", task=request.id, pid=pid)
         return wire.StartResponse(pid=pid)
@@ -130,7 +121,7 @@ class TaskService:
     async def delete(self, request: wire.DeleteRequest) -> wire.DeleteResponse:
         container = self.container(request.id)
         if request.exec_id:
-            return _deleted(await container.delete_exec(request.exec_id))
+            return _deleted(await container.execs.delete(request.exec_id))
         init = await container.delete()
         self.containers.pop(request.id, None)
         reply = _deleted(init)
@@ -149,7 +140,7 @@ class TaskService:
 
     async def exec(self, request: wire.ExecProcessRequest) -> Empty:
         stdio = StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal)
-        self.container(request.id).add_exec(request.exec_id, stdio, request.spec.value)
+        self.container(request.id).execs.add(request.exec_id, stdio, request.spec.value)
         return Empty()
 
     async def kill(self, request: wire.KillRequest) -> Empty:
@@ -157,11 +148,11 @@ class TaskService:
         return Empty()
 
     async def pause(self, request: wire.PauseRequest) -> Empty:
-        await self.container(request.id).pause()
+        await self.container(request.id).pausing.pause()
         return Empty()
 
     async def resume(self, request: wire.ResumeRequest) -> Empty:
-        await self.container(request.id).resume()
+        await self.container(request.id).pausing.resume()
         return Empty()
 
     async def checkpoint(self, request: wire.CheckpointTaskRequest) -> Empty:
@@ -215,7 +206,7 @@ class TaskService:
 
     async def pids(self, request: wire.PidsRequest) -> wire.PidsResponse:
         container = self.container(request.id)
-        execs = {process.pid: process.id for process in container.execs.values() if process.state == "running"}
+        execs = container.execs.running()
         reply = wire.PidsResponse()
         for pid in await container.pids():
             info = reply.processes.add(pid=pid)
@@ -260,7 +251,7 @@ class TaskService:
 def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callable[[Any, Call], Awaitable[Message]]:
     """Give the errors of the inner modules their RPC codes, and `log` the call's steps if it is to be traced.
 
-    An error that has no code of its own is UNKNOWN, and logged.
+    An error without a specific code is UNKNOWN, and logged.
     """
 
     async def answer(request: Any, call: Call) -> Message:
@@ -268,15 +259,11 @@ def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callabl
             CALLER.set(called_by(call))  # for this call's task alone
             with traced(call.method, log):
                 return await handle(request)
-        except RpcError:
-            raise
         except Exception as error:
-            code = code_of(error) if isinstance(error, KINDS) else Code.UNKNOWN
-            words = in_words(error)
-            if code is Code.UNKNOWN:
-                log.error("call.failed", method=call.method, error=words)
-            phrase = PHRASES.get(code, "")
-            raise RpcError(code, f"{words}: {phrase}" if phrase else words) from error
+            answer = rpc_error(error)
+            if answer.code is Code.UNKNOWN:
+                log.error("call.failed", method=call.method, error=answer.message)
+            raise answer from error
 
     return answer
 

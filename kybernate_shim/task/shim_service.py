@@ -1,21 +1,17 @@
-"""`kybernate.shim.v1.Shim`: what the node agent and the command line ask of a shim beside containerd's Task service."""
+"""`kybernate.shim.v1.Shim`: the calls of the node agent and the command line, next to containerd's Task service."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.task.container import Container
+from kybernate_shim.task.outcomes import operation_id
 from kybernate_shim.task.service import TaskService, translated
+from kybernate_shim.trust.caller import CALLER
 from kybernate_shim.ttrpc import Code, Method, RpcError
-
-if TYPE_CHECKING:
-    from kybernate_shim.checkpoint.operation import Operation
-
-SERVICE = "kybernate.shim.v1.Shim"
 
 
 class ShimService:
@@ -29,6 +25,7 @@ class ShimService:
             "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint, self._tasks.log)),
             "Suspend": Method(wire.SuspendRequest, translated(self.suspend, self._tasks.log)),
             "Resume": Method(wire.ResumeRequest, translated(self.resume, self._tasks.log)),
+            "Cancel": Method(wire.CancelRequest, translated(self.cancel, self._tasks.log)),
             "Status": Method(wire.StatusRequest, translated(self.status, self._tasks.log)),
         }
 
@@ -39,29 +36,56 @@ class ShimService:
             raise RpcError(Code.INVALID_ARGUMENT, "path: the directory for the image is missing: invalid argument")
         from kybernate_shim.task.checkpointing import from_shim_service, response, work_directory  # on use
 
+        id = operation_id(request.operation)
         work = work_directory(container.config, self._tasks.namespace, request.id, "checkpoint")
         try:
             wanted = from_shim_service(request, spec=container.spec, config=container.config, work=work)
         except ValueError as error:
             raise RpcError(Code.INVALID_ARGUMENT, f"{error}: invalid argument") from error
-        dumped, operation = await container.checkpoint(wanted)
-        return response(dumped, wanted, operation.seconds, operation.frozen_ms)
+
+        async def dump() -> Message:
+            dumped, operation = await container.checkpoint(wanted, id)
+            return response(dumped, wanted, operation.seconds, operation.frozen_ms)
+
+        return await container.operations().requests.once(id, "checkpoint", request, dump)
 
     async def suspend(self, request: wire.SuspendRequest) -> Message:
         """Move the container's VRAM into host memory."""
         from kybernate_shim.task.gpu_report import arena_message  # most are never suspended
+        from kybernate_shim.task.operation_messages import steps_of
 
-        left, operation = await self._tasks.container(request.id).suspend(lock_seconds=request.timeout_ms / 1000)
-        return wire.SuspendResponse(
-            steps=_steps(operation), vram_bytes=left.vram_bytes, arena=arena_message(left.arena_use)
-        )
+        container, id = self._tasks.container(request.id), operation_id(request.operation)
+
+        async def work() -> Message:
+            left, operation = await container.suspend(lock_seconds=request.timeout_ms / 1000, operation=id)
+            arena = arena_message(left.arena_use)
+            return wire.SuspendResponse(steps=steps_of(operation.steps), vram_bytes=left.vram_bytes, arena=arena)
+
+        return await container.operations().requests.once(id, "suspend", request, work)
 
     async def resume(self, request: wire.ResumeRequest) -> Message:
         """Move it back."""
-        left, operation = await self._tasks.container(request.id).unsuspend(
-            restore_seconds=request.timeout_ms / 1000, room_seconds=request.room_timeout_ms / 1000
-        )
-        return wire.ResumeResponse(steps=_steps(operation), vram_bytes=left.vram_bytes)
+        from kybernate_shim.task.operation_messages import steps_of  # on use
+
+        container, id = self._tasks.container(request.id), operation_id(request.operation)
+
+        async def work() -> Message:
+            left, operation = await container.unsuspend(
+                restore_seconds=request.timeout_ms / 1000, room_seconds=request.room_timeout_ms / 1000, operation=id
+            )
+            return wire.ResumeResponse(steps=steps_of(operation.steps), vram_bytes=left.vram_bytes)
+
+        return await container.operations().requests.once(id, "resume", request, work)
+
+    async def cancel(self, request: wire.CancelRequest) -> Message:
+        """Undo the operation that runs, and answer when it has ended."""
+        from kybernate_shim.task.operation_messages import ended  # on use
+
+        container, id = self._tasks.container(request.id), operation_id(request.operation)
+        caller = CALLER.get()
+        by = f"uid {caller.uid} (pid {caller.pid})" if caller is not None else "the daemon"
+        outcome = await container.operations().cancel(id, by)
+        return wire.CancelResponse(ended=ended(outcome), container=_status(container))
 
     async def status(self, request: wire.StatusRequest) -> Message:
         """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint.
@@ -80,13 +104,6 @@ class ShimService:
         return wire.StatusResponse(containers=replies)
 
 
-def _steps(operation: Operation) -> list[wire.Step]:
-    return [
-        wire.Step(name=step.name, seconds=step.seconds, bytes=step.bytes, spared_bytes=step.spared)
-        for step in operation.steps
-    ]
-
-
 def _status(container: Container) -> wire.Container:
     reply = wire.Container(
         id=container.id,
@@ -94,6 +111,7 @@ def _status(container: Container) -> wire.Container:
         pid=container.init.pid,
         suspended=container.suspended,
         gpu=container.gpu.state,
+        vram_bytes=container.vram_bytes,
     )
     if container.suspended and (use := container.arena_use) is not None:
         from kybernate_shim.task.gpu_report import arena_message  # as above
@@ -104,4 +122,10 @@ def _status(container: Container) -> wire.Container:
         reply.phase, reply.step = operation.verb, operation.step_name
         reply.done_bytes, reply.total_bytes = operation.done, operation.total_bytes
         reply.seconds = operation.seconds
+        reply.cancelling = bool(operation.cancelled_by)
+    reply.operation = container.operation_id
+    if (ledger := container.ledger) is not None and ledger.outcomes:
+        from kybernate_shim.task.operation_messages import add_ended  # as above
+
+        add_ended(reply, ledger)
     return reply

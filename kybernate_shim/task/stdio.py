@@ -2,7 +2,7 @@
 
 Create and Exec bring strings; `open_stdio` turns them into descriptors for the runtime, and copies on the daemon's
 event loop once the process exists. Input and output survive clients that leave and come back; the end of the output
-reaches the client at once, because it waits for that before it calls Delete.
+reaches the client immediately, because it waits for that before it calls Delete.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
+from kybernate_shim.run_directory import RUN
 from kybernate_shim.task.console import ConsoleSocket, set_size
 from kybernate_shim.task.destination import STDERR, STDOUT, Destination, plan_outputs
 from kybernate_shim.task.ends import CLIENT_SECONDS, End, open_input, open_output
@@ -25,10 +26,11 @@ from kybernate_shim.task.pump import Pump
 
 STDIN = 0
 STREAMS = {STDIN: "stdin", STDOUT: "stdout", STDERR: "stderr"}
-RUNTIME_DIR = Path("/run/kybernate")
 CONSOLE_SECONDS = 10.0
 PIPE_BYTES = 64 * 1024
 UNHEARD_BYTES = 4096  # enough for an error message
+READ_SECONDS = 1.0  # in which a client that reads takes what has come, on a busy machine
+FIRST_LOOK, LAST_LOOK = 0.0002, 0.005  # seconds between two looks whether it has
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class StdioConfig:
 
 
 @dataclass(frozen=True)
-class Owner:
+class PipeOwner:
     """The ids, as the host sees them, that own a process's pipes, so that it may reopen /dev/stdout."""
 
     uid: int = 0
@@ -58,7 +60,7 @@ async def open_stdio(
     log: Log,
     uid: int = 0,
     gid: int = 0,
-    runtime_dir: Path = RUNTIME_DIR,
+    runtime_dir: Path = RUN,
     piped: Collection[int] = (),
     client_seconds: float = CLIENT_SECONDS,
 ) -> Stdio:
@@ -70,7 +72,7 @@ async def open_stdio(
     Raises UnsupportedScheme, MalformedUri, StdioUnavailable, LoggerFailed or ConsoleFailed; nothing stays open then.
     """
     plan = plan_outputs(config.stdout, config.stderr, terminal=config.terminal)
-    stdio = TerminalStdio(log, runtime_dir) if config.terminal else PipeStdio(log, Owner(uid, gid))
+    stdio = TerminalStdio(log, runtime_dir) if config.terminal else PipeStdio(log, PipeOwner(uid, gid))
     with ExitStack() as undo:
         undo.callback(stdio.close)
         if config.stdin:
@@ -167,8 +169,21 @@ class Stdio(ABC):
             return False
         return True
 
+    def reader_is_behind(self) -> bool:
+        """Return whether a client is about to read output that is in its FIFO, see `READ_SECONDS`."""
+        return self._running and any(pump.reader_is_behind(READ_SECONDS) for pump in self._outputs)
+
+    async def read(self) -> None:
+        """Wait until clients have read what is in their FIFOs, but no longer than `READ_SECONDS`."""
+        pause = FIRST_LOOK
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_SECONDS):
+                while self.reader_is_behind():
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LAST_LOOK)
+
     def close(self) -> None:
-        """Release everything, output that is still under way included. Idempotent."""
+        """Release everything, output that is still being copied included. Idempotent."""
         self._owned.close()
 
     def _own(self, end: End) -> End:
@@ -190,7 +205,7 @@ class Stdio(ABC):
 class PipeStdio(Stdio):
     """A pipe for every stream; each has one end in the process and one here, or in a logger program."""
 
-    def __init__(self, log: Log, owner: Owner) -> None:
+    def __init__(self, log: Log, owner: PipeOwner) -> None:
         super().__init__(log)
         self._owner = owner
         self._theirs: list[End] = []  # what the process gets
@@ -248,7 +263,7 @@ class PipeStdio(Stdio):
         return self._own(End(read)), self._own(End(write))
 
     def _hand_over(self, number: int, end: End) -> None:
-        if self._owner != Owner():
+        if self._owner != PipeOwner():
             os.fchown(end.fd, self._owner.uid, self._owner.gid)
         self.fds[number] = end.fd
         self._theirs.append(end)
@@ -280,7 +295,7 @@ class TerminalStdio(Stdio):
         os.set_blocking(self._output.fd, False)
 
     def add_missing(self, piped: Collection[int]) -> None:
-        if not self._output:  # somebody has to read a terminal, or the process stops when its buffer is full
+        if not self._output:  # a terminal has to be read, or the process stops when its buffer is full
             self._output = self._own(End(os.open(os.devnull, os.O_WRONLY)))
 
     async def started(self) -> None:
@@ -304,3 +319,15 @@ class TerminalStdio(Stdio):
         self._size = width, height
         if self._console and self._console.is_open:
             set_size(self._console.fd, width, height)
+
+
+@contextmanager
+def quoted(stdio: Stdio) -> Iterator[None]:
+    """Add to a failure what the runtime has written in place of the process, unless the failure says it already."""
+    try:
+        yield
+    except Exception as error:
+        words = str(error)
+        if lines := [line for line in stdio.unheard().splitlines() if line.strip() not in words]:
+            error.add_note("it wrote: " + "\n".join(lines))
+        raise

@@ -16,7 +16,7 @@ WRITING = "writing"  # nothing to do until the sink is writable
 ENDED = "ended"
 
 
-class Transfer:
+class StreamTransfer:
     """Moves one stream by two calls that its owner passes in.
 
     `read(size)` returns b"" at the end and None when it would block. `write(data)` returns how many bytes it took, None

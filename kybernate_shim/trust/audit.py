@@ -5,7 +5,7 @@ that a pod's author chooses can end a line or begin one: every value is a JSON s
 
 The file is opened for each line, so that it can be renamed at any time (logrotate). A line that cannot be written stops
 no operation: otherwise a full log disk, which pods can cause, would keep all containers of the node from coming back.
-The loss is an error in the daemon's log (`audit.lost`), which has the line itself as the event `audit`.
+The loss is an error in the daemon's log (`audit.lost`), which has the line itself as the event `audit.recorded`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kybernate_shim.errors import Damaged, Missing, NoRoom, Refused
-from kybernate_shim.linux.private import make_directory
+from kybernate_shim.errors import Cancelled, Damaged, Missing, NoRoom, Refused
+from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.trust.caller import CALLER, Caller
 from kybernate_shim.trust.requester import NODE, Requester
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from kybernate_shim.config import Config
     from kybernate_shim.logs import Log
 
-Verb = Literal["checkpoint", "restore", "suspend", "resume", "import"]
-Decision = Literal["allowed", "refused", "failed", "done"]
+Verb = Literal[
+    "checkpoint", "restore", "suspend", "resume", "import",
+    "swap", "cancel", "pin", "label", "verify", "delete", "export", "send",  # of the node agent alone
+]  # fmt: skip
+Decision = Literal["allowed", "refused", "failed", "cancelled", "done"]
 
 LONGEST: Final = 4096  # characters of one value; a pod's annotation may have 256 KiB
 NOT_SET: Final = "4294967295"  # the kernel's value for a process without a login
@@ -82,14 +85,16 @@ class Audit:
 
 
 def decision_of(error: BaseException) -> Decision:
-    """Return what an operation's error means: `refused` where nothing was begun for a reason, else `failed`."""
+    """Return what an operation's error means: `refused` where nothing was begun for a reason, `cancelled`, `failed`."""
+    if isinstance(error, Cancelled):
+        return "cancelled"
     return "refused" if isinstance(error, _REFUSALS) else "failed"
 
 
 def write(record: Audit, config: Config, log: Log) -> None:
-    """Append the line to the node's audit log, and log it as the event `audit`. Never raises."""
+    """Append the line to the node's audit log, and log it as the event `audit.recorded`. Never raises."""
     document = record.document()
-    log.info("audit", **{name if name != "time" else "audit_time": value for name, value in document.items()})
+    log.info("audit.recorded", **{name if name != "time" else "audit_time": value for name, value in document.items()})
     if config.audit_log is None:
         return
     try:
@@ -108,7 +113,7 @@ def append(path: Path, document: dict[str, Any]) -> None:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise AuditLost(f"{path} is no regular file")
+            raise AuditLost(f"{path} is not a regular file")
         if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":
             line = b"\n" + line  # an earlier line was torn by a full disk
         if (written := os.write(fd, line)) < len(line):
@@ -120,13 +125,14 @@ def append(path: Path, document: dict[str, Any]) -> None:
 def _caller(caller: Caller | None) -> dict[str, Any]:
     """Return the caller's fields. `login_uid` is whom the process was started for, as pam_loginuid has noted."""
     if caller is None:
-        return {"by": "", "method": "", "uid": None, "pid": None, "login_uid": None}
+        return {"by": "", "method": "", "uid": None, "pid": None, "login_uid": None, "name": ""}
     return {
         "by": caller.by,
         "method": caller.method,
         "uid": caller.uid,
         "pid": caller.pid,
         "login_uid": _login_uid(caller.pid),
+        "name": caller.name[:LONGEST],
     }
 
 

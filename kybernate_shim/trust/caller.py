@@ -1,4 +1,4 @@
-"""Who made the call that is answered now: kept beside the task that answers it, for the audit line.
+"""The caller of the call that is answered now: kept with the task that answers it, for the audit line.
 
 The container's author and the caller are two: a pod's annotation asks for a restore, and containerd makes the call.
 """
@@ -12,20 +12,27 @@ from typing import Final
 from kybernate_shim.ttrpc import Call
 
 OWN_SERVICE: Final = "kybernate.shim.v1.Shim"
+AGENT: Final = "kybernate.node.v1."  # the services of the node agent begin with it
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A ttrpc call. `uid` and `pid` are those of the process that connected, None where the socket does not say."""
+    """A call of the shim or the node agent. `uid` and `pid` are those of the process that connected, None if unknown.
+
+    `name` is that of the certificate or the container that the agent knows the caller by, "" elsewhere.
+    """
 
     service: str
     method: str
     uid: int | None = None
     pid: int | None = None
+    name: str = ""
 
     @property
     def by(self) -> str:
-        """Return whose client it is: `kybernate` for our own service, else `containerd`."""
+        """Return whose client it is: `kybernate` for our own service, `agent` for the agent's, else `containerd`."""
+        if self.service.startswith(AGENT):
+            return "agent"
         return "kybernate" if self.service == OWN_SERVICE else "containerd"
 
 

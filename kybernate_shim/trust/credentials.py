@@ -28,7 +28,7 @@ from kybernate_shim.linux.credentials import (
     NO_LOGIN,
     SECCOMP_FILTER,
     Capabilities,
-    Credentials,
+    ProcessCredentials,
     capability_bits,
 )
 from kybernate_shim.oci.spec import Spec
@@ -57,11 +57,11 @@ class Security:
 
     seccomp_profile: str = ""
     label: str = ""
-    processes: tuple[Credentials, ...] = ()
+    processes: tuple[ProcessCredentials, ...] = ()
 
 
 @dataclass(frozen=True)
-class Allowance:
+class PrivilegeAllowance:
     """What a specification allows. `caps` are those that init gets; `limits` are hard ones by number.
 
     `namespaces` are the kinds of which the container has its own or its pod's. `login` and `boost` are
@@ -104,17 +104,17 @@ class Allowance:
         return not self.no_new_privs or self.has("CAP_SETGID")
 
     def has(self, capability: str) -> bool:
-        """Tell whether a process can come to have the capability."""
+        """Return whether a process can come to have the capability."""
         return bool(self.permitted >> capability_bits()[capability] & 1)
 
 
-def allowance_of(spec: Spec, *, login: int = NO_LOGIN, boost: int = 0) -> Allowance:
+def allowance_of(spec: Spec, *, login: int = NO_LOGIN, boost: int = 0) -> PrivilegeAllowance:
     """Return what a config.json allows. What it leaves open is as OCI runtimes take it: no capability, no filter.
 
     `login` and `boost` are those of a shim, as in Credentials.
     """
     process, user = spec.process, spec.process.get("user") or {}
-    return Allowance(
+    return PrivilegeAllowance(
         uid=int(user.get("uid") or 0),
         gid=int(user.get("gid") or 0),
         groups=tuple(map(int, user.get("additionalGids") or ())),
@@ -147,9 +147,9 @@ def spec_label(spec: Spec) -> str:
     return profile if profile not in ("", "unconfined") else str(spec.process.get("selinuxLabel") or "")
 
 
-def security_of(spec: Spec, processes: Sequence[Credentials]) -> Security:
+def security_of(spec: Spec, processes: Sequence[ProcessCredentials]) -> Security:
     """Return what an image's manifest keeps: of threads that are like the first of their process, that one alone."""
-    kept: dict[int, Credentials] = {}
+    kept: dict[int, ProcessCredentials] = {}
     others = []
     for one in processes:
         first = kept.setdefault(one.pid, one)
@@ -159,7 +159,7 @@ def security_of(spec: Spec, processes: Sequence[Credentials]) -> Security:
 
 
 def excess_of(
-    image: Sequence[Credentials], held: Sequence[Held], recorded: Security, allowance: Allowance
+    image: Sequence[ProcessCredentials], held: Sequence[Held], recorded: Security, allowance: PrivilegeAllowance
 ) -> list[str]:
     """Return a sentence, with both values, for everything in an image's processes that is not allowed.
 
@@ -182,7 +182,7 @@ def excess_of(
     return list(dict.fromkeys(found))
 
 
-def excess(one: Credentials, allowance: Allowance) -> list[str]:
+def excess(one: ProcessCredentials, allowance: PrivilegeAllowance) -> list[str]:
     """Return a sentence, with both values, for everything that a thread has beyond what is allowed."""
     title = (
         f"process {one.pid} ({one.name})"
@@ -199,7 +199,7 @@ def excess(one: Credentials, allowance: Allowance) -> list[str]:
     return [f"{title}: {text}" for text in findings]
 
 
-def _ids(one: Credentials, allowance: Allowance) -> Iterable[str]:
+def _ids(one: ProcessCredentials, allowance: PrivilegeAllowance) -> Iterable[str]:
     if not allowance.any_uid:
         yield from _only("uid", one.uids, {allowance.uid})
     if not allowance.any_gid:
@@ -211,7 +211,7 @@ def _only(what: str, found: Iterable[int], allowed: set[int]) -> Iterable[str]:
         yield f"{what} {_listed(others)}, the pod allows {_listed(sorted(allowed))} only"
 
 
-def _capability_sets(one: Credentials, allowance: Allowance) -> Iterable[str]:
+def _capability_sets(one: ProcessCredentials, allowance: PrivilegeAllowance) -> Iterable[str]:
     rules = (
         ("bounding", one.caps.bounding, allowance.caps.bounding),
         ("permitted", one.caps.permitted, allowance.permitted),
@@ -230,7 +230,7 @@ def _capability_sets(one: Credentials, allowance: Allowance) -> Iterable[str]:
         yield f"securebits {one.securebits:#x}, the pod allows 0x0 and {KEEP_CAPS:#x} without CAP_SETPCAP"
 
 
-def _confinement(one: Credentials, allowance: Allowance) -> Iterable[str]:
+def _confinement(one: ProcessCredentials, allowance: PrivilegeAllowance) -> Iterable[str]:
     if allowance.no_new_privs and not one.no_new_privs:
         yield "no_new_privs is not set, the pod sets it"
     if allowance.seccomp_profile and (one.seccomp != SECCOMP_FILTER or not one.filters):
@@ -239,7 +239,7 @@ def _confinement(one: Credentials, allowance: Allowance) -> Iterable[str]:
         yield f"security label {one.label or 'unconfined'}, the pod's is {allowance.label}"
 
 
-def _places(one: Credentials, allowance: Allowance) -> Iterable[str]:
+def _places(one: ProcessCredentials, allowance: PrivilegeAllowance) -> Iterable[str]:
     for kind in allowance.namespaces:
         if kind in one.node_namespaces:
             yield f"{kind} namespace of the node, the pod has its own"
@@ -250,7 +250,7 @@ def _places(one: Credentials, allowance: Allowance) -> Iterable[str]:
         yield f"cgroup {one.stray_cgroup}, the pod allows the container's own and those below it"
 
 
-def _resources(one: Credentials, allowance: Allowance) -> Iterable[str]:
+def _resources(one: ProcessCredentials, allowance: PrivilegeAllowance) -> Iterable[str]:
     names = LIMITS.split()
     if not allowance.has("CAP_SYS_RESOURCE"):
         for number, hard in enumerate(one.limits):
@@ -265,7 +265,7 @@ def _resources(one: Credentials, allowance: Allowance) -> Iterable[str]:
             yield f"nice value {-one.boost}, the pod allows {-allowance.boost} and more without CAP_SYS_NICE"
 
 
-def _without_thread(one: Credentials) -> dict[str, Any]:
+def _without_thread(one: ProcessCredentials) -> dict[str, Any]:
     return {name: value for name, value in vars(one).items() if name not in ("tid", "name")}
 
 

@@ -41,7 +41,6 @@ from kybernate_shim.errors import Damaged
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-ALGORITHM: Final = "AES-256-GCM"
 CHUNK_BYTES: Final = 1 << 20
 MOST_CHUNK_BYTES: Final = 16 << 20  # a buffer of that size is allocated on the word of a header
 MOST_CHUNKS: Final = 1 << 26  # 64 TiB; the map of as many is read on the word of a header
@@ -136,11 +135,6 @@ def map_bytes(count: int) -> int:
     return -(-count // 8)
 
 
-def stored_at_most(size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Return the size of an encrypted file of `size` bytes that has no holes."""
-    return Layout(size, chunk_bytes, range(chunk_count(size, chunk_bytes))).stored
-
-
 class Buffers:
     """Room for one chunk in both forms. A thread has its own."""
 
@@ -214,7 +208,7 @@ class EncryptedFile(_File):
         if magic != _MAGIC:
             raise EncryptionBroken(f"{key.name}: not an encrypted file of a checkpoint image")
         if version != _VERSION:
-            raise EncryptionBroken(f"{key.name}: version {version} is not understood, only {_VERSION} is")
+            raise EncryptionBroken(f"{key.name}: version {version} is not supported, only {_VERSION} is")
         if not 0 < chunk_bytes <= MOST_CHUNK_BYTES or chunk_count(size, chunk_bytes) > MOST_CHUNKS:
             raise EncryptionBroken(f"{key.name}: {size} bytes in chunks of {chunk_bytes} are not possible")
         super().__init__(fd, key, bytes(header), file_id)
@@ -285,7 +279,7 @@ class NodeKey:
 
     @cached_property
     def id(self) -> str:
-        from hashlib import sha256  # as in image.py
+        from hashlib import sha256  # as in store.py
 
         return sha256(b"kybernate encryption key id v1\0" + self.key).hexdigest()[:16]
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.plain_files import NotPlain, open_plain
 from kybernate_shim.trust.places import make_private
 
@@ -175,28 +176,7 @@ def _parsed(path: Path, text: str) -> bytes:
 def _make_key(path: Path, *, replace: bool = False) -> None:
     """Write a random key that appears under its name whole or not at all; a concurrent writer's key is kept."""
     make_private(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            os.write(fd, f"{os.urandom(KEY_BYTES).hex()}\n".encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if replace:
-            temporary.replace(path)
-        else:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(path, f"{os.urandom(KEY_BYTES).hex()}\n", durable=True, keep=not replace)
 
 
 def _sha256_hex(content: bytes) -> str:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.plain_files import LOOK
+from kybernate_shim.linux.private_files import DIRECTORY_MODE
 
 LINKS: Final = 40  # as many as the kernel follows
-DIRECTORY_MODE: Final = 0o700
 WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
-_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PlaceUntrusted(Refused):
@@ -54,10 +54,10 @@ def close_to_others(path: Path, *, empty: bool) -> None:
             return
         if not empty:
             raise PlaceUntrusted(
-                f"{path} ({_described(status)}) can be read by other users, and holds other files already. Nothing was "
-                f"written. Choose another directory, or close this one: chmod 0700 {path}"
+                f"{path} ({_described(status)}) can be read by other users, and contains other files already."
+                f" Nothing was written. Choose another directory, or close this one: chmod 0700 {path}"
             )
-        os.chmod(f"/proc/self/fd/{fd}", DIRECTORY_MODE)  # noqa: PTH101  # a descriptor, which has no mode of its own
+        os.chmod(f"/proc/self/fd/{fd}", DIRECTORY_MODE)  # noqa: PTH101  # a descriptor, which has no mode
     finally:
         os.close(fd)
 
@@ -78,7 +78,7 @@ class _Walk:
     """A way from / down to a directory: a descriptor for each component, all of them judged."""
 
     def __init__(self) -> None:
-        self._fds = [os.open("/", _LOOK | os.O_DIRECTORY)]
+        self._fds = [os.open("/", LOOK | os.O_DIRECTORY)]
         self._names = [Path("/")]
         self._links = 0
         self.made = False
@@ -119,7 +119,7 @@ class _Walk:
     def _open(self, part: str, *, make: bool) -> int:
         self.made = False
         try:
-            return os.open(part, _LOOK, dir_fd=self.fd)
+            return os.open(part, LOOK, dir_fd=self.fd)
         except FileNotFoundError as error:
             if not make:
                 raise FileNotFoundError(error.errno, error.strerror, str(self._names[-1] / part)) from error
@@ -128,7 +128,7 @@ class _Walk:
             self.made = True
         except FileExistsError:
             pass  # another daemon was faster
-        return os.open(part, _LOOK, dir_fd=self.fd)
+        return os.open(part, LOOK, dir_fd=self.fd)
 
     def _target(self, fd: int, name: Path, status: os.stat_result, *, last: bool) -> list[str]:
         """Return the components that the link stands for; go to / first where it is absolute."""

@@ -1,7 +1,7 @@
-"""Who chose what a container asks for: the one place that tells a tenant's container from one of the node's root.
+"""The author of a container's requests: the only place that distinguishes a tenant's containers from root's.
 
-containerd's CRI plugin marks every container and sandbox that it creates with annotations of its own, which a pod
-cannot take away. The author of such a pod chose its annotations, environment, image and the content of its volumes, and
+containerd's CRI plugin marks every container and sandbox that it creates with its own annotations, which a pod
+cannot remove. The author of such a pod chose its annotations, environment, image and the content of its volumes, and
 is not trusted with anything else. A container without these marks was made by a client of containerd's socket, which
 only root can open.
 """

@@ -3,10 +3,22 @@
 Unary calls only. Knows nothing of containerd's services. Source: github.com/containerd/ttrpc, PROTOCOL.md.
 """
 
-from kybernate_shim.ttrpc.client import Client
-from kybernate_shim.ttrpc.codes import Code, RpcError
-from kybernate_shim.ttrpc.methods import Call, Method, Services
-from kybernate_shim.ttrpc.peer import Credentials, same_user
-from kybernate_shim.ttrpc.server import Server
+from .client import Client
+from .codes import Code, RpcError
+from .connection import ProtocolViolated
+from .methods import Call, Method, Services
+from .peer import Credentials, same_user
+from .server import Server
 
-__all__ = ["Call", "Client", "Code", "Credentials", "Method", "RpcError", "Server", "Services", "same_user"]
+__all__ = [
+    "Call",
+    "Client",
+    "Code",
+    "Credentials",
+    "Method",
+    "ProtocolViolated",
+    "RpcError",
+    "Server",
+    "Services",
+    "same_user",
+]

@@ -9,11 +9,10 @@ from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from kybernate_shim.ttrpc.codes import Code, RpcError
-from kybernate_shim.ttrpc.connection import ClientConnection
-from kybernate_shim.ttrpc.frames import FrameReader
+from .codes import Code, RpcError
+from .connection import MAX_UNSENT, Answered, ClientConnection, ProtocolViolated
+from .frames import FrameReader
 
-MAX_UNSENT = 16 << 20  # bytes that wait for the server to read them
 RETRY_SECONDS = 0.01  # between attempts to get into a listener's full backlog
 NO_METADATA: Mapping[str, str] = {}
 
@@ -21,9 +20,9 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class Client:
-    """A connection to a server. Calls run side by side and are answered in any order.
+    """A connection to a server. Calls run concurrently and are answered in any order.
 
-    A connection that has ended stays ended: every call then raises ConnectionError, and the caller connects anew.
+    A connection that has ended stays ended: every call then raises ConnectionError, and the caller connects again.
     """
 
     def __init__(self, link: _Link, metadata: Mapping[str, str]) -> None:
@@ -65,7 +64,8 @@ class Client:
         """Call `service`/`method` and return its reply; `metadata` is added to the connection's own.
 
         Raises RpcError when the server answers with an error, TimeoutError when it has not answered after `timeout`
-        seconds (it is told of the limit, but may have done its work), ConnectionError when the connection ends first.
+        seconds (the limit is sent to it, but it may have done its work), ConnectionError when the connection ends
+        first, and its ProtocolViolated, which ends the connection, when the server breaks the protocol.
         """
         timeout_nano = 0 if timeout is None else max(1, int(timeout * 1e9))
         async with asyncio.timeout(timeout):
@@ -105,27 +105,37 @@ class _Link(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=MAX_UNSENT)
 
     def data_received(self, data: bytes) -> None:
-        for item in self._reader.feed(data):
-            answered = self._core.receive(item)
-            if answered is None:
-                continue
-            future = self._waiting[answered.stream]
-            if future.done():
-                continue  # cancelled, and its caller has not run since
-            if isinstance(answered.outcome, RpcError):
-                future.set_exception(answered.outcome)
-            else:
-                future.set_result(answered.outcome)
+        try:
+            for item in self._reader.feed(data):
+                if answered := self._core.receive(item):
+                    self._settle(answered)
+        except ProtocolViolated as error:
+            self._fail(ProtocolViolated(f"{self._path}: {error}"))
+            self.abort()
+
+    def _settle(self, answered: Answered) -> None:
+        future = self._waiting[answered.stream]
+        if future.done():
+            return  # cancelled, and its caller has not run since
+        if isinstance(answered.outcome, RpcError):
+            future.set_exception(answered.outcome)
+        else:
+            future.set_result(answered.outcome)
 
     def pause_writing(self) -> None:
-        """Give up on a server that does not read: requests would pile up for ever."""
+        """Give up on a server that does not read: requests would pile up without end."""
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        rest = f", {self._reader.buffered} bytes into a frame" if self._reader.buffered else ""
+        self._fail(ConnectionError(f"{self._path}: the connection ended before the answer{rest}"))
+        self.lost.set()
+
+    def _fail(self, error: ConnectionError) -> None:
+        """Raise the error in every caller that waits, each one its own."""
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ConnectionError(f"{self._path}: the connection ended before the answer"))
-        self.lost.set()
+                future.set_exception(type(error)(*error.args))
 
     def abort(self) -> None:
         self._transport.abort()
@@ -138,7 +148,7 @@ class _Link(asyncio.Protocol):
             raise ConnectionError(f"{self._path}: the connection has ended")
         try:
             stream, frame = self._core.request(service, method, payload, metadata=metadata, timeout_nano=timeout_nano)
-        except ConnectionError:  # no stream id is left
+        except ConnectionError:  # there will be no other stream
             self.abort()
             raise
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -154,7 +164,7 @@ class _Link(asyncio.Protocol):
 async def _connected(path: str) -> socket.socket:
     """Return a connected, non-blocking socket.
 
-    asyncio's own connect takes the EAGAIN of a full backlog for progress, and goes on with a socket that never gets
+    asyncio's own connect takes the EAGAIN of a full backlog for progress, and continues with a socket that never gets
     connected. Source: connect(2), EAGAIN for UNIX sockets.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""Both ends of a connection as state machines without I/O: which streams are legal, and what is answered to whom.
+"""Both ends of a connection as state machines without I/O: which streams are legal, and which answer each gets.
 
-Only unary calls are spoken: one request, one response, on a stream of its own. Streams that a peer wants to keep open
-are answered with UNIMPLEMENTED.
+Only unary calls are supported: one request and one response, on a separate stream. Streams that a peer wants to keep
+open are answered with UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from kybernate_shim.messages import ttrpc_pb2 as wire
-from kybernate_shim.ttrpc.codes import Code, RpcError
-from kybernate_shim.ttrpc.frames import MAX_DATA, Flags, Frame, Kind, Oversized
+from . import ttrpc_pb2 as wire
+from .codes import Code, RpcError
+from .frames import KNOWN_KINDS, MAX_DATA, Flags, Frame, Kind, Oversized
 
+MAX_UNSENT = 16 << 20  # bytes that wait for a peer to read them
 MAX_CALLS = 4096  # of one connection, at a time
 MAX_HELD = 64 << 20  # bytes of their requests
 MAX_MESSAGE = 64 << 10  # bytes of an error's text
 LAST_STREAM = (1 << 32) - 1
+ENDING = (0, Flags.REMOTE_CLOSED)  # the flags of a frame that ends its stream
+
+
+class ProtocolViolated(ConnectionError):
+    """The server has sent what the protocol does not allow; the message shows it. The connection is of no more use."""
 
 
 class Opened(NamedTuple):
@@ -29,7 +35,7 @@ class Opened(NamedTuple):
     request: wire.Request
 
 
-class Refused(NamedTuple):
+class CallRefused(NamedTuple):
     """A call that ends before it began; `frame` is its answer."""
 
     stream: int
@@ -46,7 +52,7 @@ class Answered(NamedTuple):
 
 class _State(Enum):
     OPEN = "open"  # the handler runs, the caller waits
-    ANSWERED = "answered"  # the handler may still run, nobody listens
+    ANSWERED = "answered"  # the handler may still run, its answer is dropped
 
 
 class _Stream:
@@ -58,7 +64,7 @@ class _Stream:
 
 
 class ServerConnection:
-    """The serving end. Every legal request is answered once, in any order; illegal ones are answered at once."""
+    """The serving end. Every legal request is answered once, in any order; illegal ones are answered immediately."""
 
     __slots__ = ("_draining", "_held", "_last", "_max_calls", "_max_held", "_streams")
 
@@ -75,7 +81,7 @@ class ServerConnection:
         """Return the number of calls that occupy the connection."""
         return len(self._streams)
 
-    def receive(self, item: Frame | Oversized) -> Opened | Refused | None:
+    def receive(self, item: Frame | Oversized) -> Opened | CallRefused | None:
         """Return what a frame of the client asks for; None when it asks for nothing.
 
         Frames of unknown kinds, responses, and data for a stream that was opened before are ignored.
@@ -86,7 +92,7 @@ class ServerConnection:
             if item.kind == Kind.DATA and item.stream > self._last:
                 raise RpcError(Code.INVALID_ARGUMENT, f"stream {item.stream} was never opened")
         except RpcError as error:
-            return Refused(item.stream, error.code, failure(item.stream, error.code, error.message))
+            return CallRefused(item.stream, error.code, failure(item.stream, error.code, error.message))
         return None
 
     def answer(self, stream: int, payload: bytes) -> bytes:
@@ -147,20 +153,26 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The calling end. Gives out stream ids and matches answers with them, in whatever order they come."""
+    """The calling end. Gives out stream ids and matches answers with them, in whatever order they come.
 
-    __slots__ = ("_next", "_open")
+    Calls that were given up are remembered until their answers have come; at most `max_given_up` may be without one.
+    """
 
-    def __init__(self, *, first_stream: int = 1) -> None:
+    __slots__ = ("_given_up", "_max_given_up", "_next", "_open")
+
+    def __init__(self, *, first_stream: int = 1, max_given_up: int = MAX_CALLS) -> None:
         self._next = first_stream
+        self._max_given_up = max_given_up
         self._open: set[int] = set()
+        self._given_up: set[int] = set()
 
     def request(
         self, service: str, method: str, payload: bytes, *, metadata: Mapping[str, str], timeout_nano: int = 0
     ) -> tuple[int, bytes]:
         """Open a call and return its stream and its frame. `timeout_nano` of 0 sets no deadline.
 
-        Raises RpcError when the request fits no frame, ConnectionError when the connection's ids are used up.
+        Raises RpcError when the request fits no frame, ConnectionError when the connection's ids are used up, or the
+        server owes too many answers.
         """
         data = wire.Request(
             service=service,
@@ -174,20 +186,44 @@ class ClientConnection:
         stream = self._next
         if stream > LAST_STREAM:
             raise ConnectionError("all stream ids of this connection are used up")
+        if len(self._given_up) >= self._max_given_up:
+            raise ConnectionError(f"the server has left {len(self._given_up)} calls without an answer")
         self._next += 2
         self._open.add(stream)
         return stream, Frame(stream, Kind.REQUEST, 0, data).encode()
 
     def receive(self, item: Frame | Oversized) -> Answered | None:
-        """Return the answer that a frame of the server brings; None for streams that nobody waits for."""
-        if item.kind != Kind.RESPONSE or item.stream not in self._open:
+        """Return the answer that a frame of the server brings; None for that of a call that was given up.
+
+        Frames of unknown kinds are ignored. An answer that is too large or cannot be decoded is an error of its call.
+        Raises ProtocolViolated for whatever else is not the one answer to a call.
+        """
+        if item.kind == Kind.RESPONSE and item.flags in ENDING:
+            if item.stream in self._open:
+                self._open.remove(item.stream)
+                return Answered(item.stream, _outcome(item))
+            if item.stream in self._given_up:
+                self._given_up.remove(item.stream)
+                return None
+        if item.kind not in KNOWN_KINDS and isinstance(item, Frame):
             return None
-        self._open.remove(item.stream)
-        return Answered(item.stream, _outcome(item))
+        raise ProtocolViolated(f"{self._violation(item)}: {item}")
 
     def forget(self, stream: int) -> None:
-        """Give up on a call: its answer will be ignored."""
-        self._open.discard(stream)
+        """Give up on a call, unless it was answered: its answer will be ignored."""
+        if stream in self._open:
+            self._open.remove(stream)
+            self._given_up.add(stream)
+
+    def _violation(self, item: Frame | Oversized) -> str:
+        """Return what is wrong with a frame that is no answer."""
+        if item.kind not in KNOWN_KINDS:
+            return "a frame is too large"
+        if item.stream % 2 == 0 or item.stream >= self._next:
+            return "the stream was never opened"
+        if item.stream not in self._open and item.stream not in self._given_up:
+            return "the stream was closed by its answer"
+        return "only a response ends a call" if item.kind != Kind.RESPONSE else "a response ends its stream"
 
 
 def failure(stream: int, code: Code, message: str) -> bytes:

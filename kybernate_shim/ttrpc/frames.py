@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 HEADER = struct.Struct(">IIBB")  # data length, stream id, kind, flags
 MAX_DATA = 4 << 20  # bytes; both sides refuse longer frames
+SHOWN_BYTES = 32  # of a frame that is described
 
 
 class Kind(IntEnum):
@@ -19,6 +20,9 @@ class Kind(IntEnum):
     REQUEST = 1
     RESPONSE = 2
     DATA = 3
+
+
+KNOWN_KINDS = frozenset(Kind)
 
 
 class Flags(IntFlag):
@@ -43,6 +47,11 @@ class Frame(NamedTuple):
             raise ValueError(f"frame of {len(self.data)} bytes, at most {MAX_DATA} are allowed")
         return HEADER.pack(len(self.data), self.stream, self.kind, self.flags) + self.data
 
+    def __str__(self) -> str:
+        more = " …" if len(self.data) > SHOWN_BYTES else ""
+        begin = f" ({self.data[:SHOWN_BYTES].hex(' ')}{more})" if self.data else ""
+        return f"{_header(self.stream, self.kind, self.flags)}, {len(self.data)} bytes{begin}"
+
 
 class Oversized(NamedTuple):
     """The header of a frame whose data is discarded unread, because `length` is beyond MAX_DATA."""
@@ -51,6 +60,9 @@ class Oversized(NamedTuple):
     kind: int
     flags: int
     length: int
+
+    def __str__(self) -> str:
+        return f"{_header(self.stream, self.kind, self.flags)}, {self.length} bytes, at most {MAX_DATA} are allowed"
 
 
 class FrameReader:
@@ -87,3 +99,8 @@ class FrameReader:
             position = min(end, len(self._buffer))
         del self._buffer[:position]
         return items
+
+
+def _header(stream: int, kind: int, flags: int) -> str:
+    name = Kind(kind).name.lower() if kind in KNOWN_KINDS else f"frame of kind {kind}"
+    return f"{name} on stream {stream}, flags {flags:#04x}"

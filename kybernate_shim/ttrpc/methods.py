@@ -8,9 +8,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from kybernate_shim.messages import ttrpc_pb2 as wire
-from kybernate_shim.ttrpc.codes import Code, RpcError
-from kybernate_shim.ttrpc.peer import Credentials
+from . import ttrpc_pb2 as wire
+from .codes import Code, RpcError
+from .peer import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Call:
 class Method:
     """One method. `handle` gets a message of type `request`; what it raises is the call's answer.
 
-    A handler runs to its end even when its caller has gone, since half an operation helps nobody. Only `cancellable`
+    A handler runs to its end even when its caller has gone, since half an operation is of no use. Only `cancellable`
     ones, which merely wait, are cancelled with their connection.
     """
 

@@ -18,9 +18,13 @@ class Credentials(NamedTuple):
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Credentials:
+    """Return the credentials of a transport's peer, see `credentials_of`."""
+    return credentials_of(transport.get_extra_info("socket"))
+
+
+def credentials_of(connection: socket.socket) -> Credentials:
     """Return the credentials of a UNIX socket's peer. Source: unix(7), SO_PEERCRED."""
     layout = struct.Struct("iII")
-    connection = transport.get_extra_info("socket")
     return Credentials(*layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)))
 
 

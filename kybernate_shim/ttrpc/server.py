@@ -10,13 +10,12 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from kybernate_shim.ttrpc.codes import Code, RpcError
-from kybernate_shim.ttrpc.connection import Opened, Refused, ServerConnection
-from kybernate_shim.ttrpc.frames import FrameReader
-from kybernate_shim.ttrpc.methods import Call, Method, Services, describe, find
-from kybernate_shim.ttrpc.peer import Credentials, peer_of, same_user
+from .codes import Code, RpcError
+from .connection import MAX_UNSENT, CallRefused, Opened, ServerConnection
+from .frames import FrameReader
+from .methods import Call, Method, Services, describe, find
+from .peer import Credentials, peer_of, same_user
 
-MAX_UNSENT = 16 << 20  # bytes that wait for a peer to read them
 GRACE_SECONDS = 5.0
 
 OnError = Callable[[Call, Exception], None]
@@ -28,9 +27,9 @@ class Server:
     What a call can rely on:
     - It is answered once, whatever its handler does: with its reply, with the RpcError it raised, or with UNKNOWN and
       the text of any other exception, which `on_error` gets as well.
-    - When its deadline passes, DEADLINE_EXCEEDED is answered at once, and the handler's own answer will be dropped.
-    - When nobody listens any more, because of the deadline or because the connection is lost, the handler still ends
-      what it began; only a cancellable one is cancelled.
+    - When its deadline passes, DEADLINE_EXCEEDED is answered immediately, and the handler's own answer will be dropped.
+    - When the caller no longer waits, because of the deadline or because the connection is lost, the handler still
+      completes what it began; only a cancellable one is cancelled.
 
     A peer that `authorize` refuses is disconnected before a byte of it is read, and one that lets 16 MiB of answers
     wait is disconnected too. Nothing that one peer sends touches the connection of another.
@@ -76,7 +75,7 @@ class Server:
             self._listening = await loop.create_unix_server(lambda: _Connection(self), sock=listener, backlog=backlog)
 
     async def stop_accepting(self) -> None:
-        """Close the listening socket; connections that are open go on."""
+        """Close the listening socket; connections that are open continue."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -84,7 +83,8 @@ class Server:
     async def close(self, *, grace: float = GRACE_SECONDS) -> None:
         """Answer what is in flight, for at most `grace` seconds, and drop every connection.
 
-        New calls are refused and cancellable ones cancelled at once; handlers that outlive the grace are cancelled too.
+        New calls are refused and cancellable ones cancelled immediately. Handlers that outlive the grace period are
+        cancelled too.
         May be called by a handler, which is not waited for then, and whose caller sees the connection end.
         """
         await self.stop_accepting()
@@ -131,7 +131,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._peer = peer_of(transport)
             accepted = self._server._accepts(self._peer)
-        finally:  # an `authorize` that raises must not let anybody in
+        finally:  # an `authorize` that raises must admit no peer
             if not accepted:
                 self.abort()
         if accepted:
@@ -143,13 +143,13 @@ class _Connection(asyncio.Protocol):
             if self._transport.is_closing():
                 return
             event = self._core.receive(item)
-            if isinstance(event, Refused):
+            if isinstance(event, CallRefused):
                 self._write(event.frame)
             elif event is not None:
                 self._begin(event)
 
     def pause_writing(self) -> None:
-        """Drop a peer that does not read: its answers would pile up for ever."""
+        """Drop a peer that does not read: its answers would pile up without end."""
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

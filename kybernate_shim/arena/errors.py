@@ -1,0 +1,42 @@
+"""Why the arena does not take bytes of a process, or give them back."""
+
+from __future__ import annotations
+
+
+class ArenaFull(Exception):
+    """The arena has not so much room; nothing was given out."""
+
+    def __init__(self, wanted: int, free: int) -> None:
+        super().__init__(f"{wanted >> 20} MiB of VRAM do not fit into the arena, {free >> 20} MiB of it are free")
+
+
+class ShareFull(ArenaFull):
+    """A pod or container would have more of the arena than its share; nothing was given out."""
+
+    def __init__(self, wanted: int, account: str, held: int, share: int) -> None:
+        Exception.__init__(
+            self,
+            f"{wanted >> 20} MiB of VRAM do not fit into the share of {account} in the arena, which has {held >> 20} of"
+            f" {share >> 20} MiB (gpu.arena_share)",
+        )
+
+
+class ArenaIncomplete(Exception):
+    """The arena has room for blocks of a process, and not their bytes."""
+
+    def __init__(self, pid: int, pending: int) -> None:
+        super().__init__(
+            f"{pending >> 20} MiB of process {pid} were never copied to the arena: they are in its VRAM, unless it has"
+            " released them; resume it before anything else is done with it"
+        )
+
+
+class ArenaInUse(Exception):
+    """An earlier job still works with the bytes of a process."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(f"an earlier job of the arena for process {pid} has not ended")
+
+
+class ArenaUnavailable(Exception):
+    """The node's memory for it cannot be set up; the message says why."""

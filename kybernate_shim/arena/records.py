@@ -1,0 +1,110 @@
+"""The records next to the arena's memory: a file for each process, with where its bytes are and their hashes.
+
+A record is written in two steps. First it names room for all blocks, which is pending: nothing may be read from there,
+for it still has what its owner before has left. Then each group of blocks is confirmed, by lines at the end of the
+file, as soon as all of its bytes are there. A process that dies while it writes such lines has confirmed nothing.
+
+    {"key": ..., "account": ..., "there": N, "blocks": [[index, address, size, [[start, size], ...]], ...]}
+    the hashes of each block, a line in hexadecimal; the first N blocks are confirmed
+    for each group that is confirmed later: the hashes of each of its blocks, and "there FIRST END"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.arena.extents import Extent, Kept, total
+from kybernate_shim.linux.atomic_write import replacing
+
+THERE = "there "
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the arena has of a process: the blocks `kept` there, and room for those that are `pending`.
+
+    `key` is the one of the hashes; empty where nothing was hashed. `account` says which pod or container pays for the
+    room.
+    """
+
+    kept: list[Kept]
+    key: bytes = b""
+    pending: list[Kept] = field(default_factory=list)
+    account: str = ""
+
+    @property
+    def extents(self) -> Iterator[Extent]:
+        """Yield where bytes are that may be read, holes included."""
+        return (extent for one in self.kept for extent in one.extents)
+
+    @property
+    def room(self) -> Iterator[Extent]:
+        """Yield all that no other process may have, holes included."""
+        return (extent for one in (*self.kept, *self.pending) for extent in one.extents)
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes of the arena that it takes."""
+        return total(self.room)
+
+
+def read(path: Path) -> Record:
+    """Read a record; there is nothing in one that does not exist."""
+    try:
+        head, *lines = path.read_text().split("\n")[:-1]  # a line without its end was not written to its end
+    except FileNotFoundError:
+        return Record([])
+    document: dict[str, Any] = json.loads(head)
+    blocks = [
+        Kept(index, address, size, tuple(Extent(*extent) for extent in extents), bytes.fromhex(line))
+        for (index, address, size, extents), line in zip(document["blocks"], lines, strict=False)
+    ]
+    # A version that confirmed nothing wrote no "there"; it is believed, since only root could write it.
+    there = set(range(document.get("there", len(blocks))))
+    _confirm(blocks, there, lines[len(blocks) :])
+    kept = [one for number, one in enumerate(blocks) if number in there]
+    pending = [one for number, one in enumerate(blocks) if number not in there]
+    return Record(kept, bytes.fromhex(document["key"]), pending, document.get("account", ""))
+
+
+def _confirm(blocks: list[Kept], there: set[int], lines: Sequence[str]) -> None:
+    """Apply the confirmations in `lines` to `blocks`, and add their numbers to `there`."""
+    marks: list[str] = []
+    for line in lines:
+        if not line.startswith(THERE):
+            marks.append(line)
+            continue
+        first, end = map(int, line.removeprefix(THERE).split())
+        for number, mark in zip(range(first, end), marks, strict=True):
+            blocks[number] = replace(blocks[number], marks=bytes.fromhex(mark))
+            there.add(number)
+        marks = []
+
+
+def write(path: Path, record: Record) -> None:
+    """Write a record, in the place of the one before; a reader finds one or the other.
+
+    A line of JSON, and one with the hashes of each block in hexadecimal: as JSON they would take longer to write.
+    """
+    all_blocks = [*record.kept, *record.pending]
+    blocks = [[one.index, one.address, one.size, [[e.start, e.size] for e in one.extents]] for one in all_blocks]
+    head = {"key": record.key.hex(), "account": record.account, "there": len(record.kept), "blocks": blocks}
+    lines = [json.dumps(head), *(one.marks.hex() for one in all_blocks)]
+    with replacing(path) as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+
+
+def confirm(path: Path, blocks: Sequence[Kept], first: int, end: int) -> None:
+    """Note that the bytes of `blocks[first:end]` are there, with their hashes; `blocks` are all that were written.
+
+    Raises FileNotFoundError where the record is gone.
+    """
+    text = "".join(f"{one.marks.hex()}\n" for one in blocks[first:end]) + f"{THERE}{first} {end}\n"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    with os.fdopen(fd, "w") as stream:
+        stream.write(text)

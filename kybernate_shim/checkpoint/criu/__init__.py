@@ -1,0 +1,1 @@
+"""CRIU: its configuration and options, what its image files contain, its versions."""

@@ -1,0 +1,126 @@
+"""What a dump finds out before anything is changed: key, versions, sockets, mounts, room, and CRIU's options."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kybernate_shim.checkpoint import bound_sockets, sockets
+from kybernate_shim.checkpoint.compat import read_host
+from kybernate_shim.checkpoint.criu.claim import users_file
+from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
+from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
+from kybernate_shim.checkpoint.dump_request import DumpRequest
+from kybernate_shim.checkpoint.image.manifest import Manifest, Source, now
+from kybernate_shim.checkpoint.image.plaintext import require_room
+from kybernate_shim.checkpoint.mounts.described import describe_mounts
+from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
+from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.linux.mount.mountinfo import read_mountinfo
+from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.logs import Log
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.keys import Key, signing_key
+from kybernate_shim.trust.requester import requester_of
+
+POD_IMAGE = "io.kubernetes.cri.image-name"
+
+
+async def require_directories(target: Target, request: DumpRequest, log: Log | None = None) -> None:
+    """Refuse UNIX sockets that a restore could not bind; where they are allowed, write to the `log`.
+
+    The result is certain only while the processes are frozen. Raises SocketDirectoryNotSaved.
+    """
+    lenient = request.rootfs_elsewhere or request.force
+    if request.rootfs_diff or (lenient and log is None):
+        return
+
+    def look() -> list[bound_sockets.Unbindable]:
+        assert target.cgroup is not None
+        found = sockets.container_sockets(target.cgroup.processes())
+        return bound_sockets.without_directory(found, target.init_pid, target.bundle.rootfs)
+
+    unbindable = await to_the_end(look)
+    if unbindable and not lenient:
+        raise bound_sockets.SocketDirectoryNotSaved(target.id, unbindable)
+    if unbindable and log is not None:
+        log.warning("socket.directory_not_saved", task=target.id, error=bound_sockets.described(unbindable))
+
+
+@dataclass(frozen=True)
+class DumpPlan:
+    """What was found out before anything was changed."""
+
+    pids: Sequence[int]
+    hooks: Sequence[HookMount]
+    configuration: Configuration
+    manifest: Manifest
+    key: Key
+    spec: Spec
+
+
+async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
+    """Find out whether and how `target` can be dumped. Raises what refuses it, with nothing changed."""
+    assert target.cgroup is not None
+    key = await asyncio.to_thread(signing_key, target.config)
+    criu = await criu_of(target.children, target.config.criu)
+    runtime = await runtime_of(target.children, target.runtime.cli.binary)
+    pids = await asyncio.to_thread(target.cgroup.processes)
+    found = await asyncio.to_thread(sockets.container_sockets, pids)
+    for line in sockets.what_happens(found, request.tcp):
+        log.info("socket.examined", outcome=line)
+    await require_directories(target, request, log)
+    hooks = await asyncio.to_thread(
+        lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
+    )
+    require_room(request, memory_bytes(target))
+    options = CriuOptions(
+        tcp=request.tcp,
+        network_lock=sockets.needs_network_lock(found, request.tcp),
+        shell_job=request.options.terminal or target.spec.terminal,
+        ext_unix_sk=request.options.external_unix_sockets or bool(sockets.external_unix(found)),
+        libdir=target.config.criu_libdir,
+        extra=tuple(dump_lines(hooks)),
+    )
+    configuration = write_config(target.bundle.path, options, [users_file(target.spec, target.config, runtime.name)])
+    manifest = Manifest(
+        id=Path("/proc/sys/kernel/random/uuid").read_text().strip(),
+        time=now(),
+        source=_source(target, request),
+        runtime=runtime,
+        criu=replace(criu, options=configuration.lines),
+        host=read_host(target.cgroup.version),
+        tcp=request.tcp,
+        terminal=target.spec.terminal,
+        rootfs_diff=request.rootfs_diff,
+        mounts=describe_mounts(target.spec, target.bundle.rootfs, hooks),
+    )
+    return DumpPlan(pids, hooks, configuration, manifest, key, target.spec)
+
+
+def _source(target: Target, request: DumpRequest) -> Source:
+    pod, notes = requester_of(target.spec), target.spec.annotations
+    return Source(
+        container=target.id,
+        namespace=pod.namespace,
+        pod=pod.pod,
+        name=pod.container,
+        image=request.source_image or notes.get(POD_IMAGE, ""),
+        image_digest=request.source_digest,
+        node=os.uname().nodename,
+    )
+
+
+def memory_bytes(target: Target) -> int:
+    """Return about how much memory the processes hold, which is about what CRIU writes."""
+    total = 0
+    for pid in target.cgroup.processes() if target.cgroup is not None else ():
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+        total += pages * os.sysconf("SC_PAGE_SIZE")
+    return total

@@ -1,0 +1,94 @@
+"""Freezes a container where CRIU can seize it.
+
+A process that has called vfork(2), as shells and posix_spawn(3) do, waits in the kernel until its child executes a
+program or ends, and no ptrace stop gets through to it before. The freezer takes both for frozen. CRIU then stops the
+child, waits for the parent, and so both wait for each other, until CRIU's own limit is over. So a container that is
+caught at that moment is thawed for another moment, and frozen again.
+
+The same goes for a process that a signal has stopped, where the freezer is that of cgroup version 1: there CRIU's
+PTRACE_SEIZE waits for a thread that cannot move, and nothing but a thaw ends that.
+Sources: ptrace(2); the kernel's ptrace_attach, which waits for JOBCTL_TRAPPING.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
+from kybernate_shim.linux.kcmp import same_memory
+from kybernate_shim.linux.process import is_exiting, parent_of, title_of
+
+SECONDS: Final = 5.0  # a child executes its program within milliseconds, or waits for another process
+PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds; each is twice the last one
+STOPPED: Final = "do_signal_stop"  # the kernel's function in which a stopped thread waits; frozen, its state is D
+
+
+class MemoryShared(FreezeTimedOut):
+    """Whenever the cgroup was frozen, some process shared its memory with its child; it has been thawed again."""
+
+
+class ProcessStopped(FreezeTimedOut):
+    """Whenever the cgroup was frozen, some process was stopped by a signal; it has been thawed again."""
+
+
+def freeze_container(cgroup: Cgroup, *, seconds: float = SECONDS) -> None:
+    """Freeze the cgroup where CRIU can seize its threads; blocks. What is frozen already may run meanwhile.
+
+    Raises MemoryShared or ProcessStopped after `seconds`, or as Cgroup.freeze.
+    """
+    until, pause = time.monotonic() + seconds, PAUSE
+    while True:
+        cgroup.freeze()
+        obstacle = _obstacle(cgroup, seconds)
+        if obstacle is None:
+            return
+        cgroup.thaw()
+        if time.monotonic() > until:
+            raise obstacle
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
+    """Return why CRIU could not seize a frozen cgroup, which has been so for `seconds`."""
+    pids = cgroup.processes()
+    for pair in vforks(pids):
+        parent, child = map(title_of, pair)
+        return MemoryShared(
+            f"{parent} and {child}, its child, have shared their memory for {seconds:g} s, as when a vfork waits"
+            f" for the child's program: CRIU cannot seize them. Find out what {child} waits for, and try again"
+        )
+    if cgroup.version == 1:
+        for pid in filter(is_stopped, pids):
+            return ProcessStopped(
+                f"{title_of(pid)} has been stopped by a signal for {seconds:g} s: with cgroup version 1, CRIU cannot"
+                " seize it. Continue it (SIGCONT) or end it, and try again"
+            )
+    return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP has stopped a thread of the process, which may be frozen."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return any((task / "wchan").read_text() == STOPPED for task in Path(f"/proc/{pid}/task").iterdir())
+    return False
+
+
+def vforks(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield those of the processes that share the memory of their parent, which is one of them, too, as its children.
+
+    They should be frozen. Each pair is (parent, child).
+    """
+    known = set(pids)
+    for child in known:
+        try:
+            parent = parent_of(child)
+            # Exiting processes have no memory any more, and would seem to share it with others that have none.
+            if parent in known and same_memory(parent, child) and not is_exiting(child):
+                yield parent, child
+        except ProcessLookupError:
+            pass  # killed, which a frozen process of version 2 can be

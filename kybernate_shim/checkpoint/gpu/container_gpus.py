@@ -1,0 +1,74 @@
+"""The GPUs of one container: what leaving them, coming back and a restore have in common."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from kybernate_shim.checkpoint.gpu.left import Left
+from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.config import GpuSettings
+from kybernate_shim.gpu import gpu_map, helper_client, sequence
+from kybernate_shim.gpu.helper_client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
+from kybernate_shim.gpu.processes import cuda_processes
+from kybernate_shim.logs import Log
+from kybernate_shim.oci.gpu_spec import VISIBLE
+
+
+class Note(Protocol):
+    """Records the processes that may be locked, and whether they are `whole`."""
+
+    def __call__(self, pids: Sequence[int], *, whole: bool = True) -> None: ...
+
+
+class ContainerGpus:
+    """The GPUs of one container, and what has left them by `suspend`, until `resume`.
+
+    `note` is called with the pids that may be locked, before they are and when none is, and with whether they are
+    whole: where they are not, unlocking them would be wrong.
+    """
+
+    def __init__(self, target: Target, note: Note, log: Log) -> None:
+        self.target = target
+        self.note = note
+        self.log = log
+        self.suspended: Left | None = None
+
+    @property
+    def settings(self) -> GpuSettings:
+        """The settings of this moment: those of the target follow the node's file between two operations."""
+        return self.target.config.gpu
+
+    @property
+    def limits(self) -> sequence.StepSeconds:
+        settings = self.settings
+        return sequence.StepSeconds(settings.lock, settings.checkpoint, settings.restore, settings.unlock)
+
+    def note_more(self, pids: Sequence[int], *, back: Sequence[int] = ()) -> None:
+        """Note `pids` and those that stay suspended, without those that are back."""
+        stay = self.suspended.pids if self.suspended is not None else ()
+        self.note([*(pid for pid in stay if pid not in back), *pids])
+
+    def note_whole(self, left: Left, whole: bool) -> None:
+        if left.pids and not left.gone:
+            stay = self.suspended.pids if self.suspended is not None else ()
+            self.note([*stay, *left.pids], whole=whole)
+
+    async def in_state(
+        self, helper: CudaHelper, *states: State, among: Iterable[int] | None = None
+    ) -> list[CudaProcess]:
+        assert self.target.cgroup is not None
+        pids = self.target.cgroup.processes()
+        wanted = pids if among is None else [pid for pid in among if pid in pids]
+        return [process for process in await cuda_processes(helper, wanted) if process.state in states]
+
+    def usable(self, info: CudaInfo, *, devices_only: bool = False) -> list[str]:
+        spec = self.target.spec
+        numbers = gpu_map.device_numbers(spec.devices)
+        return gpu_map.usable_gpus(numbers, spec.env(VISIBLE), info.gpus, devices_only=devices_only)
+
+    @asynccontextmanager
+    async def helper(self) -> AsyncIterator[CudaHelper]:
+        async with cuda_helper(helper_client.SOCKET) as helper:
+            yield helper

@@ -1,0 +1,43 @@
+"""Which image a container asks to be restored from, by itself; whether it may is said in locate.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kybernate_shim.config import Config
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.requester import CONTAINER_NAME, CONTAINER_TYPE
+
+RESTORE_FROM: Final = "kybernate.io/restore-from"
+VARIABLE: Final = "RESTORE_FROM"
+OPERATION: Final = "kybernate.io/operation"  # the name of the operation that a restore is; counts of the node's root
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image that a container asks for. `by` names the annotation or the variable, for messages."""
+
+    name: str
+    by: str
+
+    @property
+    def by_environment(self) -> bool:
+        return self.by.endswith(VARIABLE)
+
+
+def wanted_image(spec: Spec, config: Config) -> Wanted | None:
+    """Return what the container asks to be restored from, None for a plain start.
+
+    `kybernate.io/restore-from.NAME` for the container NAME of a pod comes before `kybernate.io/restore-from`, and that
+    before the environment's RESTORE_FROM. A pod's annotations reach its sandbox, too, which is never restored.
+    """
+    if spec.annotations.get(CONTAINER_TYPE) == "sandbox":
+        return None
+    if config.pod_may_use(RESTORE_FROM):
+        own = spec.annotations.get(CONTAINER_NAME)
+        for name in (f"{RESTORE_FROM}.{own}", RESTORE_FROM) if own else (RESTORE_FROM,):
+            if value := spec.annotations.get(name):
+                return Wanted(value, f"annotation {name}")
+    value = spec.env(VARIABLE)
+    return Wanted(value, f"environment variable {VARIABLE}") if value else None

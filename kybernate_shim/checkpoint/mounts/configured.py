@@ -1,0 +1,106 @@
+"""What config.json says of mounts, with destinations as they are after links in the root filesystem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kybernate_shim.checkpoint.mounts.paths import resolve_in
+from kybernate_shim.linux.mount.mountinfo import MountPoint
+from kybernate_shim.oci.spec import Spec
+
+READ_ONLY: Final = frozenset({"ro", "rro"})
+NULL: Final = "/dev/null"  # the key under which runtimes offer every masked file
+
+
+def is_bind(mount: Mapping[str, Any]) -> bool:
+    """Return whether an entry of config.json is a bind mount, as runtimes decide it."""
+    return mount.get("type") == "bind" or bool({"bind", "rbind"} & set(mount.get("options") or ()))
+
+
+@dataclass(frozen=True)
+class SpecMounts:
+    """What config.json says of mounts, with destinations as they are after links in the root filesystem."""
+
+    binds: frozenset[str]
+    others: Mapping[str, str]  # destination to type
+    masked: frozenset[str]
+    read_only: frozenset[str]
+    devices: frozenset[str]
+    mounted_read_only: frozenset[str] = frozenset()
+    recursive: Mapping[str, str] = field(default_factory=dict)  # destination to source, of those with "rbind"
+
+    @classmethod
+    def of(cls, spec: Spec, rootfs: Path) -> SpecMounts:
+        binds: set[str] = set()
+        others: dict[str, str] = {}
+        recursive: dict[str, str] = {}
+        for mount in spec.mounts:
+            destination = resolve_in(rootfs, str(mount.get("destination") or "/"))
+            recursive.pop(destination, None)
+            if "rbind" in (mount.get("options") or ()):
+                recursive[destination] = str(mount.get("source") or "")
+            if is_bind(mount):
+                binds.add(destination)
+                others.pop(destination, None)
+            else:
+                others[destination] = str(mount.get("type") or "")
+                binds.discard(destination)
+        return cls(
+            frozenset(binds),
+            others,
+            frozenset(map(str, spec.linux.get("maskedPaths") or ())),
+            frozenset(map(str, spec.linux.get("readonlyPaths") or ())),
+            frozenset(spec.devices),
+            frozenset(
+                resolve_in(rootfs, str(mount.get("destination") or "/"))
+                for mount in spec.mounts
+                if READ_ONLY & set(mount.get("options") or ())
+            ),
+            recursive,
+        )
+
+    @property
+    def destinations(self) -> frozenset[str]:
+        return self.binds | self.others.keys()
+
+    def accounts_for(self, destination: str, kind: str) -> bool:
+        """Return whether the runtime makes the mount at `destination` by itself, from what config.json says."""
+        return (
+            destination in self.destinations | self.masked | self.read_only | self.devices
+            or kind.startswith("cgroup")
+            or (kind == "devpts" and destination == "/dev/console")
+        )
+
+    def shows(self, destination: str, source: str, host: Sequence[MountPoint]) -> bool:
+        """Return whether a recursive bind mount shows the host's mount at `source` there; a link is no mount."""
+        above = max((place for place in self.recursive if Path(destination).is_relative_to(place)), key=len, default="")
+        if not above or destination == above:
+            return False
+        place = Path(self.recursive[above], Path(destination).relative_to(above))
+        return os.path.normpath(source) == source == str(place) and any(mount.path == place for mount in host)
+
+    def place_of(self, destination: str) -> str | None:
+        """Return the entry of config.json by which something is mounted there, None where none is."""
+        if destination in self.destinations | self.masked | self.read_only | self.devices:
+            return destination
+        if destination == "/dev/console":
+            return destination
+        cgroups = (place for place, kind in self.others.items() if kind.startswith("cgroup"))
+        return next((place for place in cgroups if Path(destination).is_relative_to(place)), None)
+
+    @property
+    def unwritable(self) -> frozenset[str]:
+        """What config.json wants read-only or hidden."""
+        return self.mounted_read_only | self.read_only | self.masked
+
+    def offers(self, key: str) -> bool:
+        """Return whether the runtime offers CRIU something under `key` when it restores."""
+        if key == NULL:
+            return bool(self.masked)
+        if key in self.binds or key in self.devices:
+            return True
+        return any(kind.startswith("cgroup") and Path(key).is_relative_to(place) for place, kind in self.others.items())

@@ -1,0 +1,359 @@
+"""Puts a root filesystem's changes back: a layer's tar file, applied to a mounted root filesystem.
+
+The tar file may come from anywhere, so nothing in it is trusted: every directory on the way to a name is opened by
+itself, without following links, and what it names is reached through that descriptor. A link to the outside, in the
+tar file or in the image, or swapped in meanwhile, ends in an error instead of a file on the host.
+
+A diff may hold what a layer of an OCI image may, since the author of a pod chooses that as well: owners, setuid bits,
+`security.capability`. Device nodes and `trusted.` attributes are for containers that can make them themselves. Labels
+of the security modules are the node's, and are left as they are.
+Sources: the OCI image specification, "Applying Changesets"; path_resolution(7); xattr(7).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kybernate_shim.checkpoint.rootfs.diff import ENCODING, MOST_HEADER, OPAQUE, WHITEOUT, XATTR, Diff
+from kybernate_shim.linux.plain_files import DIRECTORY, open_plain
+from kybernate_shim.oci.spec import Spec
+
+MOST_ENTRIES = 1 << 22
+MOST_NAME_BYTES = 64 << 20  # of all directories together, whose times are set in the end
+LONGEST_NAME = 4096
+PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attributes that travel with a file
+CAPABILITY = "security.capability"
+CHUNK = 1 << 20
+
+
+class ApplyStopped(Exception):
+    """The caller does not wait for the rest; the tree is half changed."""
+
+
+@dataclass(frozen=True)
+class Powers:
+    """What the container can make by itself, and so may find in its root filesystem."""
+
+    devices: bool = True
+    trusted_attributes: bool = True
+
+    @classmethod
+    def of(cls, spec: Spec) -> Powers:
+        """Return those of a container's first process and of all that it may become."""
+        bounding = (spec.process.get("capabilities") or {}).get("bounding") or ()
+        return cls(devices="CAP_MKNOD" in bounding, trusted_attributes="CAP_SYS_ADMIN" in bounding)
+
+
+class DiffInvalid(Exception):
+    """The tar file is damaged, or holds an entry that must not or cannot be applied. The message names the entry."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A name in an open directory."""
+
+    directory: int
+    name: str
+
+    def mode(self) -> int:
+        """Return the file's mode, 0 when there is none."""
+        try:
+            return os.stat(self.name, dir_fd=self.directory, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def pinned(self) -> Iterator[str]:
+        """Hold what is there, be it a link itself, and yield a path that leads to it and to nothing else."""
+        fd = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
+        try:
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Delete what is there, a whole tree if need be; nothing there is fine."""
+        mode = self.mode()
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(self.name, dir_fd=self.directory)
+        elif mode:
+            os.unlink(self.name, dir_fd=self.directory)
+
+
+class _Headers(io.BufferedReader):
+    """The tar file as tarfile reads it: for each entry, only so much of what is not a file's content.
+
+    A header may announce any length of names, attributes and maps of holes, all of which tarfile keeps in memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(io.FileIO(fd))
+        self.next_entry()
+
+    def next_entry(self) -> None:
+        self._left, self.in_content = MOST_HEADER, False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if not self.in_content:
+            self._left -= size or 0
+            if size is None or size < 0 or self._left < 0:
+                raise DiffInvalid(f"an entry with more than {MOST_HEADER} bytes of names, attributes and holes")
+        return super().read(size)
+
+
+@dataclass
+class _Work:
+    """A diff that is being applied. `headers` is what `archive` reads from."""
+
+    archive: tarfile.TarFile
+    headers: _Headers
+    top: int
+    powers: Powers
+    stopped: Callable[[], bool]
+    diff: Diff
+
+
+def apply_diff(
+    tar: Path,
+    root: Path,
+    *,
+    size: int | None = None,
+    powers: Powers | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Diff:
+    """Apply the layer in the file `tar`, of `size` bytes, to the tree at `root`, and say what was done; blocks.
+
+    Entries replace what is there; a directory stays and takes the new attributes. `powers` are the new container's,
+    None for all. Raises DiffInvalid, and Stopped soon after `stopped` returns true; the tree is then half changed and
+    must be thrown away.
+    """
+    try:
+        with _opened(root) as top, _Headers(open_plain(tar)) as headers:
+            found = os.fstat(headers.fileno()).st_size
+            if size is not None and found != size:
+                raise DiffInvalid(f"{found} bytes found, {size} expected")
+            with tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive:
+                work = _Work(archive, headers, top, powers or Powers(), stopped, Diff())
+                for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
+                    with _place(top, name) as place, place.pinned() as path:
+                        os.utime(path, ns=(time, time))
+            return work.diff
+    except DiffInvalid as error:
+        raise DiffInvalid(f"{tar}: {error}") from error
+    except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
+        raise DiffInvalid(f"{tar}: {error}") from error
+
+
+def _apply_all(work: _Work) -> list[tuple[str, int]]:
+    """Apply all entries, and return the directories with their times."""
+    times: list[tuple[str, int]] = []
+    left = MOST_NAME_BYTES
+    for info in _entries(work):
+        _apply(work, info)
+        if info.isdir():
+            left -= len(info.name)
+            if left < 0:
+                raise DiffInvalid(f"directories with more than {MOST_NAME_BYTES} bytes of names")
+            times.append((info.name, mtime_ns(info)))
+    return times
+
+
+def _entries(work: _Work) -> Iterator[tarfile.TarInfo]:
+    """Yield the entries one by one, each within its limits. Raises DiffInvalid and Stopped."""
+    for number, info in enumerate(work.archive):
+        if work.stopped():
+            raise ApplyStopped
+        if number >= MOST_ENTRIES:
+            raise DiffInvalid(f"more than {MOST_ENTRIES} entries")
+        if work.archive.pax_headers:
+            raise DiffInvalid("a header for all entries, which no diff contains")
+        if max(len(info.name), len(info.linkname)) > LONGEST_NAME:
+            raise DiffInvalid(f"{info.name[:60]!r}…: a name of more than {LONGEST_NAME} characters")
+        work.headers.in_content = True
+        yield info
+        work.headers.next_entry()
+        work.archive.members = []  # type: ignore[attr-defined]  # it would keep every entry in memory
+
+
+def mtime_ns(info: tarfile.TarInfo) -> int:
+    """Return the entry's time in nanoseconds, from the pax header's decimal text where there is one."""
+    text = info.pax_headers.get("mtime")
+    if text is None:
+        return int(info.mtime) * 10**9
+    seconds, _, fraction = text.partition(".")
+    nanoseconds = int(fraction[:9].ljust(9, "0"))
+    return int(seconds) * 10**9 + (-nanoseconds if seconds.startswith("-") else nanoseconds)
+
+
+def _apply(work: _Work, info: tarfile.TarInfo) -> None:
+    diff = work.diff
+    diff.entries += 1
+    with _place(work.top, info.name) as place:
+        if place.name == OPAQUE:
+            _empty(place.directory)
+            diff.removed += 1
+        elif place.name.startswith(WHITEOUT):
+            victim = place.name.removeprefix(WHITEOUT)
+            if victim in ("", ".", ".."):
+                raise DiffInvalid(f"{info.name!r}: a whiteout without a name")
+            _Place(place.directory, victim).remove()
+            diff.removed += 1
+        else:
+            _create(work, info, place)
+            diff.bytes += info.size if info.isreg() else 0
+
+
+def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
+    if not (info.isdir() and stat.S_ISDIR(place.mode())):
+        if place.name == ".":
+            raise DiffInvalid(f"{info.name!r}: the root can only be a directory")
+        place.remove()
+        _make(work, info, place)
+    if not info.islnk():  # a second name of a file has the attributes already
+        _set_attributes(info, place, work.powers)
+
+
+def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
+    name, directory = place.name, place.directory
+    if info.isreg():
+        content = work.archive.extractfile(info)
+        if content is None:
+            raise DiffInvalid(f"{info.name!r}: a file without content")
+        # The map of a sparse entry has no public name; without one, the whole file is data.
+        extents = getattr(info, "sparse", None) or [(0, info.size)]
+        _require_ordered(info, extents)
+        _write(place, content, extents, info.size, work.stopped)
+    elif info.isdir():
+        os.mkdir(name, 0o700, dir_fd=directory)
+    elif info.issym():
+        os.symlink(info.linkname, name, dir_fd=directory)
+    elif info.islnk():
+        with _place(work.top, info.linkname) as target:
+            os.link(target.name, name, src_dir_fd=target.directory, dst_dir_fd=directory, follow_symlinks=False)
+    elif info.isfifo():
+        os.mkfifo(name, 0o600, dir_fd=directory)
+    elif info.ischr() or info.isblk():
+        if not work.powers.devices:
+            raise DiffInvalid(f"{info.name!r}: a device node, and the new container has no CAP_MKNOD to make one")
+        kind = stat.S_IFCHR if info.ischr() else stat.S_IFBLK
+        os.mknod(name, kind | 0o600, os.makedev(info.devmajor, info.devminor), dir_fd=directory)
+    else:
+        raise DiffInvalid(f"{info.name!r}: an entry of the unknown type {info.type!r}")
+
+
+def _require_ordered(info: tarfile.TarInfo, extents: Sequence[tuple[int, int]]) -> None:
+    """Refuse a map of holes that is not one of a file of that size, with each byte at most once."""
+    done = 0
+    for offset, length in extents:
+        if offset < done or length < 0 or offset + length > info.size:
+            raise DiffInvalid(f"{info.name!r}: {length} bytes at {offset} of a file with holes are out of place")
+        done = offset + length
+
+
+def _write(
+    place: _Place, content: IO[bytes], extents: Sequence[tuple[int, int]], size: int, stopped: Callable[[], bool]
+) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(place.name, flags, 0o600, dir_fd=place.directory)
+    try:
+        for offset, length in extents:
+            content.seek(offset)
+            _copy(content, fd, offset, length, stopped)
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callable[[], bool]) -> None:
+    while length:
+        if stopped():
+            raise ApplyStopped
+        data = content.read(min(CHUNK, length))
+        if not data:
+            raise DiffInvalid(f"the content ends {length} bytes too early")
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(fd, view, offset)
+            view, offset, length = view[count:], offset + count, length - count
+
+
+def _set_attributes(info: tarfile.TarInfo, place: _Place, powers: Powers) -> None:
+    """Set owner, mode, attributes and time, in this order: each of them may clear or change a later one."""
+    time = mtime_ns(info)
+    with place.pinned() as path:
+        os.chown(path, info.uid, info.gid)
+        if not info.issym():
+            Path(path).chmod(info.mode)
+        _set_xattrs(info, path, powers)
+        os.utime(path, ns=(time, time))
+
+
+def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers) -> None:
+    """Give the file exactly the attributes of the entry; a directory's default ACL may have added others."""
+    wanted = {
+        name.removeprefix(XATTR): value.encode(errors="surrogateescape")
+        for name, value in info.pax_headers.items()
+        if name.startswith(XATTR) and not _is_label(name.removeprefix(XATTR))
+    }
+    for name in wanted:
+        _require_portable(info, name, powers)
+    for name in os.listxattr(path):
+        if name not in wanted and not _is_label(name):
+            os.removexattr(path, name)
+    for name, value in wanted.items():
+        os.setxattr(path, name, value)
+
+
+def _is_label(name: str) -> bool:
+    """Return whether an attribute is a security module's, such as security.selinux or security.ima."""
+    return name.startswith("security.") and name != CAPABILITY
+
+
+def _require_portable(info: tarfile.TarInfo, name: str, powers: Powers) -> None:
+    if name != CAPABILITY and not name.startswith(PORTABLE):
+        raise DiffInvalid(f"{info.name!r}: the attribute {name!r} cannot be part of a diff")
+    if name.startswith("trusted.") and not powers.trusted_attributes:
+        raise DiffInvalid(f"{info.name!r}: the attribute {name!r}, and the new container has no CAP_SYS_ADMIN for it")
+
+
+def _empty(directory: int) -> None:
+    for name in os.listdir(directory):
+        _Place(directory, name).remove()
+
+
+@contextmanager
+def _place(top: int, name: str) -> Iterator[_Place]:
+    """Open the directory that holds `name`, step by step from `top`, following no link."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise DiffInvalid(f"{name!r}: not a name inside the root filesystem")
+    directory = os.dup(top)
+    try:
+        for part in parts[:-1]:
+            try:
+                inner = os.open(part, DIRECTORY, dir_fd=directory)
+            except OSError as error:
+                raise DiffInvalid(f"{name!r}: {part!r} on the way is not a directory ({error.strerror})") from error
+            os.close(directory)
+            directory = inner
+        yield _Place(directory, parts[-1] if parts else ".")
+    finally:
+        os.close(directory)
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,253 @@
+"""The order in which a locked process's VRAM is moved into the arena and back, and how each step is undone.
+
+    stop its threads, unlock, move, lock, resume its threads
+
+Only the preload library's thread and the driver's own threads run while the driver is unlocked: no program thread can
+see that memory is missing (`stopped_threads.py`). The process comes LOCKED and leaves LOCKED, with its bytes in one
+place. When a move fails, or the worker dies during it, a settling brings the bytes back to VRAM before the threads
+resume. Where that fails too, the process stays locked, and the error says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kybernate_shim.arena.refusals import ArenaRefusal
+from kybernate_shim.config import NodeSizes
+from kybernate_shim.cuda_helper.driver_lock import NOT_READY, DriverLock, DriverVerb
+from kybernate_shim.cuda_helper.holders import Holders
+from kybernate_shim.cuda_helper.library_calls import has_library, shut
+from kybernate_shim.cuda_helper.moved import Moved, NotMoved, each_once, moved
+from kybernate_shim.cuda_helper.node_arena import NodeArena
+from kybernate_shim.cuda_helper.stopped_threads import StoppedThreads
+from kybernate_shim.cuda_helper.workers import WorkerNotReady
+from kybernate_shim.linux.process import has_ended
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
+from kybernate_shim.worker_protocol.cuda_jobs import Expect, MoveAnswer, Prefetch, Settle, Take, Warm
+from kybernate_shim.worker_protocol.errors import WorkerError
+from kybernate_shim.worker_protocol.messages import changed
+
+EMPTY_SECONDS = 2.0  # in which a process without its memory is locked, or its memory returns: it has no other work
+ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
+UNLOCKABLE = 3  # attempts after which the driver offloads a process that it does not lock again
+PAUSES = (0.002, 0.005, 0.011, 0.023)
+NO_ARENA = "there is no arena on this node: gpu.arena is not set"
+
+
+class ArenaManager:
+    """Moves VRAM into the node's arena and back. One step per process at a time; several processes concurrently."""
+
+    def __init__(
+        self, folder: Path, sizes: NodeSizes, verb: DriverVerb, holders: Holders, log: Any, share: float = 1.0
+    ) -> None:
+        """`share` of the arena is what one pod or container may have."""
+        self.arena = NodeArena(folder, sizes, share, log)
+        self.driver = DriverLock(verb)
+        self.threads = StoppedThreads(self.arena, self.driver, holders, log)
+        self._holders = holders
+        self._log = log
+        self._leaving: Counter[int] = Counter()  # processes whose bytes are leaving VRAM
+
+    async def configure(self, sizes: NodeSizes, share: float) -> None:
+        """Use other settings as soon as no job needs those that are in use."""
+        await self.arena.configure(sizes, share)
+
+    async def warm(self, pid: int, seconds: float) -> Moved:
+        """Get contexts and pinned memory ready for a running process, so that it is not frozen for that."""
+        if not self.arena.sizes or not await has_library(pid):
+            return Moved()
+        for pause in PAUSES:
+            try:
+                answer = await self.arena.do(Warm(pid, seconds))
+            except (WorkerError, WorkerNotReady) as error:
+                return Moved(0, str(error))
+            if answer.refusal is not ArenaRefusal.BUSY:
+                break
+            await asyncio.sleep(pause)
+        return moved(answer)
+
+    async def take_over(self, gone: Callable[[], Awaitable[object]]) -> None:
+        """Find the processes that a helper before this one has left stopped, and begin to end their steps."""
+        await self.threads.take_over(gone)
+
+    async def taken_over(self, pids: Iterable[int]) -> None:
+        """Wait until those of them that were left stopped resume, but not for long: then they are `stranded`."""
+        await self.threads.taken_over(pids)
+
+    async def ready(self, pids: Iterable[int]) -> None:
+        """Get ready to stop those of them that have the library."""
+        if self.arena.sizes:
+            self._holders.prepare(sum(await asyncio.gather(*(has_library(pid) for pid in set(pids)))))
+
+    async def shut(self, pids: Iterable[int]) -> None:
+        """Keep the one of them that has the library, and is locked next, from beginning an allocation for a moment.
+
+        Of several, one might wait for what another one is about to do.
+        """
+        known = [pid for pid in pids if self.arena.sizes and await has_library(pid)]
+        if len(known) == 1:
+            await shut(known[0])
+
+    @contextmanager
+    def leaving(self, pids: Iterable[int]) -> Iterator[None]:
+        """Reload other processes to the same card more slowly, if that begins meanwhile: these need its link, too."""
+        wanted = Counter(pids)
+        self._leaving += wanted
+        try:
+            yield
+        finally:
+            self._leaving -= wanted
+
+    async def expect(self, pid: int, seconds: float, gpus: Sequence[str]) -> Moved:
+        """Get contexts on `gpus` ready, and the room that `pid` has claimed for processes that are not restored yet."""
+        if not self.arena.sizes:
+            return Moved()
+        try:
+            return moved(await self.arena.do(Expect(pid, seconds, tuple(gpus))))
+        except (WorkerError, WorkerNotReady) as error:
+            return Moved(0, str(error))
+
+    async def prefetch(self, pid: int, seconds: float, gpu: str, free: int) -> Moved:
+        """Begin to copy the bytes of a process to `gpu`, which the driver restores it to just now, but leave `free`.
+
+        Their memory there is the worker's until they are reloaded, or the process is checkpointed again.
+        """
+        if not self.kept_bytes(pid):
+            return Moved()
+        try:
+            return moved(await self.arena.prefetch(Prefetch(pid, seconds, gpu, free)))
+        except (WorkerError, WorkerNotReady) as error:
+            return Moved(0, str(error))
+
+    async def drop(self, pid: int) -> None:
+        """Give up what was prefetched, if there is any."""
+        await self.arena.drop(pid)
+
+    async def offload(self, pid: int, seconds: float) -> Moved:
+        """Move the VRAM of a locked process into the arena, as far as it was allocated through the preload library.
+
+        Where that cannot be, it stays where it was, and the reason is returned. Raises NotMoved.
+        """
+        if not self.arena.sizes:
+            return Moved(0, NO_ARENA)
+        if not await has_library(pid):
+            return Moved(0, f"process {pid} has not loaded the arena's library")
+        unlockable = 0
+        for attempt in range(ATTEMPTS):
+            try:
+                with self.leaving([pid]):
+                    async with self.threads.stopped(pid):
+                        answer = await self._offload_stopped(pid, seconds)
+            except InjectionFailed as error:
+                return Moved(0, f"the threads of process {pid} cannot be stopped: {error}")
+            if answer.refusal not in (ArenaRefusal.BUSY, ArenaRefusal.UNLOCKED):
+                return moved(answer)
+            # It was resumed unlocked, to come out of its allocation, or of what keeps the driver from locking it.
+            await asyncio.sleep(PAUSES[attempt % len(PAUSES)])
+            await shut(pid)
+            await self.driver.lock(pid, seconds)
+            unlockable += answer.refusal is ArenaRefusal.UNLOCKED
+            if unlockable == UNLOCKABLE:
+                return Moved(0, f"with its threads stopped, the driver did not lock process {pid}: {answer.text}")
+        return Moved(0, f"process {pid} was allocating memory at all {ATTEMPTS} attempts")
+
+    async def _offload_stopped(self, pid: int, seconds: float) -> MoveAnswer:
+        await self.driver.unlock(pid)
+        try:
+            answer = await self.arena.do(Take(pid, seconds))
+        except (WorkerError, WorkerNotReady) as error:
+            answer = MoveAnswer(ArenaRefusal.FAILED, str(error))
+        if answer.refusal is ArenaRefusal.BUSY:
+            return answer
+        if answer.refusal not in (None, ArenaRefusal.FULL):
+            await self._settle(pid, seconds, answer.text)
+        try:
+            await self.driver.relock(pid, EMPTY_SECONDS)
+        except NotMoved as error:
+            await self._settle(pid, seconds, str(error))
+            if error.name != NOT_READY:
+                raise
+            self._log.warning("arena.not_locked_again", pid=pid, error=str(error))
+            return changed(answer, refusal=ArenaRefusal.UNLOCKED, text=str(error))
+        return answer
+
+    async def reload(self, pid: int, seconds: float) -> Moved:
+        """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then."""
+        if not self.kept_bytes(pid) and pid not in self.stranded:
+            return Moved()
+        try:
+            async with self.threads.stopped(pid):
+                try:
+                    await self.driver.unlock(pid)
+                except NotMoved as error:  # the driver may have carried it out all the same
+                    raise await self._locked_away(pid, [str(error)]) from error
+                answer = await self._settle(pid, seconds, "its memory is in the arena")
+                await self.driver.relock(pid)
+        except InjectionFailed as error:
+            raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
+        return moved(answer)
+
+    @property
+    def stranded(self) -> Collection[int]:
+        """Processes whose threads stay stopped: their memory is in the arena, or may be, and they are not locked."""
+        return self.threads.stranded
+
+    def kept_bytes(self, pid: int) -> int:
+        """Return how many bytes of this process the arena has, or may have."""
+        return self.arena.kept_bytes(pid)
+
+    async def tidy(self, now: float) -> None:
+        """Release what no job has needed for a while: prefetched memory, and the worker with its contexts."""
+        if await self.arena.tidy(now):
+            await self._holders.close()
+
+    async def close(self) -> None:
+        await self.arena.worker.close()
+        await self._holders.close()
+
+    async def _settle(self, pid: int, seconds: float, why: str) -> MoveAnswer:
+        """Bring everything of a stopped and unlocked process back to VRAM; return the answer on what had been away.
+
+        Tried twice, the second time by another worker, unless the process itself is at fault: no process ends the
+        worker for others. Where both fail, or the card has no room, the process is locked again, with its bytes still
+        in the arena, and NotMoved raised.
+        """
+        reasons = [why]
+        leaving = tuple(other for other in self._leaving if other != pid)
+        for hashing in (True, False):  # which it needs not have
+            try:
+                answer = await self.arena.do(Settle(pid, seconds, hashing, leaving))
+                self.arena.reloaded(pid)
+            except (WorkerError, WorkerNotReady) as error:
+                reasons.append(str(error))
+                continue
+            if answer.refusal is None:
+                return answer
+            reasons.append(answer.text)
+            if answer.refusal is ArenaRefusal.NO_ROOM:
+                break
+            if answer.refusal is not ArenaRefusal.LIBRARY and not self.arena.worker.busy:  # with another process
+                await self.arena.worker.close()
+        raise await self._locked_away(pid, reasons)
+
+    async def _locked_away(self, pid: int, reasons: list[str]) -> NotMoved:
+        """Lock a stopped process whose bytes could not be brought back, for `reasons`; return what to raise.
+
+        Where it cannot be locked, for example while one of its calls hangs in the driver, its threads stay stopped
+        until it can: it must not compute without its memory.
+        """
+        stays = "locked"
+        try:
+            await self.driver.relock(pid)
+        except NotMoved as error:
+            if has_ended(pid):
+                return NotMoved(f"process {pid} has ended: {each_once(reasons)}")
+            reasons.append(str(error))
+            self.threads.stranded.add(pid)
+            stays = "locked, by its threads, which are stopped until the driver locks it"
+        return NotMoved(f"process {pid} stays {stays}: {each_once(reasons)}", away=True)

@@ -1,0 +1,55 @@
+"""The driver's lock on a process, taken and given back around a move."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from kybernate_shim.cuda_helper.moved import NotMoved
+from kybernate_shim.worker_protocol.cuda_jobs import DriverAnswer, DriverState, Lock, State, Unlock
+from kybernate_shim.worker_protocol.messages import Job
+
+RELOCK_SECONDS = 10.0
+NOT_RUNNING = "CUDA_ERROR_ILLEGAL_STATE"  # the driver's answer to a lock of what is locked, or checkpointed
+NOT_READY = "CUDA_ERROR_NOT_READY"  # its answer where it could not lock a process in time
+
+A = TypeVar("A", bound=DriverAnswer)
+
+
+class DriverVerb(Protocol):
+    """Calls a verb of the driver on one process, for at most so many seconds; raises NotMoved when it is refused."""
+
+    async def __call__(self, job: Job[A], pid: int, seconds: float) -> A: ...
+
+
+class DriverLock:
+    """Locks and unlocks processes by `verb`. Every method raises NotMoved."""
+
+    def __init__(self, verb: DriverVerb) -> None:
+        self.verb = verb
+
+    async def lock(self, pid: int, seconds: float) -> None:
+        await self.verb(Lock(pid, milliseconds(seconds)), pid, seconds)
+
+    async def relock(self, pid: int, seconds: float = RELOCK_SECONDS) -> None:
+        """Lock a stopped process, also where a call that was given up has locked it already."""
+        try:
+            await self.lock(pid, seconds)
+        except NotMoved as first:
+            if first.name == NOT_RUNNING:
+                return
+            try:
+                await self.lock(pid, seconds)
+            except NotMoved as second:
+                if second.name != NOT_RUNNING:
+                    raise first from None
+
+    async def unlock(self, pid: int) -> None:
+        await self.verb(Unlock(pid), pid, RELOCK_SECONDS)
+
+    async def is_running(self, pid: int) -> bool:
+        """Return whether a process is not locked. The driver does not answer while a call hangs in the process."""
+        return (await self.verb(State(pid), pid, RELOCK_SECONDS)).state == DriverState.RUNNING
+
+
+def milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

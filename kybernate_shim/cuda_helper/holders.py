@@ -1,0 +1,163 @@
+"""The helper's side of its holders (see `holder`): started, kept warm, asked, and found again by the next helper."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate_shim.linux.private_files import make_directory
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
+from kybernate_shim.worker_protocol.client import WorkerClient
+from kybernate_shim.worker_protocol.errors import WorkerError
+from kybernate_shim.worker_protocol.holder_jobs import ERRORS, PROGRAM, Held, LetGo, Stop
+from kybernate_shim.worker_protocol.programs import command
+
+START_SECONDS = 20.0
+GRACE_SECONDS = 5.0  # for what should have ended by its own deadline
+KEPT_WARM = 2
+NAME_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The stopped threads of process `pid`."""
+
+    pid: int
+    _holders: Holders
+    _holder: WorkerClient
+
+    async def let_go(self) -> None:
+        """Let the threads resume. The holder waits for a thread that the kernel keeps."""
+        with suppress(WorkerError, TimeoutError):  # it ended, and the process with it
+            await self._holder.do(LetGo(), seconds=GRACE_SECONDS)
+            self._holders.take_back(self._holder)
+
+
+class Holders:
+    """The holders of one helper; `folder` has their sockets, and `helper` is the command of another helper."""
+
+    def __init__(self, folder: Path, helper: Sequence[str]) -> None:
+        self._folder = folder
+        self._helper = tuple(helper)
+        self._idle: list[WorkerClient] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        self._undoing: set[asyncio.Task[None]] = set()
+
+    def prepare(self, number: int) -> None:
+        """Have `number` holders ready soon, so that no process stays frozen while one starts."""
+        for _ in range(number - len(self._idle) - len(self._starting)):
+            self._starting.add(task := asyncio.create_task(self._start_spare()))
+            task.add_done_callback(self._starting.discard)
+
+    async def stop(self, pid: int, seconds: float) -> Hold:
+        """Stop the threads of a process that need not work. Raises InjectionFailed with nothing stopped."""
+        try:
+            return await self._stop(await self._take(), pid, seconds)
+        except WorkerError:  # one that was warm may have been killed
+            pass
+        try:
+            return await self._stop(await self._start(), pid, seconds)
+        except WorkerError as error:
+            raise InjectionFailed(f"the process that holds them: {error}") from error
+
+    async def _stop(self, holder: WorkerClient, pid: int, seconds: float) -> Hold:
+        """Do as `stop` does, by one holder. Raises a WorkerError where it has ended, too."""
+        try:
+            await holder.do(Stop(pid, seconds, self._helper), seconds=seconds + GRACE_SECONDS)
+        except WorkerError:
+            holder.close()
+            raise
+        except InjectionFailed:
+            self.take_back(holder)
+            raise
+        except BaseException as error:
+            self._undoing.add(task := asyncio.create_task(_undo(holder)))
+            task.add_done_callback(self._undoing.discard)
+            if isinstance(error, TimeoutError):
+                raise InjectionFailed(f"the kernel did not stop all of them within {seconds:g} s") from None
+            raise
+        return Hold(pid, self, holder)
+
+    async def left_behind(self, seconds: float) -> list[Hold]:
+        """Return the processes that earlier helpers left stopped, of holders that answer within `seconds`."""
+        if not self._folder.is_dir():
+            return []
+        found = await asyncio.gather(*(self._find(path, seconds) for path in sorted(self._folder.iterdir())))
+        return [hold for hold in found if hold is not None]
+
+    async def close(self) -> None:
+        """Release the holders that hold nothing; they end. The others keep running until another helper starts."""
+        for task in self._starting:
+            task.cancel()
+        for holder in self._idle:
+            holder.close()
+        self._idle.clear()
+
+    def take_back(self, holder: WorkerClient) -> None:
+        """Keep a holder that holds nothing any more; one too many ends."""
+        if len(self._idle) < KEPT_WARM:
+            self._idle.append(holder)
+        else:
+            holder.close()
+
+    async def _take(self) -> WorkerClient:
+        """Return a holder that is ready, or start one. Raises InjectionFailed."""
+        while self._starting and not self._idle:
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+        while self._idle:
+            if (holder := self._idle.pop()).alive:
+                return holder
+            holder.close()
+        return await self._start()
+
+    async def _start_spare(self) -> None:
+        with suppress(InjectionFailed):  # the next caller that needs a holder gets the reason
+            self._idle.append(await self._start())
+
+    async def _start(self) -> WorkerClient:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                make_directory(self._folder)
+                path = self._folder / secrets.token_hex(NAME_BYTES)
+                process = await asyncio.create_subprocess_exec(*command(PROGRAM, str(path)))
+                if status := await process.wait():  # it keeps running as a separate process
+                    raise InjectionFailed(f"the process that is to hold them ended with status {status}")
+                holder, _ = await _connected(path)
+                return holder
+        except (OSError, WorkerError) as error:  # TimeoutError among them
+            raise InjectionFailed(f"the process that is to hold them cannot be started: {error!r}") from error
+
+    async def _find(self, path: Path, seconds: float) -> Hold | None:
+        try:
+            async with asyncio.timeout(seconds):
+                holder, pid = await _connected(path)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)  # of one that was killed
+        except (OSError, WorkerError):
+            pass  # it has just ended
+        else:
+            if pid:
+                return Hold(pid, self, holder)
+            holder.close()
+        return None
+
+
+async def _connected(path: Path) -> tuple[WorkerClient, int]:
+    """Connect to a holder, and return which process it holds, or 0. Raises OSError and a WorkerError."""
+    holder = WorkerClient(*await asyncio.open_unix_connection(str(path)), f"the holder at {path}", ERRORS)
+    try:
+        return holder, await holder.do(Held())
+    except BaseException:
+        holder.close()
+        raise
+
+
+async def _undo(holder: WorkerClient) -> None:
+    """Have a holder release what an unanswered request has stopped, and end. It does one after the other."""
+    with suppress(WorkerError):
+        await holder.do(LetGo())
+    holder.close()

@@ -1,0 +1,80 @@
+"""What the helper itself asks of the preload library in a program, in a thread of its own and with a deadline.
+
+A query of a process may have to wait for that process, and a tenant's process may cause such waits deliberately.
+Nothing here waits in the event loop, or in threads that other jobs need.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+
+from kybernate_shim.arena import control
+from kybernate_shim.arena.errors import ArenaInUse
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.linux.own_thread import in_own_thread
+
+GRACE_SECONDS = 5.0  # for a query of a process, and for what should have ended by its own deadline
+SHUT_SECONDS = 0.2  # in which allocations that were begun may end before the driver locks the process
+LOOK_SECONDS = 0.0005  # between two queries whether they have
+UNDO_SECONDS = 10.0  # for each verb that undoes something
+
+
+async def has_library(pid: int) -> bool:
+    """Return whether the library is loaded; the driver offloads a process that cannot be queried."""
+    try:
+        return await in_own_thread(partial(control.is_there, pid), GRACE_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+
+
+async def shut(pid: int) -> None:
+    """Keep a program from beginning an allocation for a moment."""
+    with suppress(TimeoutError):
+        await in_own_thread(partial(_shut_now, pid), SHUT_SECONDS + GRACE_SECONDS)
+
+
+async def in_one_place(pid: int, memory: Memory) -> bool:
+    """Undo what has been begun with the blocks of a process; return whether all of them are in VRAM then."""
+    try:
+        return await in_own_thread(partial(_undone, pid, memory), 4 * UNDO_SECONDS + GRACE_SECONDS)
+    except (TimeoutError, OSError, ArenaInUse, control.ControlInvalid, control.ControlSilent):
+        return False
+
+
+def _shut_now(pid: int) -> None:
+    """Have the library hold threads off from allocations, and wait for those that are in one.
+
+    It is only for speed: what is wrong shows when the memory is asked for, and older libraries cannot do this.
+    """
+    until = time.monotonic() + SHUT_SECONDS
+    with suppress(control.ControlInvalid, control.ControlSilent, OSError):
+        if page := control.control_of(pid):
+            with page:
+                while _in_allocation(page) and time.monotonic() < until:
+                    time.sleep(LOOK_SECONDS)
+
+
+def _in_allocation(page: control.Control) -> bool:
+    try:
+        page.ask(control.Verb.SHUT, seconds=SHUT_SECONDS)
+    except control.ControlFailed as error:
+        return error.busy
+    return False
+
+
+def _undone(pid: int, memory: Memory) -> bool:
+    """Have the library undo what no job will finish, and return whether no block is away.
+
+    Nothing is lost by that: what was handed out is still in VRAM, and what was made new is still in the arena.
+    """
+    page = control.control_of(pid)
+    if page is None:
+        return False
+    with page, memory.using(ArenaOwner.of(pid), UNDO_SECONDS):
+        for verb in (control.Verb.CLOSE, control.Verb.FORGET, control.Verb.DISCARD):
+            with suppress(control.ControlFailed):
+                page.ask(verb, seconds=UNDO_SECONDS)
+        return not any(block.state in control.NOT_IN_VRAM for block in page.blocks())

@@ -1,0 +1,102 @@
+"""Program threads that are stopped while the driver is unlocked, and the processes whose threads must stay stopped.
+
+Where memory is missing, the library keeps placeholders, on which a program would compute as on its own memory. So a
+separate process (see `cuda_holder`), which outlives the helper, stops the threads until the driver has locked the
+process again.
+
+When a helper dies, the next helper takes over the processes that were left stopped: it ends each step that was begun,
+with every block in one place, VRAM or the arena, locks the driver, and resumes the threads. The process is then LOCKED:
+the next operation reloads what the arena has. A process that cannot be locked, because one of its threads was stopped
+in a driver call, is resumed as it is when all of its memory is in VRAM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from kybernate_shim.cuda_helper.driver_lock import DriverLock
+from kybernate_shim.cuda_helper.holders import Hold, Holders
+from kybernate_shim.cuda_helper.library_calls import GRACE_SECONDS, in_one_place
+from kybernate_shim.cuda_helper.moved import NotMoved
+from kybernate_shim.cuda_helper.node_arena import NodeArena
+from kybernate_shim.linux.process import has_ended
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
+
+STOP_SECONDS = 10.0
+STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not be locked
+TAKE_OVER_SECONDS = 15.0  # for a call about a process that a helper before has left stopped
+
+
+class StoppedThreads:
+    """The stopped processes of one helper.
+
+    `stranded` are those whose threads stay stopped: their memory is in the arena, or may be, and the driver does not
+    lock them, or was not asked yet.
+    """
+
+    def __init__(self, arena: NodeArena, driver: DriverLock, holders: Holders, log: Any) -> None:
+        self.stranded: set[int] = set()
+        self._arena = arena
+        self._driver = driver
+        self._holders = holders
+        self._log = log
+        self._keeping: dict[int, asyncio.Task[None]] = {}  # by pid, what waits for its lock
+        self._taking_over: dict[int, asyncio.Task[None]] = {}  # by pid, what ends the step of an earlier helper
+
+    @asynccontextmanager
+    async def stopped(self, pid: int) -> AsyncIterator[None]:
+        """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
+        if pid in self.stranded:
+            raise InjectionFailed("they are stopped already, until the driver locks the process")
+        hold = await self._holders.stop(pid, STOP_SECONDS)
+        try:
+            yield
+        finally:
+            if pid in self.stranded:
+                self._keeping[pid] = asyncio.create_task(self._keep_stopped(hold))
+                self._keeping[pid].add_done_callback(lambda _: self._keeping.pop(pid, None))
+            else:
+                await asyncio.shield(hold.let_go())
+
+    async def take_over(self, gone: Callable[[], Awaitable[object]]) -> None:
+        """Find the processes that a helper before this one has left stopped, and begin to end their steps.
+
+        `gone` returns when nothing that the earlier helper started works on them any more.
+        """
+        found = await self._holders.left_behind(STOP_SECONDS + GRACE_SECONDS)
+        if found:
+            await gone()
+        for hold in found:
+            self._log.warning("arena.taken_over", pid=hold.pid)
+            self.stranded.add(hold.pid)
+            self._taking_over[hold.pid] = asyncio.create_task(self._end_step(hold))
+
+    async def taken_over(self, pids: Iterable[int]) -> None:
+        """Wait until those of them that were left stopped resume, but not for long: then they are `stranded`."""
+        if tasks := [self._taking_over[pid] for pid in set(pids) & self._taking_over.keys()]:
+            await asyncio.wait(tasks, timeout=TAKE_OVER_SECONDS)
+
+    async def _end_step(self, hold: Hold) -> None:
+        """End the step that an earlier helper began with a stopped process, and resume its threads."""
+        with suppress(NotMoved):  # the driver returns no state while a call hangs in the process
+            if await self._driver.is_running(hold.pid):
+                await in_one_place(hold.pid, self._arena.memory)
+        await self._keep_stopped(hold)
+        del self._taking_over[hold.pid]
+
+    async def _keep_stopped(self, hold: Hold) -> None:
+        """Resume a process's threads when it is locked, has all of its memory, or has ended."""
+        pid = hold.pid
+        while not has_ended(pid):
+            with suppress(NotMoved):
+                await self._driver.relock(pid)
+                break
+            if await in_one_place(pid, self._arena.memory):
+                break
+            await asyncio.sleep(STRANDED_SECONDS)
+        await hold.let_go()
+        self.stranded.discard(pid)
+        self._log.info("arena.stopped_threads_ended", pid=pid)

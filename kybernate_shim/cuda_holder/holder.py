@@ -1,0 +1,141 @@
+"""A process that holds the threads of another one for the arena, and outlives the CUDA helper that has asked for that.
+
+Where memory is away while the driver is unlocked, there are placeholders, on which resumed threads would compute. So
+they are held until a helper says that they may go, and not only as long as the helper lives: when it ends, the next
+one connects here, brings the process into order, and lets it go. The kernel kills the process if its holder ends first.
+A holder has one process at a time, and is as small as that: what else can fail is in the helper and its workers.
+
+It is a process, and no thread of a shim's daemon: a container's processes are the daemon's children, whose stops its
+wait for any child would take away. It runs in its own session, and is no child of the helper.
+
+It does the jobs of `worker_protocol.holder_jobs`, for one helper after the other. Its argument is the path of a socket;
+when the command that starts it returns, the holder listens there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import assert_never
+
+from kybernate_shim.arena.control import DRIVER_THREADS, NAME
+from kybernate_shim.linux.process import has_ended, set_oom_score_adj
+from kybernate_shim.linux.ptrace.seized import SeizedProcess
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
+from kybernate_shim.worker_protocol.errors import MessageInvalid
+from kybernate_shim.worker_protocol.holder_jobs import ERRORS, JOBS, Held, HolderJob, LetGo, Stop
+from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.programs import arguments
+from kybernate_shim.worker_protocol.server import JobCall, WorkerServer, immediately
+
+FIRST_SECONDS = 20.0  # for the helper that has started us to connect
+ORPHAN_SECONDS = 5.0  # without a helper, before we start one; a daemon that misses it is faster
+LOOK_SECONDS = 0.2  # between two looks at whether a process without requests has ended
+LAST_TO_DIE = -1000  # when memory runs out
+NOT_FOR_US = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
+class Holder:
+    """Serves one connection after the other, until there is none and nothing is held."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._helper: tuple[str, ...] = ()
+        self._held: SeizedProcess | None = None
+
+    def serve(self) -> None:
+        self._listener.settimeout(FIRST_SECONDS)
+        with suppress(TimeoutError):
+            connection: socket.socket | None = self._listener.accept()[0]
+            while connection is not None:
+                with connection:
+                    self._converse(connection)
+                connection = self._await_helper()
+
+    def _converse(self, connection: socket.socket) -> None:
+        """Serve one connection. Nothing that comes may end us, who hold a process."""
+        connection.settimeout(None)
+        try:
+            WorkerServer(connection, JOBS, ERRORS, self._do, immediately).serve()
+        except OSError:
+            pass  # the helper has ended
+        except MessageInvalid as error:
+            with suppress(OSError):  # of a disk that is full
+                sys.stderr.write(f"{error}\n")
+
+    def _do(self, job: HolderJob, call: JobCall) -> Answered:
+        try:
+            match job:
+                case Held():
+                    return job.done_by(lambda _: self._held.pid if self._held else 0)
+                case Stop():
+                    return job.done_by(self._stop)
+                case LetGo():
+                    return job.done_by(lambda _: self._let_go())
+        except InjectionFailed:
+            raise
+        except Exception as error:
+            raise InjectionFailed(repr(error)) from error
+        assert_never(job)
+
+    def _stop(self, job: Stop) -> None:
+        self._let_go()
+        self._helper = job.helper
+        held = SeizedProcess(job.pid, spare=must_run, seconds=job.seconds, tied=True)
+        held.__enter__()
+        self._held = held
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+    def _await_helper(self) -> socket.socket | None:
+        """Wait for a helper as long as a process is held; start one if none comes by itself."""
+        self._listener.settimeout(LOOK_SECONDS)
+        since = time.monotonic()
+        while self._held is not None and not has_ended(self._held.pid):
+            try:
+                return self._listener.accept()[0]
+            except OSError:  # TimeoutError for most
+                if time.monotonic() - since > ORPHAN_SECONDS:
+                    self._start_helper()
+                    since = time.monotonic()
+        self._let_go()
+        return None
+
+    def _start_helper(self) -> None:
+        """Start a helper; where there is one already, the new one ends immediately."""
+        with suppress(OSError):
+            os.posix_spawn(self._helper[0], list(self._helper), os.environ, setsid=True, setsigdef=NOT_FOR_US)
+
+
+def must_run(thread: str) -> bool:
+    """Return, by its name, whether a thread has to work while the others are stopped."""
+    return thread == NAME or thread.startswith(DRIVER_THREADS)
+
+
+def main(path: Path) -> None:
+    for number in NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        with suppress(OSError):
+            set_oom_score_adj(os.getpid(), LAST_TO_DIE)
+        try:
+            Holder(listener).serve()
+        finally:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main(Path(*arguments(sys.argv)))

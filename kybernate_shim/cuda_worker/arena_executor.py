@@ -1,0 +1,190 @@
+"""What the arena's worker does to one process whose threads are stopped and whose driver is unlocked.
+
+    warm     make contexts and pin memory, while the program still computes
+    expect   the same for programs that are not restored yet, in room that is already claimed for them
+    take     copy every block out, and have the program release it: until its release, the truth is in VRAM
+    prefetch copy to the card what a settle will bring there, while the driver still restores the program
+    drop     forget what was prefetched: no settle will come
+    settle   finish, towards VRAM, whatever an earlier job began and did not finish, and reload what the arena has
+
+A worker that dies between two steps leaves bytes that are in VRAM, or confirmed in the arena's record, or both.
+
+A job waits only for its own process, in its own thread, and for no longer than the time that the helper gave it. What a
+job shares with other jobs, it holds for no longer than its own driver calls take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import assert_never
+
+from kybernate_shim.arena.control import BlockState, ControlFailed, Verb
+from kybernate_shim.arena.errors import ArenaUnavailable
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.records import Record
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched
+from kybernate_shim.cuda_worker.deadline import JobDeadline
+from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
+from kybernate_shim.cuda_worker.offload import Offload
+from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
+from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
+from kybernate_shim.cuda_worker.settle import Settling
+from kybernate_shim.worker_protocol.cuda_jobs import (
+    Drop,
+    Expect,
+    MoveAnswer,
+    MoveJob,
+    Prefetch,
+    Settle,
+    Take,
+    Warm,
+)
+from kybernate_shim.worker_protocol.messages import Answered
+
+
+@dataclass
+class ArenaExecutor:
+    """The arena and our end of the copies, which are made when the first process needs them."""
+
+    memory: Memory
+    _transfer: ArenaCopier | None = None
+    _making: threading.Lock = field(default_factory=threading.Lock)
+    _prefetches: dict[ArenaOwner, ArenaPrefetch] = field(default_factory=dict)
+    _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the cards that its bytes were copied from last
+
+    def do(self, job: MoveJob) -> Answered:
+        """Do a job; what keeps it from being done is its answer."""
+        match job:
+            case Warm():
+                return job.done_by(self.warm)
+            case Expect():
+                return job.done_by(self.expect)
+            case Take():
+                return job.done_by(self.offload)
+            case Prefetch():
+                return job.done_by(self.prefetch)
+            case Drop():
+                return job.done_by(self.drop)
+            case Settle():
+                return job.done_by(self.settle)
+        assert_never(job)
+
+    def warm(self, job: Warm) -> MoveAnswer:
+        return answered(lambda: self._warm(job.pid, JobDeadline(job.seconds)))
+
+    def expect(self, job: Expect) -> MoveAnswer:
+        return answered(lambda: self._expect(job.pid, job.gpus))
+
+    def offload(self, job: Take) -> MoveAnswer:
+        return answered(lambda: self._offload(job.pid, JobDeadline(job.seconds)))
+
+    def prefetch(self, job: Prefetch) -> MoveAnswer:
+        return answered(lambda: self._prefetch(job.pid, job.gpu, job.free_bytes))
+
+    def drop(self, job: Drop) -> MoveAnswer:
+        return answered(lambda: self._drop(job.pid))
+
+    def settle(self, job: Settle) -> MoveAnswer:
+        return answered(lambda: self._settle(job.pid, JobDeadline(job.seconds), job.hashing, job.leaving))
+
+    def _warm(self, pid: int, job: JobDeadline) -> MoveAnswer:
+        """Examine one block of each of the program's cards to learn which card of ours that is."""
+        copies = self._copies()
+        nodes: dict[int, int] = {}  # that the program's cards are near
+        owner = ArenaOwner.of(pid)
+        with self.memory.using(owner, job.left()), opened(owner, job) as program:
+            blocks = movable(program.blocks())
+            require_possible(pid, blocks, copies.capacity)
+            try:
+                for device, index in {block.device: block.index for block in blocks}.items():
+                    program.ask(Verb.SHARE, first=index, count=1)
+                    for block in program.blocks(index, 1):
+                        if block.state is BlockState.SHARED:
+                            card = copies.enter_device_of(program.descriptor_of(block))
+                            nodes[device] = copies.node_near(card)
+            finally:
+                program.undo(Verb.CLOSE)
+                program.undo(Verb.FORGET)
+        sizes = tuple((nodes.get(block.device, NO_NODE), block.size) for block in blocks)
+        copies.pin(self.memory.preview(owner, sizes))
+        return MoveAnswer(bytes=sum(size for _, size in sizes))
+
+    def _expect(self, pid: int, gpus: Sequence[str]) -> MoveAnswer:
+        """Read first what has been claimed: it may be handed over meanwhile. No bytes are read there."""
+        record = self.memory.record(ArenaOwner.of(pid))
+        copies = self._copies()
+        copies.enter_named(gpus)
+        copies.pin(extent for extent in record.room if not extent.is_hole)
+        return MoveAnswer(bytes=sum(one.size for one in (*record.kept, *record.pending)))
+
+    def _prefetch(self, pid: int, gpu: str, free: int) -> MoveAnswer:
+        """Begin it; it ends with the next job for the process."""
+        owner = ArenaOwner.of(pid)
+        self._drop(pid)
+        self._prefetches[owner] = ArenaPrefetch(self._copies(), gpu, self.memory.record(owner), free)
+        return MoveAnswer()
+
+    def _drop(self, pid: int) -> MoveAnswer:
+        for owner in list(self._prefetches):
+            if owner.pid == pid and (prefetch := self._prefetches.pop(owner, None)):
+                prefetch.close()
+        return MoveAnswer()
+
+    def _offload(self, pid: int, job: JobDeadline) -> MoveAnswer:
+        copies = self._copies()  # or there is no arena, and nothing has to be undone
+        self._drop(pid)  # of bytes that are about to change
+        owner = ArenaOwner.of(pid)
+        with self.memory.using(owner, job.left()), opened(owner, job) as program:
+            offload = Offload(self.memory, copies, owner, program)
+            try:
+                return offload.run()
+            finally:
+                if offload.cards:
+                    self._left[pid] = offload.cards
+
+    def _settle(self, pid: int, job: JobDeadline, hashing: bool, leaving: Collection[int]) -> MoveAnswer:
+        owner = ArenaOwner.of(pid)
+        gently = partial(self._shares_card, leaving)
+        with self.memory.using(owner, job.left()), opened(owner, job) as program:
+            settling = Settling(self.memory, self._copies, owner, program, gently, hashing)
+            settling.undo_begun()
+            record = self.memory.record(owner)
+            with self._prefetched(owner, record) as prefetched:
+                try:
+                    return settling.reload(record, prefetched)
+                except ControlFailed as error:
+                    if error.code != OUT_OF_MEMORY or not prefetched.size:
+                        raise
+            # Another process has come meanwhile: there was no room for both.
+            return settling.reload(record, NOTHING)
+
+    def _shares_card(self, leaving: Collection[int], cards: Collection[int]) -> bool:
+        """Return whether a process that leaves may have its bytes on one of these cards, as far as known."""
+        return not all(self._left.get(pid, set(cards)).isdisjoint(cards) for pid in leaving)
+
+    @contextmanager
+    def _prefetched(self, owner: ArenaOwner, record: Record) -> Iterator[Prefetched]:
+        """Yield what has been prefetched of `record`, which is dropped then."""
+        prefetch = self._prefetches.get(owner)
+        try:
+            yield prefetch.stop() if prefetch is not None and prefetch.record == record else NOTHING
+        finally:
+            self._drop(owner.pid)
+
+    def _copies(self) -> ArenaCopier:
+        """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""
+        with self._making:
+            if self._transfer is None:
+                try:
+                    self.memory.prepare()
+                except ArenaUnavailable:
+                    if not self.memory.size:  # or what is there can be used, and has to be given back
+                        raise
+                self._transfer = ArenaCopier(self.memory)
+            return self._transfer

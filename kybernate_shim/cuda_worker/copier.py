@@ -1,0 +1,387 @@
+"""Moves blocks between a program's VRAM and the arena, through `cuda.bindings.driver`. For the arena's worker alone.
+
+The program hands its memory out as a descriptor; here it is mapped a second time, copied by the card itself from or to
+pinned memory, and unmapped. Of what the program says about it, only the size is used, which the driver checks when it
+maps. Before the memory is copied out it can be hashed, to see what need not be copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from cuda.bindings import driver as cuda
+
+from kybernate_shim.arena.extents import Extent, Part
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.pieces import PieceHashes
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda_worker import driver
+from kybernate_shim.cuda_worker.calls import DriverRefused, checked
+from kybernate_shim.cuda_worker.hashing import Hasher
+from kybernate_shim.cuda_worker.imported_memory import card_of, imported, mapped
+from kybernate_shim.cuda_worker.kernel import KernelUnavailable, cached, machine_code
+from kybernate_shim.linux import numa
+from kybernate_shim.linux.populate import populate
+
+COPY = 64 << 20  # of one call: so that the streams share a large block
+AHEAD = 8 << 20  # of one call when the driver needs the link, too, as before the program is there; divides COPY
+STREAMS = 4  # of each move: one process may leave while another comes
+SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for
+PINNED = 1 << 30  # registered by one call: a failure in the middle of a large arena leaves the rest usable
+THREADS = min(8, os.cpu_count() or 1)  # that make pages
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for any default stream
+PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: for every context
+CAPABILITY = (
+    cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+)
+T = TypeVar("T")
+
+Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
+Check = Callable[[], None]  # raises where the job has to end
+
+
+def _unlimited() -> None:
+    """Let a job continue."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A block of a program, as it is mapped here: our number of its card, and our address there."""
+
+    card: int
+    address: int
+    size: int
+
+
+@dataclass
+class Prefetched:
+    """What the arena has and a card as well: addresses there of what `cut` has made, by their offsets in the arena."""
+
+    card: int = -1
+    size: int = 0
+    places: dict[int, int] = field(default_factory=dict)
+
+    def add(self, offset: int, address: int, size: int) -> None:
+        self.places[offset] = address
+        self.size += size
+
+
+NOTHING = Prefetched()
+
+
+class ArenaCopier:
+    """Our end of the copies: the arena, mapped and pinned as far as it has been used, and contexts on the cards.
+
+    Several threads may use it concurrently, each for a different process.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        fd = os.open(memory.file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, memory.size)
+        finally:
+            os.close(fd)
+        self._folder = memory.file.parent
+        self._banks = memory.banks
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._lock = threading.RLock()
+        self._hashing = threading.Lock()
+        self._pinned: set[int] = set()
+        self._contexts: dict[int, Any] = {}
+        self._hashers: dict[int, Hasher] = {}
+        self._nodes: dict[int, int] = {}
+        self._refused: dict[int, list[int]] = {}  # by card, memory of ours that the driver would not take back
+        self._uncompiled = ""  # why there is nothing that hashes
+
+    @contextmanager
+    def mapped(self, descriptors: Sequence[int], sizes: Sequence[int]) -> Iterator[list[Mapped]]:
+        """Map memory behind `descriptors`, which may be closed meanwhile. Raises DriverRefused."""
+        with ExitStack() as stack:
+            handles = stack.enter_context(imported(descriptors))
+            blocks = []
+            for handle, size in zip(handles, sizes, strict=True):
+                card = card_of(handle)
+                self._enter(card)
+                blocks.append(Mapped(card, stack.enter_context(mapped(card, handle, size)), size))
+            yield blocks
+
+    def look(self, blocks: Sequence[Mapped], key: bytes) -> list[PieceHashes]:
+        """Hash what is in `blocks`. Raises KernelUnavailable and DriverRefused."""
+        found: dict[Mapped, PieceHashes] = {}
+        for card, its in _by_card(blocks, blocks):
+            self._enter(card)
+            with self._hashing, _stream() as stream:
+                seen = self._hasher(card).look([(block.address, block.size) for block in its], key, stream)
+            found |= zip(its, seen, strict=True)
+        return [found[block] for block in blocks]
+
+    def looks_at_once(self, blocks: Sequence[Mapped]) -> bool:
+        """Return whether `look` has nothing to compile first. Raises DriverRefused."""
+        cards = {block.card for block in blocks} - self._hashers.keys()
+        return all(cached(self._folder, *_capability(card)).exists() for card in cards)
+
+    def out(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], check: Check = _unlimited) -> None:
+        """Copy `parts` of each block to the arena. Raises DriverRefused, and what `check` raises between two slices."""
+        self._copy(blocks, parts, _from_card, check=check)
+
+    def back(
+        self,
+        blocks: Sequence[Mapped],
+        parts: Sequence[Sequence[Part]],
+        prefetched: Prefetched = NOTHING,
+        *,
+        gently: bool = False,
+        check: Check = _unlimited,
+    ) -> None:
+        """Fill `parts` of each block from the arena, or from what is `prefetched`, holes by zeros.
+
+        `gently`: one copy at a time, which leaves gaps to the driver: it waits behind whatever is queued. Raises
+        DriverRefused, and what `check` raises between two slices.
+        """
+        self._copy(blocks, parts, _to_card, prefetched, gently=gently, check=check)
+
+    @contextmanager
+    def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
+        """Yield what copies from an offset in the arena to an address on a card, so many bytes, and waits for it.
+
+        It raises DriverRefused.
+        """
+        self._enter(card)
+        with _stream() as stream:
+
+            def copy(offset: int, address: int, size: int) -> None:
+                self.pin([Extent(offset, size)])
+                self._enter(card)
+                checked(cuda.cuMemcpyHtoDAsync(address, self._start + offset, size, stream))
+                checked(cuda.cuStreamSynchronize(stream))
+
+            yield copy
+
+    @cached_property
+    def capacity(self) -> int:
+        """The memory of all cards, in bytes: no process has more. Raises DriverRefused."""
+        return sum(int(checked(cuda.cuDeviceTotalMem(card))) for card in range(checked(cuda.cuDeviceGetCount())))
+
+    def free(self, card: int) -> int:
+        """Return how many bytes of a card are free. Raises DriverRefused."""
+        self._enter(card)
+        return int(checked(cuda.cuMemGetInfo())[0])
+
+    def allocate(self, card: int, size: int) -> int:
+        """Return the address of memory of ours on a card. Raises DriverRefused."""
+        self._enter(card)
+        return int(checked(cuda.cuMemAlloc(size)))
+
+    def release(self, card: int, addresses: Iterable[int]) -> None:
+        """Give back what `allocate` has returned.
+
+        Raises DriverRefused after all were tried; what the driver has refused is tried again with the next ones.
+        """
+        with self._lock:
+            wanted, self._refused[card] = [*self._refused.pop(card, []), *addresses], []
+        failure = None
+        for address in wanted:
+            try:
+                self._enter(card)
+                checked(cuda.cuMemFree(address))
+            except DriverRefused as error:
+                failure = error
+                with self._lock:
+                    self._refused[card].append(address)
+        if failure is not None:
+            raise failure
+
+    def node_near(self, card: int) -> int:
+        """Return the NUMA node that a card is near, NO_NODE where none is known."""
+        if card not in self._nodes:
+            self._nodes[card] = driver.node_near(card)
+        return self._nodes[card]
+
+    def enter_device_of(self, descriptor: int) -> int:
+        """Be ready to hash and to copy on the card that memory is on, and return which; closes `descriptor`.
+
+        Raises DriverRefused.
+        """
+        try:
+            with imported([descriptor]) as (handle,):
+                card = card_of(handle)
+        finally:
+            os.close(descriptor)
+        self.enter(card)
+        return card
+
+    def enter(self, card: int) -> None:
+        """Be ready to hash and to copy on a card. Raises DriverRefused."""
+        self._enter(card)
+        try:
+            with self._hashing:
+                self._hasher(card)
+        except (DriverRefused, KernelUnavailable):
+            pass  # `look` will say so
+
+    def enter_named(self, uuids: Collection[str]) -> None:
+        """Be ready to hash and to copy on the cards of these names, as far as they are here. Raises DriverRefused."""
+        for card in cards_named(uuids):
+            self.enter(card)
+
+    def pin(self, extents: Iterable[Extent]) -> None:
+        """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused.
+
+        Others may enter a card between two parts: each takes a good part of a second.
+        """
+        self._enter(next(iter(self._contexts), 0))
+        for extent in extents:
+            for part in range(extent.start // PINNED, (extent.end - 1) // PINNED + 1):
+                with self._lock:
+                    self._pin(part)
+
+    def _pin(self, part: int) -> None:
+        if part in self._pinned:
+            return
+        start = part * PINNED
+        size = min(PINNED, len(self._map) - start)
+        node = next((bank.node for bank in self._banks if start < bank.extent.end), NO_NODE)
+        near = numa.processors_of(node) if node != NO_NODE else ()
+        with suppress(OSError):  # what cannot be had now shows below
+            populate(self._start + start, size, THREADS, near)
+        checked(cuda.cuMemHostRegister(self._start + start, size, PORTABLE))
+        self._pinned.add(part)
+
+    def _copy(
+        self,
+        blocks: Sequence[Mapped],
+        parts: Sequence[Sequence[Part]],
+        call: Call,
+        prefetched: Prefetched = NOTHING,
+        *,
+        gently: bool = False,
+        check: Check = _unlimited,
+    ) -> None:
+        """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts.
+
+        No more than a slice is queued at a time: the copies of other jobs wait behind what is queued.
+        """
+        self.pin(part.extent for its in parts for part in its if not part.extent.is_hole)
+        for card, pairs in _by_card(blocks, list(zip(blocks, parts, strict=True))):
+            self._enter(card)
+            there = prefetched.places if prefetched.card == card else {}
+            with ExitStack() as stack:
+                streams = [stack.enter_context(_stream()) for _ in range(1 if gently else STREAMS)]
+                most = AHEAD if gently else COPY
+                copies = (
+                    copy for block, its in pairs for part in its for copy in _copies(block.address, part, there, most)
+                )
+                queued = [0] * len(streams)  # bytes, since the stream was waited for
+                for number, (host, at, size) in enumerate(copies):
+                    turn = number % len(streams)
+                    stream = streams[turn]
+                    check()
+                    if queued[turn] >= SLICE // STREAMS:
+                        checked(cuda.cuStreamSynchronize(stream))  # while the others continue
+                        queued[turn] = 0
+                    queued[turn] += size
+                    if host is None:
+                        checked(cuda.cuMemsetD32Async(at, 0, size // 4, stream))
+                    elif host in there:
+                        checked(cuda.cuMemcpyDtoDAsync(at, there[host], size, stream))
+                    else:
+                        checked(call(self._start + host, at, size, stream))
+                        if gently:
+                            checked(cuda.cuStreamSynchronize(stream))
+                for stream in streams:
+                    checked(cuda.cuStreamSynchronize(stream))
+
+    def _hasher(self, card: int) -> Hasher:
+        """Return what hashes on a card, whose context we are in. Raises KernelUnavailable and DriverRefused."""
+        if card not in self._hashers:
+            self._hashers[card] = Hasher(self._machine_code(*_capability(card)))
+        return self._hashers[card]
+
+    def _machine_code(self, major: int, minor: int) -> bytes:
+        """What could not be compiled is not tried again: it takes longer than all the rest."""
+        if not self._uncompiled:
+            try:
+                return machine_code(self._folder, major, minor)
+            except KernelUnavailable as error:
+                self._uncompiled = str(error)
+        raise KernelUnavailable(self._uncompiled)
+
+    def _enter(self, card: int) -> None:
+        """Make a card's context this thread's, and make it first where there is none."""
+        with self._lock:
+            if card not in self._contexts:
+                self._contexts[card] = checked(cuda.cuDevicePrimaryCtxRetain(card))
+        checked(cuda.cuCtxSetCurrent(self._contexts[card]))
+
+
+def cards_named(uuids: Collection[str]) -> list[int]:
+    """Return our numbers of the cards of these names, as far as they are here. Raises DriverRefused."""
+    return [card for card in range(checked(cuda.cuDeviceGetCount())) if driver.uuid_of(card) in uuids]
+
+
+def cut(extent: Extent, step: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Yield (offset in the arena, bytes) of copies: none crosses a multiple of what `step` says for its offset.
+
+    A copy must not leave the range of host memory that one call has pinned.
+    """
+    at = extent.start
+    while at < extent.end:
+        size = min(step(at) - at % step(at), extent.end - at)
+        yield at, size
+        at += size
+
+
+def _by_card(blocks: Sequence[Mapped], values: Sequence[T]) -> Iterator[tuple[int, list[T]]]:
+    """Sort `values`, one for each block, by the blocks' cards."""
+    found: dict[int, list[T]] = defaultdict(list)
+    for block, value in zip(blocks, values, strict=True):
+        found[block.card].append(value)
+    yield from found.items()
+
+
+@contextmanager
+def _stream() -> Iterator[Any]:
+    """Make a stream; what is queued on it when a failure ends the context is done before anything is unmapped."""
+    stream = checked(cuda.cuStreamCreate(NON_BLOCKING))
+    try:
+        yield stream
+    finally:
+        cuda.cuStreamSynchronize(stream)
+        cuda.cuStreamDestroy(stream)
+
+
+def _capability(card: int) -> tuple[int, int]:
+    device = checked(cuda.cuDeviceGet(card))
+    major, minor = (int(checked(cuda.cuDeviceGetAttribute(one, device))) for one in CAPABILITY)
+    return major, minor
+
+
+def _copies(address: int, part: Part, there: Mapping[int, int], most: int) -> Iterator[tuple[int | None, int, int]]:
+    """Yield (offset in the arena, address on the card, bytes) of what fills a part of the block at `address`.
+
+    A hole has no offset; the others have at most so many bytes. What is `there` already is cut as it was.
+    """
+    address += part.offset
+    if part.extent.is_hole:
+        yield None, address, part.extent.size
+        return
+    for at, size in cut(part.extent, lambda at: AHEAD if at in there else most):
+        yield at, address + at - part.extent.start, size
+
+
+def _from_card(host: int, card: int, size: int, stream: Any) -> Any:
+    return cuda.cuMemcpyDtoHAsync(host, card, size, stream)
+
+
+def _to_card(host: int, card: int, size: int, stream: Any) -> Any:
+    return cuda.cuMemcpyHtoDAsync(card, host, size, stream)

@@ -1,0 +1,36 @@
+"""The time that one job of the arena's worker has, which nothing that its process does can make longer."""
+
+from __future__ import annotations
+
+import time
+
+ANSWER_SECONDS = 20.0  # that a process has for one answer
+UNDO_SECONDS = 2.0  # that a job whose time is over has left, to leave its process in order
+
+
+class JobOverdue(Exception):
+    """The job's time is over. It has been given up, and what it had begun is undone or settled."""
+
+
+class JobDeadline:
+    """The deadline of a job, `seconds` from now on. Whatever waits for the job's process asks here for how long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def check(self) -> None:
+        """Raise JobOverdue when the time is over. To be called between two slices of long work."""
+        self.left()
+
+    def left(self) -> float:
+        """Return for how many seconds to wait for an answer. Raises JobOverdue."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise JobOverdue(f"the arena abandoned the process after {self._seconds:g} s")
+        return min(left, ANSWER_SECONDS)
+
+    def undo_left(self) -> float:
+        """Return the same for an answer to what undoes the job, which may be asked for when the time is over."""
+        left = self._until + UNDO_SECONDS - time.monotonic()
+        return min(max(left, 0.0), ANSWER_SECONDS)

@@ -1,0 +1,84 @@
+"""Which function does a job of a CUDA worker, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kybernate_shim.cuda_worker import driver
+from kybernate_shim.worker_protocol.cuda_jobs import (
+    Checkpoint,
+    CudaJob,
+    Describe,
+    DriverAnswer,
+    DriverInfo,
+    Lock,
+    MoveJob,
+    Ping,
+    Ready,
+    Restore,
+    State,
+    StateAnswer,
+    Unlock,
+)
+from kybernate_shim.worker_protocol.errors import MessageInvalid, plain
+from kybernate_shim.worker_protocol.messages import Answered, changed
+from kybernate_shim.worker_protocol.server import JobCall
+
+if TYPE_CHECKING:
+    from kybernate_shim.cuda_worker.arena_executor import ArenaExecutor  # only one worker of a node needs it
+
+NOT_FOUND = 500  # the driver lacks a call
+
+A = TypeVar("A", bound=DriverAnswer)
+T = TypeVar("T")
+
+
+class JobHandler:
+    """Does the jobs; those of the arena only where it has one."""
+
+    def __init__(self, arena: ArenaExecutor | None) -> None:
+        self._arena = arena
+
+    def handle(self, job: CudaJob, call: JobCall) -> Answered:
+        match job:
+            case Ready() | Ping():
+                return job.done_by(_nothing)
+            case Describe():
+                return job.done_by(_describe)
+            case State():
+                return job.done_by(lambda job: _called(StateAnswer, driver.state, job))
+            case Lock():
+                return job.done_by(lambda job: _called(DriverAnswer, driver.lock, job))
+            case Checkpoint():
+                return job.done_by(lambda job: _called(DriverAnswer, driver.checkpoint, job))
+            case Restore():
+                return job.done_by(lambda job: _called(DriverAnswer, driver.restore, job))
+            case Unlock():
+                return job.done_by(lambda job: _called(DriverAnswer, driver.unlock, job))
+            case _:
+                return self._move(job)
+
+    def _move(self, job: MoveJob) -> Answered:
+        if self._arena is None:
+            raise MessageInvalid(f"{job.verb} is a job for the arena's worker, and this one has none")
+        return self._arena.do(job)
+
+
+def _nothing(job: Ready | Ping) -> None:
+    """Return: to be able to is what was asked for."""
+
+
+def _describe(job: Describe) -> DriverInfo:
+    return driver.info()
+
+
+def _called(kind: type[A], call: Callable[[T], A], job: T) -> A:
+    """Call the driver and measure that. What the bindings raise for a missing call is an answer, too."""
+    began = time.monotonic()
+    try:
+        answer = call(job)
+    except Exception as error:  # noqa: BLE001  # they have no type of error for that
+        answer = kind(NOT_FOUND, "CUDA_ERROR_NOT_FOUND", plain(str(error)))
+    return changed(answer, seconds=time.monotonic() - began)

@@ -1,0 +1,102 @@
+"""Ends, towards VRAM, what an earlier job began with a stopped program, and reloads what the arena has of it.
+
+The program makes new memory, every block is copied into it, and then the program commits: until then, the bytes are in
+the arena. States AWAY and REBUILT in the program's table of blocks mean the arena, all others VRAM. The table is a
+claim: only what has been confirmed in the arena's own record is ever copied to a program. Where the arena has no hashes
+of what it keeps, as after a restore, they are made of the new memory. The arena keeps its copy: the next offload copies
+only what has changed since.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from kybernate_shim.arena.control import Block, BlockState, ControlInvalid, Verb
+from kybernate_shim.arena.extents import Kept, parts, total
+from kybernate_shim.arena.memory import KEY_BYTES, Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.pieces import is_known
+from kybernate_shim.arena.records import Record
+from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped, Prefetched
+from kybernate_shim.cuda_worker.offload import hashes_of
+from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches
+from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The settling of one program.
+
+    `copier` returns our end of the copies, which is made when there is something to copy. `gently` says whether copies
+    to these cards have to leave room for others on the link. `hashing` is False where no hashes shall be made.
+    """
+
+    memory: Memory
+    copier: Callable[[], ArenaCopier]
+    owner: ArenaOwner
+    program: ProgramBlocks
+    gently: Callable[[set[int]], bool]
+    hashing: bool
+
+    def undo_begun(self) -> None:
+        """Have the program undo what an earlier job began and did not finish."""
+        for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
+            self.program.ask(verb)
+
+    def reload(self, record: Record, prefetched: Prefetched) -> MoveAnswer:
+        """Copy what `record` has of the program into new memory of it, as far as it has not been `prefetched`."""
+        blind = ""
+        away = places((block for block in self.program.blocks() if block.state is BlockState.AWAY), record)
+        try:
+            with ExitStack() as stack:
+                blocks: list[Mapped] = []
+                for batch in batches(away):
+                    with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
+                        new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
+                    wanted = [list(parts(one.extents)) for one in batch]
+                    gently = self.gently({block.card for block in new})
+                    self.copier().back(new, wanted, prefetched, gently=gently, check=self.program.job.check)
+                    blocks += new
+                if self.hashing:
+                    blind = self._learn(record, away, blocks)
+        except BaseException:
+            self.program.undo(Verb.DISCARD)
+            raise
+        self.program.ask(Verb.COMMIT)
+        self.memory.retire(self.owner)
+        size = sum(one.size for one in away)
+        zero = size - sum(total(one.extents) for one in away)
+        return MoveAnswer(bytes=size, zero_bytes=zero, prefetched_bytes=prefetched.size, remark=blind)
+
+    def _learn(self, record: Record, reloaded: Sequence[Kept], blocks: Sequence[Mapped]) -> str:
+        """Hash what was `reloaded` and is in `blocks` now, unless that is known; return why it cannot be.
+
+        It only spares the next offload some copies, so it is done where nothing has to be compiled for it.
+        """
+        unknown = [(one, block) for one, block in zip(reloaded, blocks, strict=True) if not is_known(one)]
+        if not unknown or not self.copier().looks_at_once(blocks):
+            return ""
+        key = record.key or os.urandom(KEY_BYTES)
+        seen, blind = hashes_of(self.copier(), [block for _, block in unknown], key)
+        marks = {one.index: look.marks for (one, _), look in zip(unknown, seen or [], strict=seen is not None)}
+        if marks:
+            kept = [replace(one, marks=marks.get(one.index, one.marks)) for one in record.kept]
+            self.memory.learn(self.owner, replace(record, kept=kept, key=key))
+        return blind
+
+
+def places(blocks: Iterable[Block], record: Record) -> list[Kept]:
+    """Return where the bytes of blocks are. Raises ControlInvalid where the arena has none that are like them."""
+    kept = {(one.index, one.address, one.size): one for one in record.kept}
+    pending = {(one.index, one.address, one.size) for one in record.pending}
+    found = []
+    for block in blocks:
+        wanted = (block.index, block.address, block.size)
+        if (place := kept.get(wanted)) is None:
+            why = "they were never copied, and the process has released them" if wanted in pending else "they are lost"
+            raise ControlInvalid(f"the bytes of block {block.index} are not in the arena: {why}")
+        found.append(place)
+    return found

@@ -1,0 +1,71 @@
+"""A worker of the CUDA helper: the only kind of process that loads libcuda.
+
+It does the jobs of `worker_protocol.cuda_jobs`, each in its own thread, because ranks that talk to each other must be
+locked at the same time. A call that hangs cannot be cancelled; the helper kills the worker then. Its arguments are the
+descriptor of its end of a socket; with `arena FOLDER SIZES SHARE` behind it, it moves processes' memory to and from the
+arena there, too, and keeps what that needs. Such a job ends by itself when its seconds are over, so that no other job
+has to suffer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, JOBS, CudaJob, DriverUnusable
+from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.programs import arguments
+from kybernate_shim.worker_protocol.server import JobCall, WorkerServer, in_own_thread, serve_and_exit
+
+if TYPE_CHECKING:
+    from kybernate_shim.cuda_worker.arena_executor import ArenaExecutor
+
+Handle = Callable[[CudaJob, JobCall], Answered]
+
+
+def main() -> None:
+    """Serve jobs until the helper closes its end; then exit immediately, whatever the threads wait for."""
+    os.umask(0o077)  # only root may read the files next to the arena
+    descriptor, *arena = arguments(sys.argv)
+    connection = socket.socket(fileno=int(descriptor))
+    # A thread inside the driver would keep an orderly exit waiting.
+    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, _handle(arena), in_own_thread))
+
+
+def _handle(arena: Sequence[str]) -> Handle:
+    """Return what does jobs, with libcuda ready behind it, or what raises why that cannot be."""
+    try:
+        from kybernate_shim.cuda_worker import driver  # here, because it needs an optional package
+    except ImportError as error:
+        return _refusing(f"the Python package cuda-bindings is missing ({error}): install kybernate[gpu]")
+    from kybernate_shim.cuda_worker.handler import JobHandler
+
+    try:
+        driver.initialize()
+    except DriverUnusable as error:
+        return _refusing(str(error))
+    return JobHandler(_arena_executor(arena) if arena else None).handle
+
+
+def _arena_executor(words: Sequence[str]) -> ArenaExecutor:
+    from kybernate_shim.arena.banks import from_text  # only one worker of a node needs these
+    from kybernate_shim.arena.memory import Memory
+    from kybernate_shim.cuda_worker.arena_executor import ArenaExecutor
+
+    _, folder, sizes, share = words
+    return ArenaExecutor(Memory(from_text(sizes), Path(folder), float(share)))
+
+
+def _refusing(why: str) -> Handle:
+    def handle(job: CudaJob, call: JobCall) -> Answered:
+        raise DriverUnusable(why)
+
+    return handle
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The order of the driver's steps for all processes of a container, and how they are undone when one of them fails.
+
+    suspend:  look, lock all, (take all,) checkpoint all        undone by: restore, give, unlock
+    resume:   restore all, give all, unlock all                 undone by: checkpoint again
+
+To take is to move VRAM into the node's arena, at the speed of the card's link, where a program has loaded the preload
+library; what is not taken goes the driver's way. To give is to move it back; an unlock gives first what was not given.
+
+Undoing goes by what the driver says about each process, not by what we believe to have done: a call that was given up
+may have been carried out. No process stays locked, whether a step failed, was too slow, or its task was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kybernate_shim.gpu.errors import CudaError, CudaHelperLost, GpuPair
+from kybernate_shim.gpu.helper_client import ArenaMoved, CudaHelper, State
+from kybernate_shim.gpu.processes import ListPids, lock_all
+from kybernate_shim.steps import Step
+
+T = TypeVar("T")
+Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[None]]  # pids, and the bytes taken before
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """How long each step may take, in seconds.
+
+    `settle` is how long an undo waits for a call that was given up: the driver carries it out all the same, and reports
+    the state only afterwards. Source: measured with driver 580.159.04, its caller killed in the middle.
+    """
+
+    lock: float = 60.0
+    checkpoint: float = 600.0
+    restore: float = 600.0
+    unlock: float = 30.0
+    settle: float = 120.0
+
+
+@dataclass
+class Suspended:
+    """The processes that `suspend` has checkpointed, without those that were it before, and what it took.
+
+    The steps are over all processes: "cuda-lock", "cuda-checkpoint", "cuda-restore" or "cuda-unlock". Where the arena
+    had part in it, "arena-take" or "arena-give" comes between, with the bytes that it moved.
+    """
+
+    pids: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    taken: ArenaMoved = field(default_factory=ArenaMoved)  # what the arena has of it
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A process of which the arena may copy to its GPU before it is there, as long as so many bytes stay free."""
+
+    pid: int
+    gpu: str
+    free_bytes: int
+
+
+DEFAULT_LIMITS = StepSeconds()
+ATTEMPTS = 2  # of an undo: a helper that was lost under the first is replaced for the second
+NOT_COMPUTING = (State.LOCKED, State.CHECKPOINTED, State.FAILED, State.UNKNOWN)
+
+
+async def suspend(
+    helper: CudaHelper,
+    list_pids: ListPids,
+    limits: StepSeconds = DEFAULT_LIMITS,
+    *,
+    note: Callable[[Sequence[int]], None] = lambda pids: None,
+    last_look: Callable[[Sequence[int]], None] = lambda pids: None,
+    while_locked: Callable[[Sequence[int]], Awaitable[None]] | None = None,
+    around: Around = lambda pids, taken: nullcontext(),
+    arena: bool = False,
+) -> Suspended:
+    """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
+
+    With `arena`, as much of it as possible moves into the node's arena, which is no memory of the processes: a dump of
+    the processes must not need those bytes.
+
+    `note` receives all processes that may be locked by now, each time before more are locked. `last_look` receives them
+    when all are locked, and may raise a CudaError; `while_locked` then does what has to be done before they change.
+    `around` encloses the checkpoint of locked processes, and receives how much of them the arena has taken; it must not
+    raise by itself.
+    Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
+    well, the notes of the error name the processes and what is wrong with them.
+    """
+    suspended = Suspended()
+    touched: list[int] = []
+
+    def remember(pids: Sequence[int]) -> None:
+        touched.extend(pids)
+        note(touched)
+
+    if arena:
+        await _warm(helper, list(list_pids()), limits)
+    try:
+        suspended.pids = await _timed(
+            suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
+        )
+        last_look(suspended.pids)
+        if while_locked is not None:
+            await while_locked(suspended.pids)
+        if arena:
+            offload = helper.offload(suspended.pids, limits.checkpoint)
+            suspended.taken = await _moved(suspended.steps, "arena-take", offload)
+        async with around(suspended.pids, suspended.taken.bytes):
+            await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
+    except BaseException as error:  # CancelledError included: cancelled must not mean locked forever
+        await undisturbed(_add_notes(error, bring_back(helper, touched, limits)))
+        raise
+    return suspended
+
+
+async def resume(
+    helper: CudaHelper,
+    pids: Sequence[int],
+    pairs: Sequence[GpuPair] = (),
+    limits: StepSeconds = DEFAULT_LIMITS,
+    *,
+    proof: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    room: Callable[[], Awaitable[object]] | None = None,
+    ahead: Sequence[Ahead] = (),
+) -> list[Step]:
+    """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
+
+    `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
+    for their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which another
+    process may be about to free; what it raises is a failure. What is `ahead` is copied while the driver works.
+    Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
+    that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
+    """
+    steps: list[Step] = []
+    proving = asyncio.ensure_future(proof()) if proof is not None else None
+    prefetching = asyncio.ensure_future(_prefetch(helper, ahead, limits))
+    try:
+        await _timed(steps, "cuda-restore", helper.restore(pids, limits.restore, pairs))
+        await prefetching
+        if room is not None:
+            await room()
+        await _moved(steps, "arena-give", helper.reload(pids, limits.restore))
+    except BaseException as error:
+        prefetching.cancel()
+        if proving is not None:
+            proving.cancel()
+        await undisturbed(_add_notes(error, _suspend_again(helper, pids, limits)))
+        raise
+    if proving is not None:
+        await _timed(steps, "vram-proof", proving)
+    try:
+        await _timed(steps, "cuda-unlock", helper.unlock(pids, limits.unlock))
+    except BaseException as error:
+        await undisturbed(_add_notes(error, bring_back(helper, pids, limits)))
+        raise
+    return steps
+
+
+async def bring_back(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds = DEFAULT_LIMITS) -> list[str]:
+    """Make processes compute again, whatever state they are in; return a line for each that does not, and why.
+
+    For an undo, and for processes that an earlier caller left behind. A call that hung may still run in the driver: the
+    request for the state waits for it.
+    """
+    reasons: list[str] = []
+    for _ in range(ATTEMPTS):
+        checkpointed = (await _in_state(helper, pids, limits))[State.CHECKPOINTED]
+        reasons += await _failure_of(helper.restore(checkpointed, limits.restore))
+        locked = (await _in_state(helper, pids, limits))[State.LOCKED]
+        reasons += await _failure_of(helper.unlock(locked, limits.unlock))
+        left = await _in_state(helper, pids, limits)
+        stuck = [f"process {pid} is {state.name.lower()}" for state in NOT_COMPUTING for pid in left[state]]
+        if not stuck:
+            return []
+    return stuck + list(dict.fromkeys(reasons))
+
+
+async def _warm(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds) -> None:
+    """Prepare the arena before any process is frozen; a fault of the arena shows when the arena is needed."""
+    try:
+        await helper.warm(pids, limits.checkpoint)
+    except CudaHelperLost:
+        pass
+
+
+async def _prefetch(helper: CudaHelper, ahead: Sequence[Ahead], limits: StepSeconds) -> None:
+    """Have the copies begun; what is wrong with the arena shows when it is needed."""
+    for one in ahead:
+        with suppress(CudaError):
+            await helper.prefetch(one.pid, one.gpu, one.free_bytes, limits.restore)
+
+
+async def _suspend_again(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds) -> list[str]:
+    """Undo a restore that only some processes went through; return what fails."""
+    locked = (await _in_state(helper, pids, limits))[State.LOCKED]
+    return await _failure_of(helper.checkpoint(locked, limits.checkpoint))
+
+
+async def _in_state(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds) -> dict[State, list[int]]:
+    """Sort `pids` by their states; the ones that do not answer are UNKNOWN, the ones that are gone are left out."""
+    states = await helper.states(list(pids), limits.settle)
+    found: dict[State, list[int]] = {state: [] for state in State}
+    for process in states.processes.values():
+        found[process.state].append(process.pid)
+    found[State.UNKNOWN] += states.unknown
+    return found
+
+
+async def _failure_of(call: Coroutine[Any, Any, object]) -> list[str]:
+    """Make a call of an undo; return its failure, which must not end the undo."""
+    try:
+        await call
+    except CudaError as error:
+        return [str(error)]
+    return []
+
+
+async def _add_notes(error: BaseException, undo: Coroutine[Any, Any, list[str]]) -> None:
+    try:
+        failures = await undo
+    except CudaError as second:
+        failures = [str(second)]
+    for failure in failures:
+        error.add_note(f"not undone: {failure}")
+
+
+async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end, also when this task is cancelled meanwhile; the cancellation is raised afterwards.
+
+    What `work` itself raises goes before that: it may say that nothing must continue.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
+async def _moved(steps: list[Step], name: str, work: Coroutine[Any, Any, ArenaMoved]) -> ArenaMoved:
+    """Do as `_timed` does with a step of the arena, which is recorded only where it moved something."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    taken = await work
+    if taken.bytes:
+        steps.append(Step(name, loop.time() - began, taken.bytes, taken.spared))
+    return taken
+
+
+async def _timed(steps: list[Step], name: str, work: Awaitable[T]) -> T:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    result = await work
+    steps.append(Step(name, loop.time() - began))
+    return result

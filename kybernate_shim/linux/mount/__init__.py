@@ -1,0 +1,1 @@
+"""Mounts: a container's root filesystem and what it is made of."""

@@ -1,0 +1,62 @@
+"""Calls that read a tenant's process, which may make them wait: each runs in its own thread.
+
+A read of /proc/PID/maps waits for a lock of the process, and a thread that is to be stopped may be deep in the kernel.
+The event loop, and the few threads that asyncio shares among all, must not wait for one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_own_thread(call: Callable[[], T], seconds: float, *, late: Callable[[], object] = lambda: None) -> T:
+    """Return what `call` does, in a thread that nothing else waits for. Raises TimeoutError after `seconds`.
+
+    The thread is left behind then, and undoes by `late` what the call has done all the same.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    deciding, given_up = threading.Lock(), False
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # there is one without an error
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller gets it
+            failure = error
+        with deciding:
+            if not given_up:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(tell, result, failure)
+                return
+        if failure is None:
+            late()
+
+    threading.Thread(target=work, name="apart", daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            return await asyncio.shield(done)
+    except BaseException:
+        with deciding:
+            given_up = True
+        done.add_done_callback(lambda told: _undo(told, late))  # the result may have been set just before
+        raise
+
+
+def _undo(told: asyncio.Future[T], late: Callable[[], object]) -> None:
+    if not told.cancelled() and told.exception() is None:
+        threading.Thread(target=late, name="apart", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Other processes under ptrace(2): seized, made to call the kernel, their mappings changed."""

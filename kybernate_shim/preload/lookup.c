@@ -1,0 +1,153 @@
+/* How programs find the driver, and how they find us instead.
+ *
+ * A program calls the driver's functions by their symbols, which the dynamic linker resolves to ours; or it asks
+ * dlsym(3) for them, as ctypes does; or it asks the driver's own cuGetProcAddress, as libcudart does, whether it is
+ * a shared library or part of the program. All three lead here.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "driver.h"
+#include "rwlocks.h"
+#include "versions.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef void function(void); /* only addresses are passed on here */
+
+/* The calls that we answer: as they are exported, as cuGetProcAddress names them, and the first API version of this
+ * signature. */
+#define ANSWERED(A)                                                                                                    \
+    A(cuMemAlloc_v2, "cuMemAlloc", 3020)                                                                               \
+    A(cuMemFree_v2, "cuMemFree", 3020)                                                                                 \
+    A(cuMemCreate, "cuMemCreate", 10020)                                                                               \
+    A(cuMemRelease, "cuMemRelease", 10020)                                                                             \
+    A(cuMemMap, "cuMemMap", 10020)                                                                                     \
+    A(cuMemUnmap, "cuMemUnmap", 10020)                                                                                 \
+    A(cuMemSetAccess, "cuMemSetAccess", 10020)                                                                         \
+    A(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020)                                             \
+    A(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020)                                         \
+    A(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000)                                               \
+    A(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020)                         \
+    A(cuMulticastBindMem, "cuMulticastBindMem", 12010)                                                                 \
+    A(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010)                                                                    \
+    A(cuCtxDestroy_v2, "cuCtxDestroy", 4000)                                                                           \
+    A(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000)                                                            \
+    A(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000)                                                \
+    A(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000)
+
+#define DECLARE(symbol, name, version) extern function symbol;
+ANSWERED(DECLARE)
+#undef DECLARE
+
+EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, uint64_t flags);
+EXPORT CUresult cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status);
+EXPORT void *dlsym(void *restrict handle, const char *restrict name);
+
+static struct driver behind;
+static pthread_once_t opened = PTHREAD_ONCE_INIT;
+
+static function *real_dlsym(void)
+{
+    static _Atomic(function *) known;
+    function *found = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!found) {
+        *(void **)&found = dlvsym(RTLD_NEXT, "dlsym", OLDEST_GLIBC);
+        atomic_store_explicit(&known, found, memory_order_relaxed);
+    }
+    return found;
+}
+
+#define REAL_DLSYM(handle, name) (((void *(*)(void *, const char *))real_dlsym())(handle, name))
+
+/* By its handle, which sees the driver and what the driver needs, but not us. */
+static void open_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (!library)
+        library = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (!library)
+        return;
+#define FIND(symbol, name, types) *(void **)&behind.name = REAL_DLSYM(library, #symbol);
+    CALLS(FIND)
+#undef FIND
+    behind.complete = behind.alloc && behind.free && behind.create && behind.release && behind.map && behind.unmap &&
+                      behind.set_access && behind.reserve && behind.unreserve && behind.share && behind.granularity &&
+                      behind.attribute && behind.context && behind.device && behind.push && behind.pop &&
+                      behind.synchronize && behind.primary_retain && behind.primary_release;
+    if (behind.complete)
+        watch_rwlocks_of(*(void **)&behind.alloc);
+}
+
+const struct driver *driver(void)
+{
+    pthread_once(&opened, open_driver);
+    return &behind;
+}
+
+static function *by_symbol(const char *symbol)
+{
+#define MATCH(mine, name, version)                                                                                     \
+    if (strcmp(symbol, #mine) == 0)                                                                                    \
+        return mine;
+    ANSWERED(MATCH)
+#undef MATCH
+    if (strcmp(symbol, "cuGetProcAddress") == 0)
+        return (function *)cuGetProcAddress;
+    if (strcmp(symbol, "cuGetProcAddress_v2") == 0)
+        return (function *)cuGetProcAddress_v2;
+    return NULL;
+}
+
+static function *by_name(const char *asked, int wanted)
+{
+#define MATCH(mine, name, version)                                                                                     \
+    if (wanted >= version && strcmp(asked, name) == 0)                                                                 \
+        return mine;
+    ANSWERED(MATCH)
+#undef MATCH
+    if (strcmp(asked, "cuGetProcAddress") == 0)
+        return wanted >= 12000 ? (function *)cuGetProcAddress_v2 : (function *)cuGetProcAddress;
+    return NULL;
+}
+
+/* Answers RTLD_NEXT and RTLD_DEFAULT by where its caller stands, so the last line must stay a jump: the compiler makes
+ * one of it at -O2, and a test sees to it. */
+EXPORT void *dlsym(void *restrict handle, const char *restrict name)
+{
+    if (name[0] == 'c' && name[1] == 'u' && handle != RTLD_NEXT) {
+        function *mine = by_symbol(name);
+        if (mine && REAL_DLSYM(handle, name))
+            return *(void **)&mine;
+    }
+    return REAL_DLSYM(handle, name);
+}
+
+static void put_ours(const char *name, void **found, int version)
+{
+    function *mine = found && *found ? by_name(name, version) : NULL;
+    if (mine)
+        *found = *(void **)&mine;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, uint64_t flags)
+{
+    if (!driver()->proc)
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = driver()->proc(name, found, version, flags);
+    if (result == CUDA_SUCCESS)
+        put_ours(name, found, version);
+    return result;
+}
+
+EXPORT CUresult cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status)
+{
+    if (!driver()->proc_status)
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = driver()->proc_status(name, found, version, flags, status);
+    if (result == CUDA_SUCCESS)
+        put_ours(name, found, version);
+    return result;
+}

@@ -1,0 +1,9 @@
+"""Where everything of a running node is that a reboot removes: sockets, leases, the arena, plain files of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+RUN: Final = Path("/run/kybernate")
+ARRIVING: Final = RUN / "arriving"  # images that arrive from a store for a restore

@@ -1,0 +1,36 @@
+"""The root filesystem of a container: mounted at Create, where containerd has not done it, unmounted at Delete."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from kybernate_shim.linux.children import Children
+from kybernate_shim.linux.mount.rootfs import Mount, mount_rootfs, unmount_tree
+
+
+class Rootfs:
+    """The mounts of one container on its rootfs directory; `mounts` is what containerd wants there."""
+
+    def __init__(self, directory: Path, children: Children) -> None:
+        self.mounts: list[Mount] = []
+        self._directory = directory
+        self._children = children
+
+    async def mount(self) -> None:
+        """Make the mounts. Raises MountFailed; what has been mounted by then stays, for `unmount`."""
+        run = partial(self._run_helper, asyncio.get_running_loop())
+        await asyncio.to_thread(mount_rootfs, self.mounts, self._directory, run=run)
+
+    async def unmount(self) -> None:
+        """Undo that, with everything below it. Raises UnmountFailed."""
+        await asyncio.to_thread(unmount_tree, self._directory)
+
+    def _run_helper(self, loop: asyncio.AbstractEventLoop, argv: Sequence[str]) -> None:
+        """Run a mount helper for a thread: children belong to the event loop. Raises OSError when it fails."""
+        done = asyncio.run_coroutine_threadsafe(self._children.run(argv), loop).result()
+        if done.status:
+            raise OSError(errno.EIO, f"{argv[0]} ended with status {done.status}: {done.stderr.strip()}")

@@ -1,0 +1,105 @@
+"""Filling a pool of memory for images, in the background.
+
+`python -m kybernate_shim.vram_io.image_pool_filling DIRECTORY SIZE…` is the CUDA helper's way to do that.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from kybernate_shim.linux.locks import held, try_lock_directory
+from kybernate_shim.linux.private_files import make_directory
+from kybernate_shim.vram_io import files, image_pool
+from kybernate_shim.vram_io.errors import FileFailed, VramError
+
+UNFINISHED = ".unfinished"
+KEPT_FREE = 1 / 16  # of the machine's memory: a pool must not be what the kernel ends programs for
+THREADS = 2  # of a filling that no job waits for
+NICE = 19
+
+
+class PoolUnavailable(VramError):
+    """The pool cannot be filled, or only in part; the message says why. Checkpoints make their memory then."""
+
+
+def fill(
+    directory: Path,
+    sizes: Sequence[int],
+    *,
+    threads: int = THREADS,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Have one file of each of these sizes in the pool, and no others. `on_progress` gets the bytes that were made.
+
+    Raises PoolUnavailable. Returns immediately where another process is filling it.
+    """
+    try:
+        make_directory(directory)
+        in_memory = files.lies_in_memory(directory)
+    except OSError as error:
+        raise PoolUnavailable(f"{directory} cannot be used: {error.strerror}") from error
+    if not image_pool.is_private(directory):
+        raise PoolUnavailable(f"{directory} is open to others: chmod 700, chown root")
+    if not in_memory:
+        raise PoolUnavailable(
+            f"{directory} is not on a tmpfs: mount one for the images, and put `gpu.image_pool` there"
+        )
+    with held(try_lock_directory(directory)) as alone:
+        if not alone:
+            return
+        for left in directory.glob(f"*{UNFINISHED}"):  # by a filling that was killed
+            left.unlink(missing_ok=True)
+        image_pool.drop(directory, Counter(image_pool.ready(directory)) - Counter(sizes))
+        done = 0
+        for size in image_pool.lacking(directory, sizes):
+            _require_memory(size)
+            _make(directory, size, threads)
+            on_progress(done := done + size)
+
+
+def _make(directory: Path, size: int, threads: int) -> None:
+    name = f"{size}-{secrets.token_hex(4)}"
+    try:
+        file = files.RoomyFile(directory / f"{name}{UNFINISHED}")
+        try:
+            file.make_room(size, threads, os.sched_getaffinity(0))
+            file.path.rename(directory / f"{name}{image_pool.READY}")
+        except BaseException:
+            file.remove()
+            raise
+        file.close()
+    except (FileFailed, OSError) as error:
+        raise PoolUnavailable(f"no further {size >> 20} MiB for the pool: {error}") from error
+
+
+def _require_memory(size: int) -> None:
+    memory = psutil.virtual_memory()
+    kept = int(memory.total * KEPT_FREE)
+    if memory.available - size < kept:
+        raise PoolUnavailable(
+            f"no further {size >> 20} MiB for the pool: of the machine's memory, {memory.available >> 20} MiB are"
+            f" available, and {kept >> 20} stay free"
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fill a pool, and return 1 with a word on stderr where that was not possible."""
+    directory, *sizes = argv
+    os.nice(NICE)
+    try:
+        fill(Path(directory), [int(size) for size in sizes])
+    except PoolUnavailable as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

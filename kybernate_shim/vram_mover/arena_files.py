@@ -1,0 +1,222 @@
+"""The arena's part of a checkpoint image: a file for each process, with the bytes of all its blocks in order.
+
+For the process that moves VRAM bytes, in parallel with CRIU: `hold` before and `save` during CRIU's dump, `claim`
+before and `load` during its restore.
+CRIU may end the process that the bytes are of, and the process that they are for does not exist yet. So meanwhile they
+belong to the process that moves them, and are free again should that process end.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from pathlib import Path
+
+from kybernate_shim.arena.control import MOST_BLOCKS, MOST_BYTES
+from kybernate_shim.arena.errors import ArenaFull, ArenaIncomplete, ArenaUnavailable
+from kybernate_shim.arena.extents import HOLE, Extent, Kept, parts
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.vram_io import digest, files, thread_pool
+from kybernate_shim.vram_io.arrival import reading
+from kybernate_shim.vram_io.buffers import Buffer
+from kybernate_shim.vram_io.errors import FileDamaged, NoArena, NotInArena
+from kybernate_shim.vram_io.image_files import ArenaBlock, ArenaFile, ArenaHole
+from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
+from kybernate_shim.vram_mover.save import create, store
+
+
+def file_name(pid: int) -> str:
+    """Return the name of the file for a process, `pid` as seen in the container."""
+    return f"kybernate-arena-{pid}.bin"
+
+
+def hold(memory: Memory, pids: Iterable[int]) -> dict[int, list[Kept]]:
+    """Return what the arena has of processes that live, and keep it there, whatever becomes of them, until `let_go`.
+
+    Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena where a part of one was never
+    copied.
+    """
+    owners = {pid: ArenaOwner.of(pid) for pid in pids}
+    try:
+        held = memory.share(ArenaOwner.of(os.getpid()), owners.values())
+    except ArenaIncomplete as error:
+        raise NotInArena(str(error)) from error
+    return {pid: held[owner] for pid, owner in owners.items()}
+
+
+def let_go(memory: Memory) -> None:
+    """Undo `hold`. Idempotent."""
+    memory.give_up(ArenaOwner.of(os.getpid()))
+
+
+def save(memory: Memory, kept: Sequence[Kept], path: Path, how: CopyOptions, *, pid: int) -> ArenaFile:
+    """Copy what `hold` has found of a process, `pid` as seen in the container, into the new file `path`.
+
+    The process must stay off its GPU meanwhile. Raises a VramError; the file has been removed then.
+    """
+    layout = _Layout(kept)
+    written: list[int] = []
+    with ExitStack() as stack:
+        arena = stack.enter_context(files.reading(memory.file, direct=False))
+        file = stack.enter_context(create(path, layout.size, how))
+        tree = digest.Tree(layout.size, how.piece_bytes, how.digest)
+
+        def work(piece: Piece[None], buffer: Buffer) -> int:
+            for start, part in layout.parts(piece.offset, buffer.view[: piece.size]):
+                if start == HOLE:
+                    part[:] = bytes(len(part))
+                else:
+                    arena.read(start, part)
+            written.append(store(buffer, piece.offset, piece.size, file, tree))
+            return piece.size
+
+        try:
+            thread_pool.run(thread_pool.pieces([(None, layout.size, how.piece_bytes)]), work, how)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    blocks = tuple(ArenaBlock(one.index, one.address, one.size) for one in kept)
+    return ArenaFile(pid, path.name, layout.size, sum(written), tree.text(), blocks, layout.holes)
+
+
+def claim(memory: Memory, saved: Sequence[ArenaFile], near: int = NO_NODE) -> list[list[Kept]]:
+    """Find room in the arena for files of an image, and return where the blocks of each are to be.
+
+    It belongs to this process, and is on NUMA node `near` as far as there is any. Raises FileDamaged and NoArena.
+    """
+    for one in saved:
+        _require_blocks(one)
+    ours = ArenaOwner.of(os.getpid())
+    blocks = [(block.index, block.address, block.size) for one in saved for block in one.blocks]
+    try:
+        memory.prepare(grow=False)
+        seen = [look for one in saved for look in _seen(one)]
+        account = f"the restore by process {ours.pid}"  # until `hand_over`
+        kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks), account=account).kept)
+    except (ArenaFull, ArenaUnavailable) as error:
+        raise NoArena(str(error)) from error
+    return [[next(kept) for _ in one.blocks] for one in saved]
+
+
+def _require_blocks(one: ArenaFile) -> None:
+    """Raise FileDamaged unless the sizes and the number of the blocks are such as a process can have."""
+    indices, sizes = {block.index for block in one.blocks}, [block.size for block in one.blocks]
+    if sum(sizes) != one.size or any(size % PIECE or not 0 < size <= MOST_BYTES for size in sizes):
+        raise FileDamaged(f"{one.file} does not consist of blocks")
+    if one.size > MOST_BYTES or len(indices) != len(sizes) or not indices <= set(range(MOST_BLOCKS)):
+        raise FileDamaged(f"{one.file} has blocks that no process can have")
+
+
+def load(
+    memory: Memory, saved: Sequence[ArenaFile], shares: Sequence[Sequence[Kept]], directory: Path, how: CopyOptions
+) -> None:
+    """Copy files of an image to where `claim` has found room for them, and compare the digests.
+
+    Only then the bytes can be handed over. Raises a VramError, DigestMismatch among them; then the room is free.
+    """
+    try:
+        with _writing(memory) as arena:
+            for one, share in zip(saved, shares, strict=True):
+                _load(arena, one, share, directory, how)
+        memory.confirm(ArenaOwner.of(os.getpid()), [one for share in shares for one in share])
+    except BaseException:
+        memory.give_up(ArenaOwner.of(os.getpid()))
+        raise
+
+
+def _load(arena: files.MappedFile, one: ArenaFile, kept: Sequence[Kept], directory: Path, how: CopyOptions) -> None:
+    layout = _Layout(kept)
+    tree = digest.tree_like(one.digest, one.size)
+    with reading(directory / one.file, how) as file:
+        if file.size != one.size:
+            raise FileDamaged(f"{file.path} has {file.size} bytes, its blocks {one.size}")
+
+        def work(piece: Piece[None], buffer: Buffer) -> int:
+            # Zeros are written, too, but for the holes: what the arena has there may be another process's.
+            data = buffer.view[: piece.size]
+            file.read(piece.offset, data)
+            tree.add(piece.offset, data)
+            for start, part in layout.parts(piece.offset, data):
+                if start != HOLE:
+                    arena.write(start, part)
+                elif bytes(part).strip(b"\0"):
+                    raise FileDamaged(f"{file.path} has data from {piece.offset} bytes on, where it should have zeros")
+            file.spend(piece.offset, piece.size)
+            return piece.size
+
+        thread_pool.run(thread_pool.pieces([(None, one.size, tree.piece_bytes)]), work, how)
+    digest.check(one.file, tree.text(), one.digest)
+
+
+def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
+    """Say of each block which pieces are not in a hole, as a card would; of hashes nothing is known."""
+    bits = bytearray(b"\1") * (one.size // PIECE)
+    for hole in one.holes:
+        offset, size = hole.offset, hole.size
+        if offset % PIECE or size % PIECE or not 0 <= offset <= offset + size <= one.size:
+            raise FileDamaged(f"{one.file} has a hole of {size} bytes at {offset}, which are no pieces of it")
+        bits[offset // PIECE : (offset + size) // PIECE] = bytes(size // PIECE)
+    at = 0
+    for block in one.blocks:
+        count = block.size // PIECE
+        yield PieceHashes(bytes(count * MARK), bits[at : at + count])
+        at += count
+
+
+def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:
+    """Give what `load` has filled to the processes, by their pids, that wait for it.
+
+    Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena for what was not filled.
+    """
+    try:
+        memory.hand_over(ArenaOwner.of(os.getpid()), {ArenaOwner.of(pid): share for pid, share in shares.items()})
+    except ArenaIncomplete as error:
+        raise NotInArena(str(error)) from error
+
+
+class _Layout:
+    """Where in the arena the bytes of a file are."""
+
+    def __init__(self, kept: Iterable[Kept]) -> None:
+        self._extents: list[Extent] = [extent for one in kept for extent in one.extents]
+        self._starts = list(accumulate((extent.size for extent in self._extents), initial=0))
+
+    @property
+    def size(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def holes(self) -> tuple[ArenaHole, ...]:
+        return tuple(ArenaHole(part.offset, part.extent.size) for part in parts(self._extents) if part.extent.is_hole)
+
+    def parts(self, offset: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Cut `data`, which is at `offset` of the file, and yield the pieces with where each starts in the arena.
+
+        That is HOLE for pieces that it does not have.
+        """
+        index = bisect_right(self._starts, offset) - 1
+        while data:
+            extent, inside = self._extents[index], offset - self._starts[index]
+            size = min(extent.size - inside, len(data))
+            yield HOLE if extent.is_hole else extent.start + inside, data[:size]
+            offset, data, index = offset + size, data[size:], index + 1
+
+
+@contextmanager
+def _writing(memory: Memory) -> Iterator[files.MappedFile]:
+    """Open the arena so that many threads can fill it in parallel, which only a mapping allows."""
+    fd = os.open(memory.file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        arena = files.MappedFile(memory.file, fd)
+        try:
+            yield arena
+        finally:
+            arena.close()
+    finally:
+        os.close(fd)

@@ -1,0 +1,194 @@
+"""The jobs of a CUDA worker: each runs in its own thread, so that ranks that talk to each other are locked together.
+
+A call that hangs cannot be cancelled: its worker is killed. What the driver refuses is an answer, not a failure, for
+callers decide by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import IntEnum
+from typing import TypeVar
+
+import msgspec
+
+from kybernate_shim.arena.refusals import ArenaRefusal
+from kybernate_shim.config import NO_NODE
+from kybernate_shim.worker_protocol.errors import ErrorTypes
+from kybernate_shim.worker_protocol.messages import Form, Job
+
+PROGRAM = "kybernate_shim.cuda_worker.worker"
+
+A = TypeVar("A")
+
+
+class DriverUnusable(Exception):
+    """libcuda cannot be loaded or does not initialize; the message says which."""
+
+
+ERRORS = ErrorTypes(DriverUnusable)
+
+
+class DriverState(IntEnum):
+    """A process as the driver sees it. Source: CUDA Driver API, CUprocessState."""
+
+    RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+
+
+class DriverAnswer(msgspec.Struct, frozen=True):
+    """What the driver answers for one process: `code` 0 is success. `seconds` are those of the call."""
+
+    code: int = 0
+    name: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+
+class StateAnswer(DriverAnswer, frozen=True):
+    """Also the state, as the driver's number, and the restore thread, 0 where it names none."""
+
+    state: int = -1
+    thread: int = 0
+
+
+class MoveAnswer(msgspec.Struct, frozen=True):
+    """What the arena's worker has done, in bytes, or why it has not.
+
+    `clean_bytes` of the `bytes` were in the arena already, `zero_bytes` are zeros, `prefetched_bytes` were on the card
+    already; `left_bytes` are left to the driver. `remark` says why more was copied than had to be.
+    """
+
+    refusal: ArenaRefusal | None = None
+    text: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+    clean_bytes: int = 0
+    zero_bytes: int = 0
+    prefetched_bytes: int = 0
+    left_bytes: int = 0
+    remark: str = ""
+
+
+class CardMemory(msgspec.Struct, frozen=True):
+    """What NVML reports of a card. `mig`: it is split into instances. `number` is its device node's.
+
+    `holdings` are the bytes by pid, as the helper's pid namespace counts them. `computed` is the time of the last of
+    NVML's samples in which a process used the card, by pid, in microseconds of NVML's clock; None where NVML has none.
+    """
+
+    free_bytes: int
+    mig: bool
+    number: int
+    holdings: dict[int, int]
+    computed: dict[int, int] | None = None
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A card by its UUID, "GPU-…". `memory` is None where NVML does not know it, `numa_node` NO_NODE where none is."""
+
+    uuid: str
+    name: str
+    total_bytes: int
+    numa_node: int = NO_NODE
+    memory: CardMemory | None = None
+
+
+class DriverInfo(msgspec.Struct, frozen=True):
+    """The driver: 13000 is CUDA 13.0; `driver_version` is "" where NVML does not report it."""
+
+    api_version: int
+    driver_version: str = ""
+    cards: list[Card] = field(default_factory=list)
+    missing_calls: list[str] = field(default_factory=list)
+
+
+class Ready(Job[None], frozen=True):
+    """Answered when the driver is initialized. Raises DriverUnusable."""
+
+
+class Ping(Job[None], frozen=True):
+    """Answered whatever the threads of other jobs do."""
+
+
+class Describe(Job[DriverInfo], frozen=True):
+    """Describe the driver and the cards."""
+
+
+class State(Job[StateAnswer], frozen=True):
+    """Ask for a process's state."""
+
+    pid: int
+
+
+class Lock(Job[DriverAnswer], frozen=True):
+    """Lock a process; when its work does not drain in time, the driver refuses and it runs on."""
+
+    pid: int
+    timeout_ms: int
+
+
+class Checkpoint(Job[DriverAnswer], frozen=True):
+    """Move the VRAM of a locked process into its own memory."""
+
+    pid: int
+
+
+class Restore(Job[DriverAnswer], frozen=True):
+    """Move it back; `pairs` are (old, new) UUIDs of all cards that the process could open, or none."""
+
+    pid: int
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+class Unlock(Job[DriverAnswer], frozen=True):
+    """Let a locked process run on."""
+
+    pid: int
+
+
+class ArenaJob(Job[MoveAnswer], frozen=True):
+    """The base of what only the arena's worker does. A job ends by itself when its `seconds` are over."""
+
+    pid: int
+    seconds: float
+
+
+class Warm(ArenaJob, frozen=True):
+    """Make contexts and pin memory for a process that runs."""
+
+
+class Expect(ArenaJob, frozen=True):
+    """Get ready to give what `pid` has claimed to processes that are not restored yet, on the cards `gpus`."""
+
+    gpus: tuple[str, ...]
+
+
+class Take(ArenaJob, frozen=True):
+    """Copy all blocks of a stopped process into the arena, and have it release them."""
+
+
+class Prefetch(ArenaJob, frozen=True):
+    """Begin to copy the bytes of a process to a card, which keeps `free_bytes` free."""
+
+    gpu: str
+    free_bytes: int
+
+
+class Drop(ArenaJob, frozen=True):
+    """Forget what was prefetched."""
+
+
+class Settle(ArenaJob, frozen=True):
+    """Bring all bytes of a stopped process back to VRAM; `hashing` spares copies later.
+
+    Processes that are `leaving` need the link to their cards, too.
+    """
+
+    hashing: bool = True
+    leaving: tuple[int, ...] = ()
+
+
+DriverJob = State | Lock | Checkpoint | Restore | Unlock
+MoveJob = Warm | Expect | Take | Prefetch | Drop | Settle
+CudaJob = Ready | Ping | Describe | DriverJob | MoveJob
+JOBS: Form[CudaJob] = Form(CudaJob, "job of a CUDA worker")

@@ -1,0 +1,63 @@
+"""What can go wrong between a worker and its client, and how a worker's exceptions reach the client.
+
+A protocol names the classes of exceptions that its workers send. One of them arrives as itself, with its notes; one
+that derives from them, as the nearest class that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+E = TypeVar("E", bound=Exception)
+
+
+class WorkerError(Exception):
+    """A worker cannot be used, or not any more; never raised itself."""
+
+
+class WorkerLost(WorkerError):
+    """A worker ended in the middle of a job, which may have been done or not; the message says how it ended."""
+
+
+class MessageInvalid(WorkerError):
+    """What was sent is no message of the protocol, or no job of this worker; the message names the sender."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An exception on its way: the name of its class, its text, its notes."""
+
+    name: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ErrorTypes(Generic[E]):
+    """The exceptions that workers of one kind send; what is unknown to the client arrives as `base`."""
+
+    base: type[E]
+    others: Sequence[type[E]] = ()
+
+    def fault_of(self, error: BaseException) -> Fault | None:
+        """Return what to send of an exception; None if it is not one of these: then it was not foreseen."""
+        for kind in type(error).__mro__:
+            if kind in (MessageInvalid, self.base, *self.others):
+                notes = tuple(map(plain, getattr(error, "__notes__", ())))
+                return Fault(kind.__name__, plain(str(error)), notes)
+        return None
+
+    def exception_of(self, fault: Fault) -> Exception:
+        """Return the exception to raise for what a worker has sent."""
+        known: dict[str, type[Exception]] = {kind.__name__: kind for kind in (*self.others, MessageInvalid)}
+        error = known.get(fault.name, self.base)(fault.text)
+        for note in fault.notes:
+            error.add_note(note)
+        return error
+
+
+def plain(text: str) -> str:
+    """Return a text that can be sent: bytes that are no UTF-8, as in names of files, are shown by their numbers."""
+    return text.encode(errors="backslashreplace").decode()

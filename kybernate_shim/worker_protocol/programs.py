@@ -1,0 +1,30 @@
+"""How a worker is started: `python -m PROGRAM --protocol=VERSION ARGUMENT…`, by a process of the same release.
+
+An upgrade replaces the files below a daemon or a helper that runs on. What it starts then may be of another protocol,
+which ends with a line on stderr that says so, before anything is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+VERSION: Final = 2  # to be increased with every change of a job, an answer, or the frames
+_FLAG: Final = "--protocol="
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    """Return the command that starts the worker `program`, the name of a module."""
+    return [sys.executable, "-m", program, f"{_FLAG}{VERSION}", *arguments]
+
+
+def arguments(argv: Sequence[str]) -> list[str]:
+    """Return what `command` was given, in the process that it has started; end where that is of another release."""
+    _, *rest = argv
+    if not rest or rest[0] != f"{_FLAG}{VERSION}":
+        sys.exit(
+            f"{argv[0]} was started by a process of another release, which still runs after an upgrade: a pod's daemon"
+            " ends with the pod, the CUDA helper by SIGTERM or when it is idle"
+        )
+    return rest[1:]
