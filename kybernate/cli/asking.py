@@ -19,16 +19,16 @@ def require_agreement(question: str, *, yes: bool, state: str) -> None:
         return
     if not is_terminal():
         raise NotAgreed(
-            "this needs your agreement, and stdin is no terminal", state=state, advice="use --yes in scripts"
+            "this needs a confirmation, and stdin is not a terminal", state=state, advice="use --yes in scripts"
         )
     try:
         agreed = typer.confirm(question, err=True)
     except typer.Abort:  # Ctrl-C, or the end of the input
         agreed = False
     if not agreed:
-        raise NotAgreed("not agreed", state=state)
+        raise NotAgreed("not confirmed", state=state)
 
 
 def is_terminal() -> bool:
-    """Tell whether a person can answer."""
+    """Return whether a user can answer."""
     return sys.stdin.isatty()

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.agents import agent_or_none, require_wait
 from kybernate.cli.moved import as_documents
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
 from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
-from kybernate.cli.places import new_place
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
+from kybernate.cli.through_agent import Wait, begun, checkpointed
 from kybernate.node.containerd import Containerd
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
+from kybernate.node.places import new_place
 from kybernate.node.restore import image_digest
 from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
 from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
 
 
 class Tcp(StrEnum):
-    """What becomes of established connections."""
+    """What happens to established connections."""
 
     CLOSE = "close"
     ESTABLISHED = "established"
@@ -45,7 +48,7 @@ def checkpoint(
     ] = "",
     exit: Annotated[bool, typer.Option("--exit", help="End the container when its image is complete.")] = False,
     tcp: Annotated[
-        Tcp | None, typer.Option(help="What becomes of established connections.", show_default="as configured")
+        Tcp | None, typer.Option(help="What happens to established connections.", show_default="as configured")
     ] = None,
     rootfs: Annotated[
         bool, typer.Option("--rootfs/--no-rootfs", help="Add the files that the container changed.")
@@ -53,18 +56,33 @@ def checkpoint(
     timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
     ] = 0,
-    force: Annotated[
-        bool, typer.Option("--force", help="Go on where only a suspicion speaks against a later restore.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Override findings that are only suspicions.")] = False,
+    wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
     as_json: Json = False,
 ) -> None:
     """Write a container to a checkpoint image.
 
-    It stands still while its memory is written, and then runs on, unless --exit ends it. When a step fails, it goes on
-    as before. A pod with one container may be named in its place.
+    It is frozen while its memory is written, and then keeps running, unless --exit ends it. When a step fails, it
+    continues as before. A pod with one container may be named in its place.
     """
+    with agent_or_none(address) as agent:
+        if agent is not None:
+            operation = agent.checkpoint(
+                container,
+                str(Path(path).absolute()) if "/" in path else path,
+                namespace=namespace,
+                exit=exit,
+                tcp=tcp or "",
+                rootfs=rootfs,
+                force=force,
+                deadline=timeout,
+            )
+            if not wait:
+                return begun(operation)
+            return _print(*checkpointed(operation), as_json=as_json)
+    require_wait(wait)
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
         digest = image_digest(containerd, found.namespace, found.image)
@@ -79,26 +97,31 @@ def checkpoint(
         image=found.image,
         image_digest=digest,
     )
-    reply = _run(found, containerd.address, request)
+    return _print(found, _run(found, containerd.address, request), as_json=as_json)
+
+
+def _print(container: KnownContainer, reply: CheckpointResponse, *, as_json: bool) -> None:
     if as_json:
-        show_json(_document(found, reply))
+        show_json(_document(container, reply))
     else:
-        _show(found, reply)
+        _show(container, reply)
 
 
-def _run(container: Container, address: str, request: CheckpointRequest) -> CheckpointResponse:
+def _run(container: KnownContainer, address: str, request: CheckpointRequest) -> CheckpointResponse:
     try:
         with Bar(f"checkpoint {container.title}") as bar:
             return asyncio.run(_checkpoint(container, address, request, bar))
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted",
-            state=f"the shim goes on with the checkpoint into {request.path}",
+            state=f"the shim continues the checkpoint into {request.path}",
             advice=f"see `kybernate status {container.id}`",
         ) from None
 
 
-async def _checkpoint(container: Container, address: str, request: CheckpointRequest, bar: Bar) -> CheckpointResponse:
+async def _checkpoint(
+    container: KnownContainer, address: str, request: CheckpointRequest, bar: Bar
+) -> CheckpointResponse:
     try:
         async with shim_of(container, address) as shim, watching(shim, container.id, bar.show):
             return await shim.checkpoint(request)
@@ -108,7 +131,7 @@ async def _checkpoint(container: Container, address: str, request: CheckpointReq
         raise
 
 
-def _show(container: Container, reply: CheckpointResponse) -> None:
+def _show(container: KnownContainer, reply: CheckpointResponse) -> None:
     show_fields(
         {
             "image": reply.path,
@@ -124,7 +147,7 @@ def _show(container: Container, reply: CheckpointResponse) -> None:
         show_columns(("STEP", "TIME", "SIZE"), rows)
 
 
-def _document(container: Container, reply: CheckpointResponse) -> dict[str, Any]:
+def _document(container: KnownContainer, reply: CheckpointResponse) -> dict[str, Any]:
     return {
         "path": reply.path,
         "namespace": container.namespace,

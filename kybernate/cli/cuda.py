@@ -1,4 +1,4 @@
-"""`kybernate cuda`: the driver's steps by hand, for tests and for a process that somebody has left locked."""
+"""`kybernate cuda`: the driver's steps by hand, for tests and for a process that was left locked."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kybernate.cli.output import seconds, show_columns, show_json, size
 from kybernate.node import cuda
 
 HELP = {
-    "state": "Say in which state processes are: running, locked, checkpointed, failed, or none without CUDA.",
-    "lock": "Let queued work drain and keep further calls to the driver waiting.",
-    "checkpoint": "Move the VRAM of locked processes into their host memory.",
-    "restore": "Move it back; the processes are locked then.",
-    "unlock": "Let locked processes compute.",
+    "state": "Show the state of processes: running, locked, checkpointed, failed, or none without CUDA.",
+    "lock": "Wait until queued work has drained, and block further calls to the driver.",
+    "checkpoint": "Offload the VRAM of locked processes to their host memory.",
+    "restore": "Reload it; the processes stay locked.",
+    "unlock": "Unlock locked processes.",
     "suspend": "Lock and checkpoint.",
     "resume": "Restore and unlock.",
 }
@@ -30,7 +30,7 @@ Timeout = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group with a command for each verb."""
-    group = typer.Typer(help="Do the CUDA driver's steps on processes of this node.", no_args_is_help=True)
+    group = typer.Typer(help="Execute single steps of the CUDA driver on processes of this node.", no_args_is_help=True)
     for verb in cuda.VERBS:
         group.command(name=verb, help=HELP[verb])(_command(verb))
     group.command(help="List the GPUs of this node and what their memory holds.")(gpus)

@@ -22,7 +22,7 @@ def doctor(
         bool,
         typer.Option(
             "--fix",
-            help="Close what is open to other users; let go what a dead shim has locked.",
+            help="Close what is open to other users; unlock and thaw what a dead shim has left, or end it.",
         ),
     ] = False,
     as_json: Json = False,

@@ -10,15 +10,17 @@ import typer
 
 from kybernate.cli.options import ImageName, Json
 from kybernate.cli.output import show_fields, show_json, size
-from kybernate.cli.places import ImageUnusable, locate, unfound
 from kybernate.cli.progress import Bar
 from kybernate.node.failure import Failure
-from kybernate_shim.checkpoint.encrypted import Counter, Outcome, Run, decrypt_image, encrypt_image
-from kybernate_shim.checkpoint.image import CheckpointNotFound, Image
+from kybernate.node.places import ImageUnusable, locate, unfound
+from kybernate_shim.checkpoint.image.counter import Counter
+from kybernate_shim.checkpoint.image.encrypted import CipherRun
+from kybernate_shim.checkpoint.image.encryption_in_place import Outcome, decrypt_image, encrypt_image
+from kybernate_shim.checkpoint.image.store import CheckpointNotFound, Image
 from kybernate_shim.config import DEFAULT_PATH, Config
 from kybernate_shim.errors import Damaged, NoRoom, Refused
 
-Work = Callable[[Path, Run], tuple[Image, Outcome]]
+Work = Callable[[Path, CipherRun], tuple[Image, Outcome]]
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -47,7 +49,7 @@ def encrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> Non
     """Encrypt a checkpoint image in place.
 
     An image that is encrypted with an older key of the file is given the first one; only its manifest changes then.
-    The image is whole at any moment, in one form or the other. Needs room for a second copy while it works.
+    The image is complete at any moment, encrypted or not. A second copy needs space meanwhile.
     """
     config = Config.load()
     file = key or config.encryption_key
@@ -65,7 +67,7 @@ def decrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> Non
 
 def _change(verb: str, name: str, work: Work, *, as_json: bool) -> None:
     with Bar(f"{verb} {name}") as bar:
-        found, outcome = _changed(verb, name, work, Run(Counter(lambda done: bar.count(done, 0))))
+        found, outcome = _changed(verb, name, work, CipherRun(Counter(lambda done: bar.count(done, 0))))
     encryption = found.manifest.encryption
     if as_json:
         key_id = encryption.key_id if encryption else ""
@@ -79,7 +81,7 @@ def _change(verb: str, name: str, work: Work, *, as_json: bool) -> None:
     })  # fmt: skip
 
 
-def _changed(verb: str, name: str, work: Work, run: Run) -> tuple[Image, Outcome]:
+def _changed(verb: str, name: str, work: Work, run: CipherRun) -> tuple[Image, Outcome]:
     try:
         return work(locate(name), run)
     except CheckpointNotFound as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -9,13 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.agents import required_agent
+from kybernate.cli.formats import Format, Output
 from kybernate.cli.options import Json
 from kybernate.cli.output import age, show_columns, show_json, size
+from kybernate.cli.registered import registered
 from kybernate.node.failure import Failure
-from kybernate.node.images import MOST_ENTRIES, Listed, inventory
+from kybernate.node.images import MOST_ENTRIES, ListedImage, inventory
+from kybernate.node.lookup import short_id
 from kybernate_shim.config import Config
 
-ID_LENGTH = 12
 HEADER = ("NAME", "NAMESPACE", "SOURCE", "SIZE", "AGE", "SIGNED BY", "STATE")
 NONE = "-"
 
@@ -46,6 +50,21 @@ def images(
         bool, typer.Option("--all", help="Also list what unfinished checkpoints and imports have left.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print paths only.")] = False,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            "-l",
+            metavar="KEY=VALUE",
+            help="Only with this label, in the agent's registry.",
+            show_default=False,
+        ),
+    ] = None,
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", help="Only of this workload, in the registry.", show_default=False)
+    ] = "",
+    pinned: Annotated[bool, typer.Option("--pinned", help="Only pinned ones, in the registry.")] = False,
+    output: Output = Format.TABLE,
     as_json: Json = False,
 ) -> None:
     """List the checkpoint images of this node.
@@ -53,11 +72,24 @@ def images(
     They lie below the checkpoint root, in a directory for each Kubernetes namespace, and below the trusted roots. An
     image is usable when pods of its namespace can be restored from it, or `kybernate restore` can where it is no pod's.
     """
+    asks_registry = bool(labels or workload or pinned or output != Format.TABLE)
+    if asks_registry or os.geteuid() != 0:  # the images themselves are root's; the registry is for readers, too
+        with required_agent() as agent:
+            return registered(
+                agent,
+                names or [],
+                namespace,
+                labels or [],
+                workload,
+                pinned=pinned,
+                format=Format.JSON if as_json else output,
+                quiet=quiet,
+            )
     found = inventory(Config.load())
     shown = [one for one in found.images if everything or one.states != ("unfinished",)]
     shown = _selected(shown, names or [], namespace)
     if found.truncated:
-        typer.echo(f"kybernate: only {MOST_ENTRIES} entries were looked at; the list is not complete", err=True)
+        typer.echo(f"kybernate: only {MOST_ENTRIES} entries were examined; the list is not complete", err=True)
     if quiet:
         for one in shown:
             typer.echo(one.place.path)
@@ -65,21 +97,22 @@ def images(
         show_json([_document(one) for one in shown])
     else:
         show_columns(HEADER, map(_row, shown))
+    return None
 
 
-def _selected(images: Iterable[Listed], names: list[str], namespace: str) -> list[Listed]:
+def _selected(images: Iterable[ListedImage], names: list[str], namespace: str) -> list[ListedImage]:
     chosen = [one for one in images if not namespace or one.namespace == namespace]
     if missing := [name for name in names if not any(_is_named(one, name) for one in chosen)]:
         raise NoSuchImage(f"no checkpoint image has the name {', '.join(missing)}")
     return [one for one in chosen if not names or any(_is_named(one, name) for name in names)]
 
 
-def _is_named(image: Listed, name: str) -> bool:
+def _is_named(image: ListedImage, name: str) -> bool:
     known = {image.name, image.place.name, str(image.place.path), f"{image.namespace}/{image.name}"}
     return any(fnmatchcase(one, name) for one in known)
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: ListedImage) -> tuple[str, ...]:
     made = one.time
     return (
         one.name,
@@ -92,18 +125,18 @@ def _row(one: Listed) -> tuple[str, ...]:
     )
 
 
-def _source(one: Listed) -> str:
+def _source(one: ListedImage) -> str:
     source = one.source
     if source.pod:
         return f"{source.pod}/{source.name}"
-    return (source.container[:ID_LENGTH] if len(source.container) == 64 else source.container) or NONE
+    return short_id(source.container) or NONE
 
 
-def _state(one: Listed) -> str:
+def _state(one: ListedImage) -> str:
     return ", ".join(("usable", *one.states) if one.usable else one.states or ("open to others",))
 
 
-def _document(one: Listed) -> dict[str, Any]:
+def _document(one: ListedImage) -> dict[str, Any]:
     manifest = one.image.manifest if one.image else None
     return {
         "name": one.name,

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.asking import require_agreement
+from kybernate.cli.asking import NotAgreed, require_agreement
 from kybernate.cli.options import Json
-from kybernate.cli.output import show_columns, show_fields, show_json, size
-from kybernate.cli.places import locate
+from kybernate.cli.output import INDENT, show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.node.importing import Examined, ImageNotWhole, Imported, NotImported, admit, examine, target_of
-from kybernate.node.privileges import Privileges, SpecOdd, privileges_of
+from kybernate.node.places import locate
+from kybernate.node.privileges import SpecOdd, SpecPrivileges, privileges_of
 from kybernate.node.trusted import Signed, known_keys, ring_of, signature_of
-from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import Manifest
+from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import requester_of
 
-INDENT = "  "
 NOTHING = "nothing was imported"
 
 
@@ -47,76 +47,106 @@ def import_image(
             show_default="the one in the image",
         ),
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")] = False,
     move: Annotated[
         bool | None,
         typer.Option(
-            "--move/--copy", help="Leave nothing at the old place.", show_default="--move inside of the checkpoint root"
+            "--move/--copy",
+            help="Remove the image from its old place.",
+            show_default="--move inside of the checkpoint root",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a checkpoint image from elsewhere one of this node's.
+    """Import a checkpoint image from another node.
 
-    Compares every byte with the image's manifest, shows what the image asks for, and asks. Then it signs the image with
-    the node's key and puts it into the directory of the namespace. An image that is not a pod's stays root's own, for
-    `kybernate restore`. Nothing of an image is trusted before that.
+    Compares every byte with the image's manifest, shows what the image requests, and asks for a confirmation. Then it
+    signs the image with the node's key and puts it into the directory of the namespace. An image that is not a pod's
+    belongs to root alone, for `kybernate restore`. Nothing of an image is trusted before that.
     """
     if as_json and not yes:
         raise typer.BadParameter("it goes with --yes only", param_hint="--json")
     config = Config.load()
     source = locate(image)
-    examined = _examined(source)
-    asks = _asks(examined)
-    chosen = _namespace(examined, namespace, config, yes=yes)
-    target = target_of(source, name, chosen, config)
-    if not as_json:
-        _show(examined, asks, target, chosen, config)
-    require_agreement("\nImport this image, and trust it from now on?", yes=yes, state=NOTHING)
     inside = source.is_relative_to(config.checkpoint_root)
-    done = _admitted(examined, target, chosen, config, move=inside if move is None else move)
+    moved = inside if move is None else move
+    wanted = Wanted(name or source.name, namespace, str(source), yes=yes, move=moved, known=inside)
+    document = bring_in(source, wanted, config, quiet=as_json)
+    if as_json:
+        show_json(document)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an import is to do: the image's new name, and the namespace, "" for the one in the image.
+
+    `origin` is where it comes from, in words. `known`: the image was here before, so its namespace is believed.
+    """
+
+    name: str
+    namespace: str
+    origin: str
+    yes: bool
+    move: bool
+    known: bool = False
+
+
+def bring_in(source: Path, wanted: Wanted, config: Config, *, quiet: bool) -> dict[str, Any]:
+    """Examine the image in `source`, show it with its origin, ask, import it, and return what is there now.
+
+    Nothing is shown if `quiet`, and so nothing can be asked. Raises what a user is shown.
+    """
+    if quiet and not wanted.yes:
+        raise NotAgreed("this needs a confirmation", state=NOTHING, advice="use --yes, or another output")
+    examined = _examined(source, wanted.origin)
+    asks = _asks(examined)
+    chosen = _namespace(examined, wanted, config)
+    target = target_of(source, wanted.name, chosen, config)
+    if not quiet:
+        _show(examined, wanted.origin, asks, target, chosen, config)
+    require_agreement("\nImport this image, and trust it from now on?", yes=wanted.yes, state=NOTHING)
+    done = _admitted(examined, target, chosen, config, wanted)
     if done.unaudited:
         typer.echo(f"kybernate: the import is not in the audit log: {done.unaudited}", err=True)
-    manifest = done.manifest
-    if as_json:
-        show_json(_document(examined, asks, target, manifest))
-    else:
-        typer.echo(f"\nimported {target}, signed by key {manifest.signature.key}")
+    if not quiet:
+        typer.echo(f"\nimported {target}, signed by key {done.manifest.signature.key}")
+    return _document(wanted.origin, examined, asks, target, done.manifest)
 
 
-def _examined(source: Path) -> Examined:
+def _examined(source: Path, origin: str) -> Examined:
     try:
-        with Bar(f"examine {source}") as bar:
+        with Bar(f"examine {origin}") as bar:
             return examine(source, bar.count)
     except KeyboardInterrupt:
         raise Interrupted("interrupted", state=NOTHING) from None
 
 
-def _asks(examined: Examined) -> Privileges:
+def _asks(examined: Examined) -> SpecPrivileges:
     try:
         return privileges_of(examined.spec, examined.manifest)
     except SpecOdd as error:
         raise ImageNotWhole(f"{examined.directory}: {error}", state=NOTHING) from error
 
 
-def _admitted(examined: Examined, target: Path, namespace: str, config: Config, *, move: bool) -> Imported:
+def _admitted(examined: Examined, target: Path, namespace: str, config: Config, wanted: Wanted) -> Imported:
+    move, origin = wanted.move, wanted.origin
     try:
         with Bar(f"import {target}") as bar:
-            return admit(examined, target, namespace, config, move=move, progress=bar.count)
+            return admit(examined, target, namespace, config, move=move, progress=bar.count, origin=origin)
     except KeyboardInterrupt:
         raise Interrupted("interrupted", state=NOTHING) from None
 
 
-def _namespace(examined: Examined, namespace: str, config: Config, *, yes: bool) -> str:
+def _namespace(examined: Examined, wanted: Wanted, config: Config) -> str:
     """Return the namespace for the image. What a foreign image claims is only taken where a person sees it."""
-    if namespace:
-        return namespace
+    if wanted.namespace:
+        return wanted.namespace
     claimed = examined.manifest.source.namespace or requester_of(Spec(examined.spec)).namespace
-    known = examined.directory.is_relative_to(config.checkpoint_root) or _signed(examined, config).key is not None
-    if claimed and yes and not known:
+    known = wanted.known or _signed(examined, config).key is not None
+    if claimed and wanted.yes and not known:
         raise NotImported(
-            f"{examined.directory} says that it is an image of namespace {claimed}, and no key that is valid here has"
-            " signed it",
+            f"{wanted.origin} is an image of namespace {claimed} by its manifest, which no key that is valid here"
+            " has signed",
             state=NOTHING,
             advice=f"name the namespace whose pods may restore it: --namespace {claimed}",
         )
@@ -128,21 +158,21 @@ def _signed(examined: Examined, config: Config) -> Signed:
     return signature_of(image, ring_of(known_keys(config)))
 
 
-def _show(examined: Examined, asks: Privileges, target: Path, namespace: str, config: Config) -> None:
+def _show(examined: Examined, origin: str, asks: SpecPrivileges, target: Path, namespace: str, config: Config) -> None:
     manifest, source = examined.manifest, examined.manifest.source
     pod = "/".join(word for word in (source.namespace, source.pod, source.name) if word) if source.pod else ""
     signed = _signed(examined, config)
     show_fields(
         {
-            "image": examined.directory,
+            "image": origin,
             "made": f"{manifest.time}{f' on {source.node}' if source.node else ''}",
             "container": source.container,
             "pod": pod,
             "container image": source.image,
-            "size": f"{size(manifest.bytes)} in {len(manifest.files)} files, all as the manifest says",
+            "size": f"{size(manifest.bytes)} in {len(manifest.files)} files, all as in the manifest",
             "signed by": signed if signed.key else signed.reason,
             "goes to": target,
-            "for": f"pods of namespace {namespace}, and root" if namespace else "root alone (`kybernate restore`)",
+            "for": f"pods of namespace {namespace}, and root" if namespace else "root only (`kybernate restore`)",
         }
     )
     _section("processes", ("PID", "NAME", "MEMORY"), [(p.pid, p.name, size(p.rss_bytes)) for p in manifest.processes])
@@ -151,7 +181,7 @@ def _show(examined: Examined, asks: Privileges, target: Path, namespace: str, co
     _section("GPUs", ("UUID", "MODEL"), [(gpu.uuid, gpu.model) for gpu in manifest.gpus])
 
 
-def _show_privileges(asks: Privileges, *, known: bool) -> None:
+def _show_privileges(asks: SpecPrivileges, *, known: bool) -> None:
     if known:
         _section("privileges", ("PRIVILEGE", "VALUE"), list(fields(asks).items()))
     else:
@@ -167,10 +197,12 @@ def _section(title: str, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -
         show_columns(header, rows, indent=INDENT)
 
 
-def _document(examined: Examined, asks: Privileges, target: Path, manifest: Manifest) -> dict[str, Any]:
+def _document(
+    origin: str, examined: Examined, asks: SpecPrivileges, target: Path, manifest: Manifest
+) -> dict[str, Any]:
     return {
         "path": str(target),
-        "source": str(examined.directory),
+        "source": origin,
         "namespace": manifest.source.namespace,
         "key": manifest.signature.key,
         "bytes": manifest.bytes,

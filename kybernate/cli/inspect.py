@@ -8,19 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.options import ImageName, Json
-from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
-from kybernate.cli.places import ImageUnusable, locate, open_image, unfound
+from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
+from kybernate.node.places import ImageUnusable, locate, open_image, unfound
 from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
-from kybernate_shim.checkpoint.encrypted import memory_bytes
-from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, Image, Problem, verify
-from kybernate_shim.checkpoint.manifest import Gpu, Manifest
-from kybernate_shim.checkpoint.record import to_json
+from kybernate_shim.checkpoint.image.codec import to_json
+from kybernate_shim.checkpoint.image.encrypted import memory_bytes
+from kybernate_shim.checkpoint.image.manifest import Manifest, UsedGpu
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, Problem, verify
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyUnusable
 
-INDENT = "  "
 INSIDE = ("pseudo", "private", "hook")  # mounts that a restore makes by itself, or its hooks do
 
 
@@ -49,7 +48,7 @@ def inspect(
         return
     _show(found)
     if check:
-        typer.echo(f"\nverified: {len(found.manifest.files)} files are what they were")
+        typer.echo(f"\nverified: {len(found.manifest.files)} files are unchanged")
 
 
 def _verified(name: str) -> list[Problem]:
@@ -77,7 +76,7 @@ def _listed(problems: list[Problem]) -> list[dict[str, str]]:
 
 
 def _document(image: Image, problems: list[Problem] | None) -> dict[str, Any]:
-    """Return the manifest and what follows from it; `verified` is null where nobody looked."""
+    """Return the manifest and what follows from it; `verified` is null where nothing was verified."""
     manifest = image.manifest
     return {
         "path": str(image.path),
@@ -124,7 +123,7 @@ def vram(manifest: Manifest) -> int:
     return held or sum(map(_held, manifest.gpus))
 
 
-def _held(gpu: Gpu) -> int:
+def _held(gpu: UsedGpu) -> int:
     return sum(process.bytes for process in gpu.processes)
 
 
@@ -139,7 +138,7 @@ def _show(image: Image) -> None:
     show_processes(manifest)
     _section("processes with CUDA state", ("PID", "VRAM"), [(p.pid, _told(p.bytes)) for p in manifest.cuda_processes])
     _section(
-        "gave up inherited GPU device files, as they hold no CUDA state",
+        "processes without CUDA state that released inherited GPU device files",
         ("PID", "NAME", "MAPPINGS", "DESCRIPTORS", "MADE PRIVATE"),
         [(p.pid, p.name, p.mappings, p.descriptors, size(p.kept_bytes)) for p in manifest.released],
     )
@@ -229,7 +228,7 @@ def needs(manifest: Manifest) -> list[str]:
     if manifest.arena:
         wanted.append(f"{size(manifest.arena_bytes)} free in the node's arena (`gpu.arena`)")
     if (count := len(manifest.visible_gpus)) > 1:
-        wanted.append(f"{count} GPUs, whether it used them all or not: the driver wants a place for each")
+        wanted.append(f"{count} GPUs, used or not: the driver requires a target for each")
     outside = [mount.destination for mount in manifest.mounts if mount.kind not in INSIDE]
     if outside:
         wanted.append(f"mounts at {', '.join(outside)}")

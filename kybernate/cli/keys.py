@@ -57,9 +57,9 @@ def rotate(as_json: Json = False) -> None:
 
 def revoke(
     id: Annotated[str, typer.Argument(metavar="ID", help="Identifier of the key.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")] = False,
 ) -> None:
-    """Delete a key. Images that it has signed are not restored any more, until `kybernate import` signs them again."""
+    """Delete a key. Images that it has signed are no longer restored, until `kybernate import` signs them again."""
     config = Config.load()
     files = keys.files_of(id, config)
     signed = [str(one.place.path) for one in inventory(config).images if one.signed and one.signed.id == id]
@@ -72,7 +72,7 @@ def revoke(
             typer.echo(f"  and {len(signed) - SHOWN} more; `kybernate images` lists them")
     else:
         typer.echo("no image on this node is signed by it")
-    require_agreement("Delete the key? It cannot be made again.", yes=yes, state="the key is still valid")
+    require_agreement("Delete the key? It cannot be recovered.", yes=yes, state="the key is still valid")
     keys.remove(files)
     typer.echo(f"revoked {id}")
 

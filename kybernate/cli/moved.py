@@ -9,7 +9,7 @@ from kybernate_shim.messages.shim_pb2 import Arena, ResumeResponse, Step, Suspen
 
 
 def vram(reply: SuspendResponse | ResumeResponse) -> str:
-    """Tell how much it was, and how much of it needed no copy, for people."""
+    """Say how much was moved, and how much of it needed no copy, in words."""
     spared = sum(step.spared_bytes for step in reply.steps)
     unmoved = f", {size(spared)} of it unchanged or zeros" if spared else ""
     return f"{size(reply.vram_bytes)} of VRAM{unmoved}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import typer
 
+INDENT = "  "
 GAP = "   "
 
 
@@ -16,7 +17,7 @@ def show_json(document: object) -> None:
 
 
 def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, indent: str = "") -> None:
-    """Print a table; no cell is ever cut, because somebody will pipe it."""
+    """Print a table; no cell is ever cut, because the output may be piped."""
     lines = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:

@@ -13,9 +13,9 @@ from kybernate.cli.output import show_columns, show_json, size
 from kybernate.cli.progress import Bar
 from kybernate.node.failure import Failure
 from kybernate_shim.config import DEFAULT_PATH, Config
-from kybernate_shim.cuda.vram import pool as files
-from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.pool_filling import PoolUnavailable, fill
+from kybernate_shim.vram_io import image_pool as files
+from kybernate_shim.vram_io.image_pool_filling import PoolUnavailable, fill
+from kybernate_shim.vram_io.thread_pool import CopyOptions
 
 
 class NoPool(Failure):
@@ -28,18 +28,18 @@ def register(app: typer.Typer) -> None:
 
 
 def pool(
-    now: Annotated[bool, typer.Option("--fill", help="Make what is missing now, by many threads.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Give the memory back; the CUDA helper fills it again.")] = False,
+    now: Annotated[bool, typer.Option("--fill", help="Allocate what is missing now, with many threads.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Free the memory; the CUDA helper allocates it again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the memory that is kept ready for images in memory.
+    """Show the pool of memory for images in memory.
 
     The node's CUDA helper fills it (`gpu.image_pool`, `gpu.image_pool_files`) while it has nothing else to do.
     """
     settings = Config.load().gpu
     if settings.image_pool is None or not settings.image_pool_files:
         raise NoPool(
-            "this node keeps no memory ready for images",
+            "this node has no pool of memory for images",
             advice=f"set `gpu.image_pool` and `gpu.image_pool_files` in {DEFAULT_PATH}",
         )
     directory, wanted = settings.image_pool, settings.image_pool_files
@@ -60,6 +60,6 @@ def _fill(directory: Path, wanted: tuple[int, ...]) -> None:
     total = sum(files.lacking(directory, wanted))
     try:
         with Bar(f"fill {directory}") as bar:
-            fill(directory, wanted, threads=Transfer().threads, on_progress=lambda done: bar.count(done, total))
+            fill(directory, wanted, threads=CopyOptions().threads, on_progress=lambda done: bar.count(done, total))
     except PoolUnavailable as error:
-        raise NoPool(str(error), state="checkpoints into memory work, only slower") from error
+        raise NoPool(str(error), state="checkpoints into memory work, but are slower") from error

@@ -7,14 +7,13 @@ from typing import Any
 
 import typer
 
-from kybernate.cli.output import show_columns
+from kybernate.cli.output import INDENT, show_columns
 from kybernate.node.failure import Failure
-from kybernate.node.privileges import HostMount, Privileges, SpecOdd, privileges_of, process_rows
+from kybernate.node.privileges import HostMount, SpecOdd, SpecPrivileges, privileges_of, process_rows
 from kybernate.node.restore import saved_spec
-from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import Manifest
+from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.checkpoint.image.store import Image
 
-INDENT = "  "
 SHOWN = 12
 NOTHING = "none"
 
@@ -29,10 +28,10 @@ def summary(image: Image) -> str:
     lines += [f"{INDENT}mount of the node: {mount.source} at {mount.destination}" for mount in asks.mounts[:SHOWN]]
     if len(asks.mounts) > SHOWN:
         lines.append(f"{INDENT}… and {len(asks.mounts) - SHOWN} mounts more")
-    return "\n".join(["the image asks for:", *lines])
+    return "\n".join(["the image requests:", *lines])
 
 
-def fields(asks: Privileges) -> dict[str, str]:
+def fields(asks: SpecPrivileges) -> dict[str, str]:
     """Return what the configuration asks for, each in one line."""
     return {
         "user": asks.user,
@@ -58,7 +57,7 @@ def show_processes(manifest: Manifest) -> None:
         show_columns(header, rows, indent=INDENT)
 
 
-def documented(asks: Privileges) -> dict[str, Any]:
+def documented(asks: SpecPrivileges) -> dict[str, Any]:
     """Return the same for programs."""
     return {
         "user": asks.user,

@@ -12,14 +12,14 @@ from typer.core import TyperGroup
 from kybernate.cli.output import printable
 from kybernate.node.failure import Failure
 from kybernate_shim.config import ConfigInvalid
+from kybernate_shim.trace import VARIABLE as TRACE
 from kybernate_shim.undo import in_words
 
-TRACE = "KYBERNATE_TRACE"
 KEPT = "\n\t"  # what a message of ours is made of, and what it quotes cannot abuse
 
 
 class Interrupted(Failure):
-    """The user pressed Ctrl-C. `state` says what goes on without us."""
+    """The user pressed Ctrl-C. `state` says which work continues without us."""
 
 
 STATUS: dict[type[Exception], int] = {Interrupted: 130}  # as shells count a death by SIGINT

@@ -1,56 +1,60 @@
-"""`kybernate restore`: make a container from a checkpoint image, and let it go on where it was."""
+"""`kybernate restore`: make a container from a checkpoint image, which resumes where it stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.agents import agent_or_none, finished, require_wait, seconds_of
+from kybernate.cli.moved import as_documents
 from kybernate.cli.options import ADDRESS, Address, ImageName, Json
-from kybernate.cli.output import show_fields, show_json
-from kybernate.cli.places import open_image
+from kybernate.cli.output import seconds as duration
+from kybernate.cli.output import show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import summary
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
+from kybernate.cli.store import Url, named_recipe, store_place, store_transfer
+from kybernate.cli.through_agent import Wait, begun
+from kybernate.messages import agent_pb2 as wire
 from kybernate.node import restore as restoring
-from kybernate.node.audited import image_ref, note
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container
-from kybernate.node.shim import shim_of, watching
-from kybernate.node.spec import RESTORE_FROM, for_restore, with_requester
-from kybernate.node.stdio import Stdio, attached, into_log
-from kybernate.node.trusted import ImageUntrusted, require_named, require_trusted
-from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.config import DEFAULT_PATH, Config
+from kybernate.node.lookup import KnownContainer
+from kybernate.node.places import open_image
+from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, plan_of, trusted_spec
+from kybernate.node.shim import restore_of, shim_of, watching
+from kybernate.node.stdio import TaskStreams, attached, into_log
+from kybernate.node.trusted import ImageUntrusted
+from kybernate_shim.checkpoint.image.store import Image, read_for_restore
+from kybernate_shim.messages import shim_pb2 as shim_wire
 
-RUNTIME = "io.containerd.kybernate.v1"
-SNAPSHOTTER = "overlayfs"
 STDOUT, STDERR = 1, 2  # the descriptors: a container writes bytes, whatever they are
+LOOK_SECONDS = 0.2  # between two looks at whether a container has ended, or a signal has come
 
 
-class ImageDiffers(Failure):
-    """The container image on this node is not the one that the container was made from."""
+class Source(StrEnum):
+    """Where the image is."""
 
-    advice = "pull the image by its digest and name it with --image, or go on regardless with --force"
-
-
-class ImageUnknown(Failure):
-    """The checkpoint does not say which container image it needs."""
-
-    advice = "name it with --image"
+    NODE = "node"
+    STORE = "store"
 
 
-class AnnotationOff(Failure):
-    """The node's configuration keeps the shim from reading the annotation that names the image."""
+@dataclass(frozen=True)
+class Restored:
+    """A container that runs again, and what its restore was like as the shim has it."""
 
-    advice = "allow it: without the annotation, the shim would start the container from nothing"
+    container: KnownContainer
+    pid: int
+    ended: shim_wire.Ended
 
 
 def register(app: typer.Typer) -> None:
@@ -71,14 +75,19 @@ def restore(
     snapshotter: Annotated[
         str, typer.Option(metavar="NAME", help="containerd's snapshotter.", envvar="CONTAINERD_SNAPSHOTTER")
     ] = SNAPSHOTTER,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it in the background.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run it in the background.")] = False,
     log: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="With --detach, append its output to a file.", show_default="discarded"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Go on where only a risk speaks against it.", show_default=False)
+        bool, typer.Option("--force", help="Override findings that are only risks.", show_default=False)
     ] = False,
+    source: Annotated[
+        Source, typer.Option("--from", help="Where the image is: on this node, or in the store, from where it arrives.")
+    ] = Source.NODE,
+    url: Url = "",
+    wait: Wait = True,
     namespace: Annotated[
         str,
         typer.Option(
@@ -92,112 +101,142 @@ def restore(
     address: Address = ADDRESS,
     as_json: Json = False,
 ) -> None:
-    """Make a container from a checkpoint image.
+    """Create a container from a checkpoint image.
 
     In the foreground its output is shown, Ctrl-C is passed on, and it is removed when it has ended. In Kubernetes,
-    restore with a pod that carries the annotation kybernate.io/restore-from.
+    restore with a pod that carries the annotation kybernate.io/restore-from. With --from store, CRIU begins when its
+    own files are there, the VRAM of the image follows meanwhile, and nothing is written to a disk.
     """
     if (log or as_json) and not detach:
         raise typer.BadParameter("it goes with --detach only", param_hint="--log" if log else "--json")
-    found = open_image(checkpoint)
-    saved = _trusted_spec(found)
-    with Containerd(address) as containerd:
-        plan = _plan(containerd, found, saved, name, image, runtime, snapshotter, namespace, force=force)
-        terminal = bool((plan.spec.get("process") or {}).get("terminal"))
-        if not detach:
-            raise typer.Exit(_foreground(containerd, plan, terminal=terminal))
-        container, pid = _restored(containerd, plan, into_log(log, terminal=terminal))
+    with agent_or_none(address) as agent:
+        if (
+            agent is not None and detach and source is Source.NODE
+        ):  # in the foreground, the container's streams are this command's
+            operation = agent.restore(
+                str(Path(checkpoint).absolute()) if Path(checkpoint).is_dir() else checkpoint,
+                name=name,
+                namespace=namespace,
+                container_image=image,
+                runtime=runtime,
+                snapshotter=snapshotter,
+                log_path=str(log.absolute()) if log else "",
+                force=force,
+            )
+            return _show_restored(finished(operation), as_json=as_json) if wait else begun(operation)
+    require_wait(wait)
+    with ExitStack() as arrival:
+        found = (
+            arrival.enter_context(_arriving(checkpoint, url))
+            if source is Source.STORE
+            else open_image(checkpoint, near=True)
+        )
+        saved = _trusted_spec(found)
+        with Containerd(address) as containerd:
+            wish = RestoreWish(name, namespace, image, runtime, snapshotter, force)
+            plan = plan_of(containerd, found, saved, wish)
+            terminal = bool((plan.spec.get("process") or {}).get("terminal"))
+            if not detach:
+                raise typer.Exit(_foreground(containerd, plan, arrival, terminal=terminal))
+            done = _restored(containerd, plan, into_log(log, terminal=terminal))
+    return _print(done, str(found.path) if source is Source.NODE else found.path.name, as_json=as_json)
+
+
+@contextmanager
+def _arriving(name: str, url: str) -> Iterator[Image]:
+    """Yield an image of the store as soon as its restore may begin; the rest arrives while the block lasts."""
+    place = store_place(url)
+    from kybernate.store.streaming.arriving import arriving_in_memory
+
+    with Bar(f"bring {name}") as bar:
+        arrival = arriving_in_memory(place, lambda store: named_recipe(store, name), store_transfer(bar))
+        arriving = arrival.__enter__()
+    with ExitStack() as stack:
+        stack.push(arrival)
+        yield read_for_restore(arriving.directory)
+
+
+def _show_restored(done: wire.Operation, *, as_json: bool) -> None:
+    container = KnownContainer(done.namespace, done.container)
+    steps = [shim_wire.Step(name=one.name, seconds=one.seconds, bytes=one.bytes) for one in done.steps]
+    ended = shim_wire.Ended(source=done.result.source, seconds=seconds_of(done), steps=steps)
+    _print(Restored(container, done.result.pid, ended), done.image, as_json=as_json)
+
+
+def _print(done: Restored, path: str, *, as_json: bool) -> None:
+    ended, container = done.ended, done.container
     if as_json:
-        show_json({"namespace": container.namespace, "container": container.id, "pid": pid, "path": str(found.path)})
-    else:
-        show_fields({"container": container.id, "pid": pid})
+        document = {"namespace": container.namespace, "container": container.id, "pid": done.pid, "path": path}
+        cost = {"source": ended.source, "seconds": ended.seconds, "steps": as_documents(ended.steps)}
+        show_json(document | (cost if ended.source else {}))
+        return
+    show_fields(
+        {
+            "container": container.id,
+            "pid": done.pid,
+            "from": ended.source,
+            "time": duration(ended.seconds) if ended.source else "",
+        }
+    )
+    rows = [(step.name, duration(step.seconds), size(step.bytes) if step.bytes else "") for step in ended.steps]
+    if rows:
+        typer.echo()
+        show_columns(("STEP", "TIME", "SIZE"), rows)
 
 
 def _trusted_spec(image: Image) -> dict[str, Any]:
     """Return the saved spec of an image that may be restored. Raises ImageUntrusted, with what the image asks for."""
-    config = Config.load()
-    if not config.pod_may_use(RESTORE_FROM):
-        raise AnnotationOff(
-            f"`annotations` in {DEFAULT_PATH} does not allow {RESTORE_FROM}", state="nothing was created"
-        )
     try:
-        require_trusted(image, config)
-        spec = with_requester(restoring.saved_spec(image, config.encryption_key), image.manifest.source)
-        require_named(image, spec, config)
+        return trusted_spec(image)
     except ImageUntrusted as error:
-        note("restore", "refused", image_ref(image.path, image.manifest, image.digest), config, reason=str(error))
         if words := summary(image):
             error.args = (f"{error}\n{words}",)
         raise
-    return spec
 
 
-def _plan(
-    containerd: Containerd,
-    checkpoint: Image,
-    saved: Mapping[str, Any],
-    name: str,
-    image: str,
-    runtime: str,
-    snapshotter: str,
-    namespace: str,
-    *,
-    force: bool,
-) -> restoring.Plan:
-    source = checkpoint.manifest.source
-    namespace = namespace or ("k8s.io" if source.pod else "default")
-    reference = image or source.image
-    if not reference:
-        raise ImageUnknown(f"{checkpoint.path} does not say which container image its container was made from")
-    if not image and not force:
-        _same_image(containerd, namespace, reference, source.image_digest)
-    id = name or source.container
-    spec = for_restore(saved, namespace=namespace, id=id, image=checkpoint.path)
-    if force:
-        spec["annotations"]["kybernate.io/force"] = "true"
-    return restoring.Plan(namespace, id, checkpoint.path, spec, reference, runtime, snapshotter)
-
-
-def _same_image(containerd: Containerd, namespace: str, reference: str, digest: str) -> None:
-    found = restoring.image_digest(containerd, namespace, reference)
-    if digest and found and found != digest:
-        raise ImageDiffers(
-            f"{reference} is {found} on this node, but the container was made from {digest}",
-            state="nothing was created",
-        )
-
-
-def _restored(containerd: Containerd, plan: restoring.Plan, stdio: Stdio) -> tuple[Container, int]:
-    """Create the container and let it run; return it with the pid of its first process."""
+def _restored(containerd: Containerd, plan: restoring.RestorePlan, stdio: TaskStreams) -> Restored:
+    """Create the container and let it run."""
     try:
         with Bar(f"restore {plan.id}") as bar, restoring.prepared(containerd, plan, stdio) as prepared:
-            return prepared.container, asyncio.run(_start(prepared, containerd.address, bar))
+            return asyncio.run(_start(prepared, containerd.address, bar))
     except KeyboardInterrupt:
         raise Interrupted("interrupted", state=f"container {plan.id} was removed again") from None
 
 
-async def _start(prepared: restoring.Prepared, address: str, bar: Bar) -> int:
+async def _start(prepared: restoring.CreatedTask, address: str, bar: Bar) -> Restored:
     """Start the task once it is sure that its shim is ours: another one would start the container from nothing."""
     container = prepared.container
     async with shim_of(container, address) as shim:
         await shim.status(container.id)
         async with watching(shim, container.id, bar.show):
-            return await asyncio.to_thread(prepared.start)
+            pid = await asyncio.to_thread(prepared.start)
+    return Restored(container, pid, await restore_of(container, address))
 
 
-def _foreground(containerd: Containerd, plan: restoring.Plan, *, terminal: bool) -> int:
+def _foreground(containerd: Containerd, plan: restoring.RestorePlan, arrival: ExitStack, *, terminal: bool) -> int:
     """Run the container to its end, show its output, remove it, and return its exit status."""
     with attached(STDOUT, STDERR, terminal=terminal) as stdio:
-        container, _ = _restored(containerd, plan, stdio)
+        container = _restored(containerd, plan, stdio).container
         try:
+            arrival.close()  # the image is not needed any more
             with _passing_on(containerd, container), ThreadPoolExecutor(1) as waiting:
-                return waiting.submit(restoring.wait, containerd, container).result()
+                return _signalled_result(waiting.submit(restoring.wait, containerd, container))
         finally:
             restoring.remove(containerd, container)
 
 
+def _signalled_result(future: Future[int]) -> int:
+    """Wait for a thread, and let handlers of signals run meanwhile.
+
+    A signal that arrives just before a thread blocks does not wake it, so the wait is one of many short ones.
+    """
+    while not futures.wait([future], timeout=LOOK_SECONDS).done:
+        continue
+    return future.result()
+
+
 @contextmanager
-def _passing_on(containerd: Containerd, container: Container) -> Iterator[None]:
+def _passing_on(containerd: Containerd, container: KnownContainer) -> Iterator[None]:
     """Give the container the signals that would end us; it decides what they mean.
 
     The handlers call containerd, so the main thread must not be inside of gRPC when they run.

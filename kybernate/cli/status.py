@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.agents import NoAgent, agent_or_none
+from kybernate.cli.formats import NONE, Format, Output, Table, until_interrupted
 from kybernate.cli.moved import arena_document
 from kybernate.cli.options import ADDRESS, Address, Json, Namespace
-from kybernate.cli.output import printable, seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.output import printable, seconds, show_fields, show_json, size
+from kybernate.cli.surveying import changes, surveyed
+from kybernate.client import Agent
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import shim_of
-from kybernate.node.survey import Seen, survey
+from kybernate.node.survey import SurveyedContainer, survey
 from kybernate_shim.messages import shim_pb2 as wire
 
 ID_WIDTH = 13  # as `crictl ps` shows ids
-HEADER = ("CONTAINER", "NAME", "STATE", "PHASE", "STEP", "DONE", "PID", "NAMESPACE")
+HEADER = ("CONTAINER", "NAME", "STATE", "PHASE", "STEP", "DONE", "PID", "NAMESPACE", "IMAGE", "RUNTIME", "NOTE")
+NARROW = 8
 UNKNOWN = "unknown"  # of a container whose shim does not answer
 
 
@@ -28,14 +34,40 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def ps(namespace: Namespace = "", address: Address = ADDRESS, as_json: Json = False) -> None:
+def ps(
+    namespace: Namespace = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Continue with a line for each change; needs the agent.")
+    ] = False,
+    output: Output = Format.TABLE,
+    address: Address = ADDRESS,
+    as_json: Json = False,
+) -> None:
     """List the containers of Kybernate's shims."""
+    format = Format.JSON if as_json else output
+    with agent_or_none(address) as agent:
+        if agent is not None:
+            _list(surveyed(agent, namespace), format)
+            if watch:
+                _watch(agent, namespace, format)
+            return
+    if watch:
+        raise NoAgent("--watch needs an agent, and none runs on this node")
     with Containerd(address) as containerd:
-        seen = asyncio.run(survey(containerd.containers(namespace), containerd.address))
-    if as_json:
-        show_json([_document(one) for one in seen])
+        _list(asyncio.run(survey(containerd.containers(namespace), containerd.address)), format)
+
+
+def _watch(agent: Agent, namespace: str, format: Format) -> None:
+    """Print a line for each container that changes from now on."""
+    with until_interrupted():
+        for one in changes(agent, namespace):
+            TABLE.show_change(format, one)
+
+
+def _list(seen: Sequence[SurveyedContainer], format: Format) -> None:
+    TABLE.show(format, seen)
+    if format in (Format.JSON, Format.YAML):
         return
-    show_columns(HEADER, [_row(one) for one in seen])
     for one in seen:
         for words in [one.problem] if one.problem else _notes(one.status or wire.Container()):
             typer.echo(f"kybernate: {printable(f'{one.container.title}: {words}')}", err=True)
@@ -54,12 +86,12 @@ def status(
     address: Address = ADDRESS,
     as_json: Json = False,
 ) -> None:
-    """Say what a container is doing.
+    """Show what a container is doing.
 
     Its state, and how far a checkpoint, restore, suspend or resume has come.
     """
     if not container:
-        ps(namespace, address, as_json)
+        ps(namespace, address=address, as_json=as_json)
         return
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
@@ -70,12 +102,12 @@ def status(
         _show(seen)
 
 
-async def _one(container: Container, address: str) -> Seen:
+async def _one(container: KnownContainer, address: str) -> SurveyedContainer:
     async with shim_of(container, address) as shim:
         found = await shim.status(container.id, gpu=True)
     if not found:
-        raise Failure(f"the shim of {container.title} does not know it")
-    return Seen(container, found[0])
+        raise Failure(f"container {container.title} is unknown to its shim")
+    return SurveyedContainer(container, found[0])
 
 
 def _state(status: wire.Container | None) -> str:
@@ -96,7 +128,7 @@ def _done(status: wire.Container) -> str:
     return f"{size(status.done_bytes)} of {size(status.total_bytes)}"
 
 
-def _row(seen: Seen) -> tuple[object, ...]:
+def _row(seen: SurveyedContainer) -> tuple[object, ...]:
     container, status = seen.container, seen.status or wire.Container()
     return (
         container.id[:ID_WIDTH] if container.pod else container.id,
@@ -107,10 +139,13 @@ def _row(seen: Seen) -> tuple[object, ...]:
         _done(status),
         status.pid or container.pid or "",
         container.namespace,
+        container.image or NONE,
+        container.runtime or NONE,
+        seen.problem or "; ".join(_notes(status)) or NONE,
     )
 
 
-def _show(seen: Seen) -> None:
+def _show(seen: SurveyedContainer) -> None:
     container, status = seen.container, seen.status or wire.Container()
     show_fields(
         {
@@ -136,7 +171,7 @@ def _processes(status: wire.Container) -> list[str]:
     return [f"{pid}{states.get(pid, '')}" for pid in status.cuda_pids]
 
 
-def _document(seen: Seen) -> dict[str, Any]:
+def _document(seen: SurveyedContainer) -> dict[str, Any]:
     container, status = seen.container, seen.status or wire.Container()
     return {
         "namespace": container.namespace,
@@ -161,3 +196,6 @@ def _document(seen: Seen) -> dict[str, Any]:
         "seconds": status.seconds,
         "problem": seen.problem,
     }
+
+
+TABLE = Table(HEADER, _row, _document, NARROW)

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.agents import agent_or_none, require_wait
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
 from kybernate.cli.output import seconds, show_columns, show_json
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
+from kybernate.cli.through_agent import Wait, begun, resumed, suspended
 from kybernate.node.containerd import Containerd
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
 from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
 
@@ -42,26 +44,38 @@ def register(app: typer.Typer) -> None:
 def suspend(
     container: ContainerName,
     timeout: LockTimeout = 0,
+    wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
     as_json: Json = False,
 ) -> None:
-    """Move a container's VRAM to host memory.
+    """Offload a container's VRAM to host memory.
 
-    Its processes wait for `resume`; the GPUs are free for others.
+    Its processes wait for `resume`; its GPUs are free.
     """
-    _run("suspend", container, namespace, address, timeout, as_json=as_json)
+    with agent_or_none(address) as agent:
+        if agent is not None:
+            operation = agent.suspend(container, namespace=namespace, lock_timeout=timeout)
+            return _print("suspend", *suspended(operation), as_json=as_json) if wait else begun(operation)
+    require_wait(wait)
+    return _run("suspend", container, namespace, address, timeout, as_json=as_json)
 
 
 def resume(
     container: ContainerName,
     timeout: RestoreTimeout = 0,
+    wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
     as_json: Json = False,
 ) -> None:
-    """Undo a suspend: the container computes on."""
-    _run("resume", container, namespace, address, timeout, as_json=as_json)
+    """Undo a suspend: the container keeps running."""
+    with agent_or_none(address) as agent:
+        if agent is not None:
+            operation = agent.resume(container, namespace=namespace, restore_timeout=timeout)
+            return _print("resume", *resumed(operation), as_json=as_json) if wait else begun(operation)
+    require_wait(wait)
+    return _run("resume", container, namespace, address, timeout, as_json=as_json)
 
 
 def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *, as_json: bool) -> None:
@@ -72,8 +86,12 @@ def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *,
             reply = asyncio.run(_call(verb, container, containerd.address, round(timeout * 1000), bar))
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted", state=f"the shim goes on with the {verb}", advice=f"see `kybernate status {container.id}`"
+            "interrupted", state=f"the shim continues the {verb}", advice=f"see `kybernate status {container.id}`"
         ) from None
+    _print(verb, container, reply, as_json=as_json)
+
+
+def _print(verb: str, container: KnownContainer, reply: Reply, *, as_json: bool) -> None:
     if as_json:
         arena = {"arena": arena_document(reply.arena)} if isinstance(reply, SuspendResponse) else {}
         show_json(
@@ -92,7 +110,7 @@ def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *,
     show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])
 
 
-async def _call(verb: str, container: Container, address: str, timeout_ms: int, bar: Bar) -> Reply:
+async def _call(verb: str, container: KnownContainer, address: str, timeout_ms: int, bar: Bar) -> Reply:
     try:
         async with shim_of(container, address) as shim, watching(shim, container.id, bar.show):
             if verb == "suspend":

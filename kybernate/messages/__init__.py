@@ -1,1 +1,1 @@
-"""Messages of containerd's API and of CRI, with gRPC clients, generated from proto/node."""
+"""Messages of containerd's API, with gRPC clients, generated from proto/node."""

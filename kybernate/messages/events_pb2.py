@@ -22,24 +22,21 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from kybernate_shim.messages import types_pb2 as kybernate__shim_dot_messages_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkybernate/messages/events.proto\x12\x1d\x63ontainerd.services.events.v1\x1a\x19google/protobuf/any.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a#kybernate_shim/messages/types.proto\"D\n\x0ePublishRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\">\n\x0e\x46orwardRequest\x12,\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1a.containerd.types.Envelope\"#\n\x10SubscribeRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t2\x88\x02\n\x06\x45vents\x12P\n\x07Publish\x12-.containerd.services.events.v1.PublishRequest\x1a\x16.google.protobuf.Empty\x12P\n\x07\x46orward\x12-.containerd.services.events.v1.ForwardRequest\x1a\x16.google.protobuf.Empty\x12Z\n\tSubscribe\x12/.containerd.services.events.v1.SubscribeRequest\x1a\x1a.containerd.types.Envelope0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkybernate/messages/events.proto\x12\x1d\x63ontainerd.services.events.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a#kybernate_shim/messages/types.proto\">\n\x0e\x46orwardRequest\x12,\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1a.containerd.types.Envelope\"#\n\x10SubscribeRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t2\xb6\x01\n\x06\x45vents\x12P\n\x07\x46orward\x12-.containerd.services.events.v1.ForwardRequest\x1a\x16.google.protobuf.Empty\x12Z\n\tSubscribe\x12/.containerd.services.events.v1.SubscribeRequest\x1a\x1a.containerd.types.Envelope0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kybernate.messages.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUBLISHREQUEST']._serialized_start=159
-  _globals['_PUBLISHREQUEST']._serialized_end=227
-  _globals['_FORWARDREQUEST']._serialized_start=229
-  _globals['_FORWARDREQUEST']._serialized_end=291
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=293
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=328
-  _globals['_EVENTS']._serialized_start=331
-  _globals['_EVENTS']._serialized_end=595
+  _globals['_FORWARDREQUEST']._serialized_start=132
+  _globals['_FORWARDREQUEST']._serialized_end=194
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=196
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=231
+  _globals['_EVENTS']._serialized_start=234
+  _globals['_EVENTS']._serialized_end=416
 # @@protoc_insertion_point(module_scope)

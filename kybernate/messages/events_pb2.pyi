@@ -1,5 +1,4 @@
 # mypy: disable-error-code="type-arg"
-from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import empty_pb2 as _empty_pb2
 from kybernate_shim.messages import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -9,14 +8,6 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class PublishRequest(_message.Message):
-    __slots__ = ("topic", "event")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    EVENT_FIELD_NUMBER: _ClassVar[int]
-    topic: str
-    event: _any_pb2.Any
-    def __init__(self, topic: _Optional[str] = ..., event: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...
 
 class ForwardRequest(_message.Message):
     __slots__ = ("envelope",)

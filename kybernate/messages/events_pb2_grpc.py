@@ -36,11 +36,6 @@ class EventsStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Publish = channel.unary_unary(
-                '/containerd.services.events.v1.Events/Publish',
-                request_serializer=kybernate_dot_messages_dot_events__pb2.PublishRequest.SerializeToString,
-                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
-                _registered_method=True)
         self.Forward = channel.unary_unary(
                 '/containerd.services.events.v1.Events/Forward',
                 request_serializer=kybernate_dot_messages_dot_events__pb2.ForwardRequest.SerializeToString,
@@ -55,12 +50,6 @@ class EventsStub:
 
 class EventsServicer:
     """Missing associated documentation comment in .proto file."""
-
-    def Publish(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Forward(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -77,11 +66,6 @@ class EventsServicer:
 
 def add_EventsServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Publish': grpc.unary_unary_rpc_method_handler(
-                    servicer.Publish,
-                    request_deserializer=kybernate_dot_messages_dot_events__pb2.PublishRequest.FromString,
-                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
-            ),
             'Forward': grpc.unary_unary_rpc_method_handler(
                     servicer.Forward,
                     request_deserializer=kybernate_dot_messages_dot_events__pb2.ForwardRequest.FromString,
@@ -102,33 +86,6 @@ def add_EventsServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Events:
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Publish(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/containerd.services.events.v1.Events/Publish',
-            kybernate_dot_messages_dot_events__pb2.PublishRequest.SerializeToString,
-            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Forward(request,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kybernate_shim.checkpoint.manifest import Manifest
+from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.config import Config
 from kybernate_shim.trust.audit import Audit, AuditLost, Decision, ImageRef, Verb, append
 from kybernate_shim.trust.caller import OWN_SERVICE, Caller

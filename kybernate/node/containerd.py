@@ -23,7 +23,7 @@ from kybernate.messages import (
     tasks_pb2_grpc,
 )
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container, resolve
+from kybernate.node.lookup import KnownContainer, resolve
 from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.messages import process_pb2
 
@@ -37,7 +37,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class ContainerdUnreachable(Failure):
-    """Nobody answers on containerd's socket."""
+    """No process answers on containerd's socket."""
 
     advice = "is containerd running? run as root, and name its socket with --address or CONTAINERD_ADDRESS"
 
@@ -91,7 +91,7 @@ class Containerd:
         reply = self.call(stub.List, namespaces_pb2.ListNamespacesRequest())
         return sorted(namespace.name for namespace in reply.namespaces)
 
-    def containers(self, namespace: str = "") -> Iterator[Container]:
+    def containers(self, namespace: str = "") -> Iterator[KnownContainer]:
         """Yield the containers of a namespace, of all namespaces where it is empty, with their tasks' states."""
         for name in [namespace] if namespace else self.namespaces():
             tasks = self.tasks(name)
@@ -106,13 +106,24 @@ class Containerd:
         reply = self.call(stub.List, tasks_pb2.ListTasksRequest(), namespace=namespace)
         return {task.container_id or task.id: task for task in reply.tasks}
 
-    def find(self, query: str, namespace: str = "") -> Container:
+    def container(self, namespace: str, id: str) -> tuple[KnownContainer, Mapping[str, str]] | None:
+        """Return the container of exactly this id, and the labels of its record; None where there is none."""
+        stub = containers_pb2_grpc.ContainersStub(self.channel)
+        try:
+            record = self.call(stub.Get, containers_pb2.GetContainerRequest(id=id), namespace=namespace).container
+        except ContainerdRefused as error:
+            if error.code != "NOT_FOUND":
+                raise
+            return None
+        return described(namespace, record, self.tasks(namespace).get(id)), dict(record.labels)
+
+    def find(self, query: str, namespace: str = "") -> KnownContainer:
         """Return the container that `query` means, see `resolve`."""
         return resolve(query, self.containers(namespace))
 
 
 def metadata(namespace: str, lease: str = "") -> tuple[tuple[str, str | bytes], ...]:
-    """Return the headers that tell containerd where a call belongs."""
+    """Return the headers that name the namespace and the lease of a call."""
     headers = {"containerd-namespace": namespace, "containerd-lease": lease}
     return tuple((name, value) for name, value in headers.items() if value)
 
@@ -130,10 +141,10 @@ def translated(address: str) -> Iterator[None]:
         raise ContainerdRefused(details or code.name, code=code.name) from error
 
 
-def described(namespace: str, record: containers_pb2.Container, task: process_pb2.Process | None) -> Container:
+def described(namespace: str, record: containers_pb2.Container, task: process_pb2.Process | None) -> KnownContainer:
     """Return what matters of containerd's record."""
     labels = record.labels
-    return Container(
+    return KnownContainer(
         namespace=namespace,
         id=record.id,
         image=record.image,
@@ -151,8 +162,10 @@ def described(namespace: str, record: containers_pb2.Container, task: process_pb
 
 def group_of(record: containers_pb2.Container) -> str:
     """Return the id under which the container shares a shim with others; its own where it has none."""
-    annotations = spec_of(record).get("annotations") or {}
-    return next((annotations[name] for name in GROUP_ANNOTATIONS if annotations.get(name)), record.id)
+    annotations = spec_of(record).get("annotations")
+    if not isinstance(annotations, dict):
+        return record.id
+    return next((str(annotations[name]) for name in GROUP_ANNOTATIONS if annotations.get(name)), record.id)
 
 
 def spec_of(record: containers_pb2.Container) -> Mapping[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate.node.failure import Failure
-from kybernate_shim.cuda import sequence
-from kybernate_shim.cuda.client import SOCKET, CudaHelper, Gpu, State, cuda_helper
-from kybernate_shim.cuda.errors import CudaError, CudaUnavailable
+from kybernate_shim.gpu import sequence
+from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
+from kybernate_shim.gpu.helper_client import SOCKET, CudaHelper, NodeGpu, State, cuda_helper
+from kybernate_shim.steps import Step
 from kybernate_shim.undo import in_words
 
 VERBS = ("state", "lock", "checkpoint", "restore", "unlock", "suspend", "resume")
@@ -24,13 +25,7 @@ class StepFailed(Failure):
 class DriverUnavailable(Failure):
     """This node has no usable driver or no helper."""
 
-    advice = "`kybernate doctor` says what is missing"
-
-
-@dataclass(frozen=True)
-class Step:
-    name: str
-    seconds: float
+    advice = "`kybernate doctor` shows what is missing"
 
 
 @dataclass(frozen=True)
@@ -50,10 +45,10 @@ def run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path = SOCKET) 
     return asyncio.run(_run(verb, pids, timeout_ms, socket))
 
 
-def gpus(socket: Path = SOCKET) -> tuple[Gpu, ...]:
+def gpus(socket: Path = SOCKET) -> tuple[NodeGpu, ...]:
     """Return the GPUs of the node. Raises DriverUnavailable."""
 
-    async def ask() -> tuple[Gpu, ...]:
+    async def ask() -> tuple[NodeGpu, ...]:
         async with cuda_helper(socket) as helper:
             return (await helper.info()).gpus
 
@@ -79,19 +74,18 @@ async def _run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path) ->
             raise StepFailed(in_words(error), state=await _states_in_words(helper, pids)) from error
 
 
-async def _do(helper: CudaHelper, verb: str, pids: Sequence[int], limits: sequence.Limits) -> list[Step]:
+async def _do(helper: CudaHelper, verb: str, pids: Sequence[int], limits: sequence.StepSeconds) -> list[Step]:
     match verb:
         case "state":
             return []
         case "suspend":
-            done = (await sequence.suspend(helper, lambda: pids, limits)).steps
+            return (await sequence.suspend(helper, lambda: pids, limits)).steps
         case "resume":
-            done = await sequence.resume(helper, pids, limits=limits)
+            return await sequence.resume(helper, pids, limits=limits)
         case _:
             limit = getattr(limits, verb)
             seconds = await getattr(helper, verb)(list(pids), limit)
             return [Step(f"cuda-{verb}", max(seconds.values(), default=0.0))]
-    return [Step(step.name, step.seconds) for step in done]
 
 
 async def _states(helper: CudaHelper, pids: Sequence[int]) -> dict[int, str]:

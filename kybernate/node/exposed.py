@@ -13,17 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kybernate_shim.checkpoint.manifest import NAME
+from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.config import DEFAULT_PATH, Config
+from kybernate_shim.linux.plain_files import LOOK
+from kybernate_shim.run_directory import RUN
+from kybernate_shim.trust.places import OPEN, WRITABLE
 
-RUN = Path("/run/kybernate")  # sockets, leases, the arena and the helper's log
 STATE = Path("/var/lib/kybernate")  # images, work directories, keys
+# What the node agent opens on purpose: to readers' group, to pass through and to connect; to containers, to connect.
+PERMITTED = {
+    "": stat.S_IXGRP,
+    "agent.sock": 0o660,
+    "self": 0o755,
+    "self/agent.sock": 0o666,
+}
 MARKS = {NAME, "inventory.img"}  # a directory with one of these is an image, or the rest of one
 WORKS = (".checkpoint", ".restore")  # ends of the names of work directories
 DEPTH = 2  # levels of directories between a root and its images
-OPEN = stat.S_IRWXG | stat.S_IRWXO
-WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFSOCK: "socket", stat.S_IFIFO: "FIFO"}
 
 
@@ -57,7 +63,7 @@ def _all(config: Config) -> Iterator[Exposed]:
     for place in (STATE, RUN, config.gpu.image_pool, *logs, *keys):
         if place is not None:
             yield from _below(place)
-    for place in (config.checkpoint_root, config.work_root, *config.trusted_roots):
+    for place in (config.work_root, *(root for root, _ in config.image_roots)):
         yield from _holding(place)
     yield from _configuration(DEFAULT_PATH)
 
@@ -83,27 +89,34 @@ def _below(place: Path) -> Iterator[Exposed]:
         with _opened(place) as fd:
             yield from _judged(fd, str(place))
     except (FileNotFoundError, NotADirectoryError):
-        return  # it is made when it is first used
+        return  # it is allocated at its first use
 
 
 def _judged(fd: int, path: str) -> Iterator[Exposed]:
     status = os.fstat(fd)
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
     if kind is None:
-        return  # a link, which has no mode of its own, or a device
+        return  # a link, which has no mode, or a device
     mode = stat.S_IMODE(status.st_mode)
-    if mode & OPEN or status.st_uid not in (0, os.geteuid()):
-        yield Exposed(path, kind, mode, mode & ~OPEN, status.st_uid)
+    permitted = _permitted(path)
+    if mode & OPEN & ~permitted or status.st_uid not in (0, os.geteuid()):
+        yield Exposed(path, kind, mode, mode & (~OPEN | permitted), status.st_uid)
     if kind == "directory":
         yield from _inside(fd, path)
+
+
+def _permitted(path: str) -> int:
+    """Return what others may have of a path below RUN, 0 elsewhere."""
+    place = Path(path)
+    return PERMITTED.get(str(place.relative_to(RUN)).removeprefix("."), 0) if place.is_relative_to(RUN) else 0
 
 
 def _inside(directory: int, path: str) -> Iterator[Exposed]:
     for name in sorted(_names(directory)):
         try:
-            fd = os.open(name, _LOOK, dir_fd=directory)
+            fd = os.open(name, LOOK, dir_fd=directory)
         except FileNotFoundError:
-            continue  # it has been removed meanwhile
+            continue  # it has been removed in the meantime
         try:
             yield from _judged(fd, f"{path}/{name}")
         finally:
@@ -131,7 +144,7 @@ def _holding(root: Path) -> Iterator[Exposed]:
 def _images(directory: int, path: str, depth: int) -> Iterator[Exposed]:
     for name in sorted(_names(directory)):
         try:
-            fd = os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=directory)
+            fd = os.open(name, LOOK | os.O_DIRECTORY, dir_fd=directory)
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
@@ -163,10 +176,10 @@ def _changeable(fd: int, path: str) -> Iterator[Exposed]:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     """Open a path for its metadata, component by component; no link is followed. Raises OSError."""
-    fd = os.open("/", _LOOK | os.O_DIRECTORY)
+    fd = os.open("/", LOOK | os.O_DIRECTORY)
     try:
         for part in path.parts[1:]:
-            inner = os.open(part, _LOOK, dir_fd=fd)
+            inner = os.open(part, LOOK, dir_fd=fd)
             os.close(fd)
             fd = inner
         yield fd

@@ -1,4 +1,4 @@
-"""What a person is told when something on the node does not work: what failed and why, the state now, what to do."""
+"""What a user reads when something on the node does not work: what failed and why, the state now, what to do."""
 
 from __future__ import annotations
 

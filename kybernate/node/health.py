@@ -17,35 +17,37 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from kybernate.node import left_locked
 from kybernate.node.exposed import Exposed, find, repair
-from kybernate_shim.checkpoint.criu import CUDA_PLUGIN, OLDEST, parse_version
+from kybernate_shim.arena import banks
+from kybernate_shim.arena.banks import Bank
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.checkpoint.criu.config import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, NO_NODE, Config, ConfigInvalid, NodeSizes
-from kybernate_shim.cuda.arena import banks
-from kybernate_shim.cuda.arena.banks import Bank
-from kybernate_shim.cuda.arena.memory import GRAIN, Memory
-from kybernate_shim.cuda.client import CudaInfo, cuda_helper
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.preflight import denied
-from kybernate_shim.cuda.vram.pool import lacking
-from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.gpu.errors import CudaError
+from kybernate_shim.gpu.helper_client import CudaInfo, cuda_helper
+from kybernate_shim.gpu.preflight import denied
+from kybernate_shim.imports import DRIVER
+from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
+from kybernate_shim.linux.huge_pages import SWITCH
 from kybernate_shim.linux.numa import memory_of_nodes
 from kybernate_shim.oci.select import DIRECTORIES, GPU_RUNTIME
+from kybernate_shim.sizes import GRAIN
 from kybernate_shim.trust.places import PlaceUntrusted, require_private
+from kybernate_shim.vram_io.image_pool import lacking
 
 Verdict = Literal["ok", "note", "bad"]
 PROGRAM_SECONDS = 60
 MAP_API = 13000  # CUDA 13.0, driver 580: the first that moves a process to another GPU
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 IO_URING = Path("/proc/sys/kernel/io_uring_disabled")
-MEMORY = Path("/proc/meminfo")
-DRIVER = Path("/proc/driver/nvidia")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-NOBODY_TRACES = "3"  # not even root, until the next start of the machine
+NO_TRACING = "3"  # not even root, until the next start of the machine
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthFinding:
     """One line of the report. `advice` is empty where nothing needs to be done."""
 
     subject: str
@@ -54,14 +56,14 @@ class Finding:
     advice: str = ""
 
 
-def examine(*, fix: bool = False) -> list[Finding]:
+def examine(*, fix: bool = False) -> list[HealthFinding]:
     """Look at everything; a look that fails is a finding itself. With `fix`, files are closed to other users."""
     try:
         config = Config.load()
     except ConfigInvalid as error:
-        kept = "the CUDA helper and running daemons keep the settings from before, new containers are refused"
-        return [Finding("configuration", "bad", f"{error}; {kept}", f"correct {DEFAULT_PATH}")]
-    looks: Sequence[Callable[[Config], Iterator[Finding]]] = (
+        kept = "the CUDA helper and running daemons keep the previous settings, new containers are refused"
+        return [HealthFinding("configuration", "bad", f"{error}; {kept}", f"correct {DEFAULT_PATH}")]
+    looks: Sequence[Callable[[Config], Iterator[HealthFinding]]] = (
         _configuration,
         _kernel,
         _cgroup,
@@ -77,20 +79,22 @@ def examine(*, fix: bool = False) -> list[Finding]:
     return [finding for look in looks for finding in look(config)]
 
 
-def _configuration(config: Config) -> Iterator[Finding]:
+def _configuration(config: Config) -> Iterator[HealthFinding]:
     for warning in config.warnings:
-        yield Finding("configuration", "note", warning, f"correct {DEFAULT_PATH}")
+        yield HealthFinding("configuration", "note", warning, f"correct {DEFAULT_PATH}")
     if os.geteuid():
-        yield Finding("user", "note", "not root", "run as root: CRIU and the driver show more then")
+        yield HealthFinding("user", "note", "not root", "run as root for all findings about CRIU and the driver")
 
 
-def _kernel(config: Config) -> Iterator[Finding]:
-    yield Finding("kernel", "ok", f"{os.uname().release} {os.uname().machine}")
-    huge = _chosen(HUGE_PAGES)
-    yield Finding("huge pages", "ok" if huge != "never" else "note", huge or "unknown", _huge_pages_advice(huge))
+def _kernel(config: Config) -> Iterator[HealthFinding]:
+    yield HealthFinding("kernel", "ok", f"{os.uname().release} {os.uname().machine}")
+    huge = _chosen(SWITCH)
+    yield HealthFinding("huge pages", "ok" if huge != "never" else "note", huge or "unknown", _huge_pages_advice(huge))
     disabled = IO_URING.read_text().strip() if IO_URING.exists() else "0"
     advice = "" if disabled == "2" else "programs that use it cannot be checkpointed; sysctl kernel.io_uring_disabled=2"
-    yield Finding("io_uring", "ok" if disabled == "2" else "note", "off" if disabled == "2" else "allowed", advice)
+    yield HealthFinding(
+        "io_uring", "ok" if disabled == "2" else "note", "off" if disabled == "2" else "allowed", advice
+    )
 
 
 def _chosen(switch: Path) -> str:
@@ -100,32 +104,32 @@ def _chosen(switch: Path) -> str:
 
 
 def _huge_pages_advice(huge: str) -> str:
-    return "VRAM moves at half the speed; echo madvise > " + str(HUGE_PAGES) if huge == "never" else ""
+    return "VRAM moves at half the speed; echo madvise > " + str(SWITCH) if huge == "never" else ""
 
 
-def _cgroup(config: Config) -> Iterator[Finding]:
+def _cgroup(config: Config) -> Iterator[HealthFinding]:
     version = hierarchy_version()
-    yield Finding("cgroup", "ok", f"version {version}")
+    yield HealthFinding("cgroup", "ok", f"version {version}")
 
 
-def _criu(config: Config) -> Iterator[Finding]:
+def _criu(config: Config) -> Iterator[HealthFinding]:
     program = str(config.criu or "criu")
     status, words = _run(program, "--version")
     version = words.partition("Version:")[2].split()[:1]
     if status or not version:
-        yield Finding("CRIU", "bad", words or "does not run", "install CRIU 4.1 or newer, or name it by `criu`")
+        yield HealthFinding("CRIU", "bad", words or "does not run", "install CRIU 4.1 or newer, or name it by `criu`")
         return
     if parse_version(version[0]) < OLDEST:
-        yield Finding("CRIU", "bad", version[0], f"install {'.'.join(map(str, OLDEST))} or newer")
+        yield HealthFinding("CRIU", "bad", version[0], f"install {'.'.join(map(str, OLDEST))} or newer")
         return
     status, words = _run(program, "check")
-    advice = "`criu check` says what the kernel lacks" if status else ""
-    yield Finding("CRIU", "bad" if status else "ok", f"{version[0]}: {words or 'works'}", advice)
+    advice = "`criu check` shows what the kernel lacks" if status else ""
+    yield HealthFinding("CRIU", "bad" if status else "ok", f"{version[0]}: {words or 'works'}", advice)
     if config.criu_libdir is not None:
         plugin = config.criu_libdir / CUDA_PLUGIN
-        advice = "containers with GPU state are refused, for it is in the way; remove it from that directory"
+        advice = "containers with GPU state are refused while it is installed; remove it from that directory"
         there = plugin.exists()
-        yield Finding(
+        yield HealthFinding(
             "CRIU's plugins",
             "bad" if there else "note",
             str(plugin if there else plugin.parent),
@@ -133,30 +137,34 @@ def _criu(config: Config) -> Iterator[Finding]:
         )
 
 
-def _runtimes(config: Config) -> Iterator[Finding]:
+def _runtimes(config: Config) -> Iterator[HealthFinding]:
     for name in ("runc", "crun"):
         if program := shutil.which(name):
             status, words = _run(program, "--version")
-            yield Finding(name, "bad" if status else "ok", words.splitlines()[0] if words else program)
+            yield HealthFinding(name, "bad" if status else "ok", words.splitlines()[0] if words else program)
         elif name == "runc":
-            yield Finding(name, "bad", "not in PATH", "install runc, or name another by `runtime`")
+            yield HealthFinding(name, "bad", "not in PATH", "install runc, or name another by `runtime`")
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *map(str, DIRECTORIES[GPU_RUNTIME])])
     if program := shutil.which(GPU_RUNTIME, path=path):
-        yield Finding(GPU_RUNTIME, "ok", program)
+        yield HealthFinding(GPU_RUNTIME, "ok", program)
     elif DRIVER.exists():
-        yield Finding(GPU_RUNTIME, "note", "missing", "containers that ask for GPUs need it; install NVIDIA's toolkit")
+        yield HealthFinding(
+            GPU_RUNTIME, "note", "missing", "containers that request GPUs need it; install NVIDIA's toolkit"
+        )
 
 
-def _tiers(config: Config) -> Iterator[Finding]:
+def _tiers(config: Config) -> Iterator[HealthFinding]:
     place = config.checkpoint_root
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    yield Finding("checkpoint root", "ok", f"{config.checkpoint_root}: {free / 2**30:.1f} GiB free")
+    yield HealthFinding("checkpoint root", "ok", f"{config.checkpoint_root}: {free / 2**30:.1f} GiB free")
     if (pool := config.gpu.image_pool) is not None and config.gpu.image_pool_files:
         missing = lacking(pool, config.gpu.image_pool_files)
-        advice = "`kybernate pool --fill` makes it, or says why not; the CUDA helper does while it is idle"
-        yield Finding(
+        advice = (
+            "`kybernate pool --fill` allocates it, or reports why not; the CUDA helper allocates it while it is idle"
+        )
+        yield HealthFinding(
             "image pool",
             "note" if missing else "ok",
             f"{pool}: {len(missing)} of {len(config.gpu.image_pool_files)} files missing" if missing else str(pool),
@@ -164,19 +172,19 @@ def _tiers(config: Config) -> Iterator[Finding]:
         )
 
 
-def _files(config: Config, *, fix: bool) -> Iterator[Finding]:
-    """Tell what other users can read or change, by directory."""
+def _files(config: Config, *, fix: bool) -> Iterator[HealthFinding]:
+    """Report what other users can read or change, by directory."""
     for root in (config.checkpoint_root, config.work_root):
         try:
             require_private(root)
         except PlaceUntrusted as error:
-            yield Finding("files", "bad", str(error), "without it, every checkpoint and restore there is refused")
+            yield HealthFinding("files", "bad", str(error), "without it, every checkpoint and restore there is refused")
         except OSError:
-            pass  # it is made when it is first used, or cannot be seen without root
+            pass  # it is allocated at its first use, or cannot be seen without root
     try:
         exposed = find(config)
     except OSError as error:
-        yield Finding("files", "note", f"cannot be looked at: {error}", "run as root")
+        yield HealthFinding("files", "note", f"cannot be examined: {error}", "run as root")
         return
     groups: dict[str, list[Exposed]] = {}
     for one in exposed:
@@ -184,15 +192,17 @@ def _files(config: Config, *, fix: bool) -> Iterator[Finding]:
     for directory, group in groups.items():
         yield _closed(directory, group) if fix else _open(directory, group)
     if not exposed:
-        yield Finding("files", "ok", "no other user can read images, logs and keys, or change the configuration")
+        yield HealthFinding("files", "ok", "no other user can read images, logs and keys, or change the configuration")
 
 
-def _open(directory: str, group: Sequence[Exposed]) -> Finding:
+def _open(directory: str, group: Sequence[Exposed]) -> HealthFinding:
     more = f", and {len(group) - 1} more in {directory}" if len(group) > 1 else ""
-    return Finding("files", "note", f"open to other users: {group[0]}{more}", "`kybernate doctor --fix` closes it")
+    return HealthFinding(
+        "files", "note", f"open to other users: {group[0]}{more}", "`kybernate doctor --fix` closes it"
+    )
 
 
-def _closed(directory: str, group: Sequence[Exposed]) -> Finding:
+def _closed(directory: str, group: Sequence[Exposed]) -> HealthFinding:
     left = []
     for one in group:
         try:
@@ -201,28 +211,28 @@ def _closed(directory: str, group: Sequence[Exposed]) -> Finding:
             left.append(str(error))
     closed = len(group) - len(left)
     if left:
-        return Finding("files", "note", f"{'; '.join(left)}; {closed} closed", "it stays open to other users")
-    return Finding("files", "ok", f"closed to other users: {directory}, {closed} in all")
+        return HealthFinding("files", "note", f"{'; '.join(left)}; {closed} closed", "it stays open to other users")
+    return HealthFinding("files", "ok", f"closed to other users: {directory}, {closed} in all")
 
 
-def _data_path(config: Config) -> Iterator[Finding]:
+def _data_path(config: Config) -> Iterator[HealthFinding]:
     if config.gpu.data_path == "plain":
-        yield Finding(
-            "VRAM bytes", "note", "through CRIU, by gpu.data_path", "the fast way takes a fraction of the time"
+        yield HealthFinding(
+            "VRAM bytes", "note", "through CRIU, by gpu.data_path", "the direct path takes a fraction of the time"
         )
-    elif YAMA.exists() and YAMA.read_text().strip() == NOBODY_TRACES:
+    elif YAMA.exists() and YAMA.read_text().strip() == NO_TRACING:
         advice = "every checkpoint needs it; start the node with a smaller kernel.yama.ptrace_scope"
-        yield Finding("VRAM bytes", "bad", f"{YAMA} is {NOBODY_TRACES}: nobody may trace", advice)
+        yield HealthFinding("VRAM bytes", "bad", f"{YAMA} is {NO_TRACING}: no process may trace", advice)
     else:
-        yield Finding("VRAM bytes", "ok", f"beside CRIU, huge pages: {config.gpu.huge_pages}")
+        yield HealthFinding("VRAM bytes", "ok", f"directly, huge pages: {config.gpu.huge_pages}")
 
 
-def _arena(config: Config) -> Iterator[Finding]:
+def _arena(config: Config) -> Iterator[HealthFinding]:
     sizes = config.gpu.arena
     if not sizes and not Memory(sizes).size:
         return
     if fault := banks.fault_of(sizes, memory_of_nodes()):
-        yield Finding("arena", "bad", _by_node(sizes), fault)
+        yield HealthFinding("arena", "bad", _by_node(sizes), fault)
         return
     memory = Memory(sizes)
     try:
@@ -230,16 +240,16 @@ def _arena(config: Config) -> Iterator[Finding]:
             found = f"{_by_node((bank.node, bank.extent.size) for bank in there)}; {_gib(memory.free())} free"
             found += "".join(f"; {_gib(size)} of {account}" for account, size in sorted(memory.holders().items()))
         else:
-            found = f"{_by_node(sizes)}, made when it is first used"
+            found = f"{_by_node(sizes)}, allocated at its first use"
     except OSError as error:
-        yield Finding("arena", "note", f"cannot be looked at: {error}", "run as root")
+        yield HealthFinding("arena", "note", f"cannot be examined: {error}", "run as root")
         return
     advice = _unused_size(memory, sizes)
-    yield Finding("arena", "note" if advice else "ok", found, advice)
+    yield HealthFinding("arena", "note" if advice else "ok", found, advice)
 
 
 def _by_node(sizes: Iterable[tuple[int, int]]) -> str:
-    """Tell the parts of the arena, of one NUMA node each."""
+    """Report the parts of the arena, of one NUMA node each."""
     return ", ".join(_gib(size) + (f" on NUMA node {node}" if node != NO_NODE else "") for node, size in sizes)
 
 
@@ -250,11 +260,11 @@ def _unused_size(memory: Memory, sizes: NodeSizes) -> str:
         return ""
     wanted = _by_node(sizes) or "none"
     if memory.surplus and memory.vacant:
-        return f"gpu.arena is {wanted}: the CUDA helper makes it so when it is called next"
+        return f"gpu.arena is {wanted}: in effect at the next call of the CUDA helper"
     if memory.surplus:
         return (
-            f"gpu.arena is {wanted}, in use when no suspended container has bytes there: resume or end those above;"
-            " no more than that is given out until then"
+            f"gpu.arena is {wanted}: in effect when no suspended container has memory there; resume or end those above."
+            " Until then, no more than that is allocated"
         )
     return f"gpu.arena is {wanted}: it grows with the next suspend" if _lacks(there, sizes) else ""
 
@@ -268,13 +278,13 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def _gpus(config: Config) -> Iterator[Finding]:
+def _gpus(config: Config) -> Iterator[HealthFinding]:
     try:
         info = asyncio.run(_ask_driver())
     except CudaError as error:
         there = DRIVER.exists()
         advice = "install the driver, and the package with its extra `gpu`" if there else ""
-        yield Finding("GPU driver", "bad" if there else "note", str(error), advice)
+        yield HealthFinding("GPU driver", "bad" if there else "note", str(error), advice)
         return
     yield from _driver(info, config)
     memory = _memory_bytes()
@@ -282,25 +292,28 @@ def _gpus(config: Config) -> Iterator[Finding]:
         free = "unknown" if gpu.free_bytes is None else f"{gpu.free_bytes / 2**30:.1f}"
         found = f"{gpu.name}, {free} of {gpu.total_bytes / 2**30:.1f} GiB free"
         if gpu.mig:
-            yield Finding(gpu.uuid, "bad", f"{found}, in MIG mode", "the driver does not checkpoint instances")
+            yield HealthFinding(gpu.uuid, "bad", f"{found}, in MIG mode", "the driver does not checkpoint instances")
         elif gpu.total_bytes > memory:
-            yield Finding(gpu.uuid, "note", found, f"the node has only {memory / 2**30:.1f} GiB to take its memory")
+            yield HealthFinding(
+                gpu.uuid, "note", found, f"the node has only {memory / 2**30:.1f} GiB of host memory for its VRAM"
+            )
         else:
-            yield Finding(gpu.uuid, "ok", found)
+            yield HealthFinding(gpu.uuid, "ok", found)
 
 
-def _left_locked(config: Config, *, fix: bool) -> Iterator[Finding]:
-    """Tell which processes wait for a shim that is dead; with `fix`, let them compute."""
+def _left_locked(config: Config, *, fix: bool) -> Iterator[HealthFinding]:
+    """Report which processes wait for a dead shim; with `fix`, let them compute, or end those that never can."""
     try:
         for one in left_locked.find():
             if not fix:
-                yield Finding("GPU state", "bad", str(one), "`kybernate doctor --fix` lets them compute, or end them")
+                fate = "resumes them" if one.whole else "ends them: they cannot be resumed"
+                yield HealthFinding("GPU state", "bad", str(one), f"`kybernate doctor --fix` {fate}")
             elif stuck := left_locked.repair(one):
-                yield Finding("GPU state", "bad", f"{one}; {'; '.join(stuck)}", "end the processes")
+                yield HealthFinding("GPU state", "bad", f"{one}; {'; '.join(stuck)}", "end the processes")
             else:
-                yield Finding("GPU state", "ok", f"{one}: computes again")
+                yield HealthFinding("GPU state", "ok", f"{one}: {'running again' if one.whole else 'ended'}")
     except (CudaError, OSError) as error:
-        yield Finding("GPU state", "note", f"processes that a dead shim has left cannot be looked at: {error}")
+        yield HealthFinding("GPU state", "note", f"processes that a dead shim has left cannot be examined: {error}")
 
 
 async def _ask_driver() -> CudaInfo:
@@ -308,22 +321,25 @@ async def _ask_driver() -> CudaInfo:
         return await helper.info()
 
 
-def _driver(info: CudaInfo, config: Config) -> Iterator[Finding]:
+def _driver(info: CudaInfo, config: Config) -> Iterator[HealthFinding]:
     version = info.driver_version or "unknown version"
     api = f"CUDA {info.api_version // 1000}.{info.api_version % 1000 // 10}"
     if info.missing_calls:
-        yield Finding("GPU driver", "bad", f"{version} lacks {', '.join(info.missing_calls)}", "install 570 or newer")
+        yield HealthFinding(
+            "GPU driver", "bad", f"{version} lacks {', '.join(info.missing_calls)}", "install 570 or newer"
+        )
     elif pattern := denied(info.driver_version, config.gpu.denied_drivers):
-        yield Finding("GPU driver", "bad", f"{version} is {pattern!r} of gpu.denied_drivers", "install another one")
+        yield HealthFinding(
+            "GPU driver", "bad", f"{version} is {pattern!r} of gpu.denied_drivers", "install another one"
+        )
     elif info.api_version < MAP_API:
-        yield Finding("GPU driver", "note", f"{version}, {api}", "580 or newer also moves state to another GPU")
+        yield HealthFinding("GPU driver", "note", f"{version}, {api}", "580 or newer also moves state to another GPU")
     else:
-        yield Finding("GPU driver", "ok", f"{version}, {api}, all calls are there")
+        yield HealthFinding("GPU driver", "ok", f"{version}, {api}, all calls are present")
 
 
 def _memory_bytes() -> int:
-    line = next(line for line in MEMORY.read_text().splitlines() if line.startswith("MemTotal:"))
-    return int(line.split()[1]) << 10
+    return psutil.virtual_memory().total
 
 
 def _run(*argv: str) -> tuple[int, str]:

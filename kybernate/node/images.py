@@ -19,8 +19,8 @@ from typing import Literal
 
 from kybernate.node.failure import Failure
 from kybernate.node.trusted import Openness, Signed, known_keys, openness_of, ring_of, signature_of, weak_files
-from kybernate_shim.checkpoint.image import CheckpointInvalid, CheckpointNotFound, Image, read_image
-from kybernate_shim.checkpoint.manifest import MOST_BYTES, NAME, Source
+from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Source
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_image
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyRing
 
@@ -35,7 +35,7 @@ State = Literal[
     "unfinished",
 ]
 STAGING = ".import-"  # begins the name of a directory that an import fills
-DEPTH = 8  # components of an image's name below its root, as in checkpoint/locate.py
+DEPTH = 8  # components of an image's name below its root, as in checkpoint/image/locate.py
 MOST_ENTRIES = 200_000  # of all directories above images together
 HARMLESS: tuple[State, ...] = ("open to others",)  # unless others can change the image, see `usable`
 
@@ -47,7 +47,7 @@ class RootUnreadable(Failure):
 
 
 @dataclass(frozen=True)
-class Place:
+class ImagePlace:
     """A directory that may hold an image. `name` is its path below `root`, `trusted` says of which kind that is."""
 
     root: Path
@@ -66,10 +66,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedImage:
     """An image, or what is left of one: then `image` and `signed` are None. `reason` explains the first state."""
 
-    place: Place
+    place: ImagePlace
     image: Image | None
     signed: Signed | None
     openness: Openness
@@ -110,28 +110,56 @@ class Listed:
 class Inventory:
     """All images, by namespace and name. `truncated`: there were too many entries to look at all of them."""
 
-    images: tuple[Listed, ...]
+    images: tuple[ListedImage, ...]
     truncated: bool = False
 
 
 def inventory(config: Config) -> Inventory:
     """Return all images of the node. Raises RootUnreadable and KeyUnusable."""
     ring = ring_of(known_keys(config))
-    search = _Search()
-    found: dict[Path, Listed] = {}
-    for root, trusted in ((config.checkpoint_root, False), *((root, True) for root in config.trusted_roots)):
-        for place in search.places(root, trusted=trusted):
-            if place.path not in found and place.path != config.gpu.image_pool:
-                found[place.path] = _judged(place, ring)
-    ordered = sorted(found.values(), key=lambda one: (one.namespace, one.name, one.place.path))
+    search = find_places(config)
+    found = [judged(place, ring) for place in search.places]
+    ordered = sorted(found, key=lambda one: (one.namespace, one.name, one.place.path))
     return Inventory(tuple(ordered), search.truncated)
 
 
+@dataclass(frozen=True)
+class FoundPlaces:
+    """The directories that may hold images. `unreadable` are directories that could not be looked into, and why."""
+
+    places: tuple[ImagePlace, ...]
+    truncated: bool
+    unreadable: dict[Path, str]
+
+
+def find_places(config: Config) -> FoundPlaces:
+    """Return the directories of the node that may hold images. Raises RootUnreadable."""
+    search = _Search()
+    found: dict[Path, ImagePlace] = {}
+    for root, trusted in config.image_roots:
+        for place in search.places(root, trusted=trusted):
+            if place.path != config.gpu.image_pool:
+                found.setdefault(place.path, place)
+    return FoundPlaces(tuple(found.values()), search.truncated, search.unreadable)
+
+
+def places_below(root: Path) -> list[Path]:
+    """Return the directories with a manifest below a root of images. Raises RootUnreadable."""
+    found = (place.path for place in _Search().places(root, trusted=False))
+    return [path for path in found if not path.name.startswith(STAGING) and os.path.lexists(path / NAME)]
+
+
 def named(name: str, config: Config) -> list[Path]:
-    """Return the images that a name without a slash means: below the root, and below each namespace's directory."""
-    root = config.checkpoint_root
-    places = [root / name, *(Path(entry.path, name) for entry in _directories(root))]
-    return [place for place in places if os.path.lexists(place / NAME)]
+    """Return the images that a name without a slash means: below the root, and below each namespace's directory.
+
+    One that lies on the disk and in memory is returned once, where it lies on the disk.
+    """
+    found: dict[Path, Path] = {}
+    for root in (config.checkpoint_root, *([config.memory_root] if config.memory_root else [])):
+        for place in (root / name, *(Path(entry.path, name) for entry in _directories(root))):
+            if os.path.lexists(place / NAME):
+                found.setdefault(place.relative_to(root), place)
+    return list(found.values())
 
 
 class _Search:
@@ -140,34 +168,37 @@ class _Search:
     def __init__(self) -> None:
         self._left = MOST_ENTRIES
         self.truncated = False
+        self.unreadable: dict[Path, str] = {}
 
-    def places(self, root: Path, *, trusted: bool) -> Iterator[Place]:
+    def places(self, root: Path, *, trusted: bool) -> Iterator[ImagePlace]:
         try:
             yield from self._below(root, "", trusted=trusted)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise RootUnreadable(f"{root} cannot be looked at: {error.strerror}") from error
+            raise RootUnreadable(f"{root} cannot be examined: {error.strerror}") from error
 
-    def _below(self, root: Path, name: str, *, trusted: bool) -> Iterator[Place]:
+    def _below(self, root: Path, name: str, *, trusted: bool) -> Iterator[ImagePlace]:
         directories, files = self._entries(root / name)
         if not directories and files and name:
-            yield Place(root, name, trusted)  # no manifest, but files
+            yield ImagePlace(root, name, trusted)  # no manifest, but files
             return
         for entry in directories:
             if entry.startswith(".") and not entry.startswith(STAGING):
                 continue
             inner = f"{name}/{entry}" if name else entry
             if os.path.lexists(root / inner / NAME) or entry.startswith(STAGING):
-                yield Place(root, inner, trusted)
+                yield ImagePlace(root, inner, trusted)
             elif inner.count("/") + 1 < DEPTH:
                 yield from self._inside(root, inner, trusted=trusted)
 
-    def _inside(self, root: Path, name: str, *, trusted: bool) -> Iterator[Place]:
+    def _inside(self, root: Path, name: str, *, trusted: bool) -> Iterator[ImagePlace]:
         try:
             yield from self._below(root, name, trusted=trusted)
-        except OSError:
-            return  # it was removed meanwhile, or is not ours: neither hides the others
+        except FileNotFoundError:
+            return  # it was removed in the meantime
+        except OSError as error:  # which does not hide the others
+            self.unreadable[root / name] = error.strerror or str(error)
 
     def _entries(self, directory: Path) -> tuple[list[str], bool]:
         """Return the names of the directories in a directory, and whether there is any regular file."""
@@ -195,19 +226,19 @@ def _directories(root: Path) -> Iterator[os.DirEntry[str]]:
         return  # no directory of images, so no image of that name
 
 
-def _judged(place: Place, ring: KeyRing) -> Listed:
+def judged(place: ImagePlace, ring: KeyRing) -> ListedImage:
     """Read one image; whatever is wrong with it becomes its state."""
     try:
         _require_manifest(place.path / NAME)
         image = read_image(place.path)
         openness = openness_of(place.path, image.manifest)
     except (CheckpointNotFound, FileNotFoundError) as error:
-        return Listed(place, None, None, Openness(), ("unfinished",), str(error))
+        return ListedImage(place, None, None, Openness(), ("unfinished",), str(error))
     except (CheckpointInvalid, OSError, ValueError, RecursionError) as error:
-        return Listed(place, None, None, Openness(), ("damaged",), str(error))
+        return ListedImage(place, None, None, Openness(), ("damaged",), str(error))
     signed = signature_of(image, ring)
     found = dict(_states(place, image, signed, openness))
-    return Listed(place, image, signed, openness, tuple(found), next(iter(found.values()), ""))
+    return ListedImage(place, image, signed, openness, tuple(found), next(iter(found.values()), ""))
 
 
 def _require_manifest(path: Path) -> None:
@@ -219,7 +250,7 @@ def _require_manifest(path: Path) -> None:
         raise CheckpointInvalid(f"{path}: {status.st_size} bytes, at most {MOST_BYTES} are accepted")
 
 
-def _states(place: Place, image: Image, signed: Signed, openness: Openness) -> Iterator[tuple[State, str]]:
+def _states(place: ImagePlace, image: Image, signed: Signed, openness: Openness) -> Iterator[tuple[State, str]]:
     source = image.manifest.source
     if signed.fault:
         yield ("unsigned" if signed.fault == "unsigned" else "foreign"), signed.reason
@@ -231,6 +262,9 @@ def _states(place: Place, image: Image, signed: Signed, openness: Openness) -> I
             f"it is an image of namespace {source.namespace}, and lies in the directory of {place.namespace}",
         )
     if signed.key is not None and signed.key.shared and (weak := weak_files(image.manifest)):
-        yield "weak digests", f"{len(weak)} files, {weak[0]} among them, have digests that find damage but no forgery"
+        yield (
+            "weak digests",
+            f"{len(weak)} files, {weak[0]} among them, have digests that detect damage but not forgery",
+        )
     if openness.readable:
         yield "open to others", openness.reason

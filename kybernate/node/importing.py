@@ -4,8 +4,8 @@ An image comes in two steps, between which an administrator agrees. `examine` re
 manifest, the container's configuration, and a BLAKE3 digest of each file. `admit` copies the files, and compares what
 it copies with those digests: so what was examined is what is signed, although others may still write to the source.
 
-The copy grows in a hidden directory beside its place and is renamed at the end. An image that only root can change is
-given its new manifest where it lies, and moved: at every moment there is one whole image.
+The copy is written to a hidden directory next to its place and is renamed at the end. An image that only root can
+change is given its new manifest where it lies, and moved: at every moment there is one whole image.
 """
 
 from __future__ import annotations
@@ -34,22 +34,33 @@ from kybernate.node.reading import (
     require_same,
     strong_digest_for,
 )
-from kybernate.node.restore import MOST_SPEC, SAVED_SPEC
+from kybernate.node.restore import MOST_SPEC
 from kybernate.node.trusted import openness_of
-from kybernate_shim.checkpoint.digests import DigestUnknown
-from kybernate_shim.checkpoint.image import LOGS, require_space, write_manifest
-from kybernate_shim.checkpoint.locate import NAME as IMAGE_NAME
-from kybernate_shim.checkpoint.locate import ImageForbidden, namespace_root
-from kybernate_shim.checkpoint.manifest import MOST_BYTES, NAME, File, Manifest, ManifestInvalid, decode, encode
-from kybernate_shim.checkpoint.signature import sign
+from kybernate_shim.checkpoint.image.digests import DigestUnknown
+from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
+from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
+from kybernate_shim.checkpoint.image.manifest import (
+    MOST_BYTES,
+    NAME,
+    NOT_PAYLOAD,
+    SAVED_SPEC,
+    File,
+    Manifest,
+    ManifestInvalid,
+    decode,
+    encode,
+)
+from kybernate_shim.checkpoint.image.signature import sign
+from kybernate_shim.checkpoint.image.store import LOGS, require_space, write_manifest
 from kybernate_shim.config import Config
-from kybernate_shim.cuda.vram.errors import VramError
 from kybernate_shim.errors import Damaged, NoRoom, Refused
+from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.linux.plain_files import read_plain
+from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE, NO_OTHERS
 from kybernate_shim.trust.keys import signing_key
 from kybernate_shim.trust.places import close_to_others, make_private
+from kybernate_shim.vram_io.errors import VramError
 
-DIRECTORY_MODE, FILE_MODE, UMASK = 0o700, 0o600, 0o077
 MOST_THREADS = 8  # more only contend for memory bandwidth
 SHOWN = 5
 Progress = Callable[[int, int], object]
@@ -100,7 +111,7 @@ def examine(directory: Path, progress: Progress = lambda done, total: None) -> E
             rooted = not openness_of(directory, manifest).changeable
             digests, spec = _digests(source, manifest, progress)
     except FileNotFoundError as error:
-        raise NotImported(f"{directory} is no whole checkpoint image: {error.filename} is missing") from error
+        raise NotImported(f"{directory} is not a complete checkpoint image: {error.filename} is missing") from error
     except (ManifestInvalid, FileOdd, DigestUnknown, VramError, RecursionError) as error:
         raise ImageNotWhole(f"{directory}: {error}", state="nothing was imported") from error
     except OSError as error:
@@ -132,21 +143,27 @@ def admit(
     *,
     move: bool,
     progress: Progress = lambda done, total: None,
+    staging: str = "",
+    origin: str = "",
 ) -> Imported:
     """Sign the image for `namespace` with the node's signing key, and put it at `target`. Raises NotImported.
 
-    With `move`, there is nothing left at its old place. After a failure the image is where it was.
+    With `move`, there is nothing left at its old place. After a failure the image is where it was. `staging` names the
+    directory next to `target` that a copy is written to, for those who remove it after a crash; it begins with STAGING.
+    `origin` is where the image comes from, for the audit log.
     """
+    origin = origin or str(image.directory)
+    staging = staging or f"{STAGING}{os.urandom(8).hex()}"
     try:
-        manifest = _admit(image, target, namespace, config, move=move, progress=progress)
+        manifest = _admit(image, target, namespace, config, move=move, progress=progress, staging=staging)
     except NotImported as error:
-        _audit(image, target, image.manifest, config, error)
+        _audit(image, target, image.manifest, config, origin, error)
         raise
-    return Imported(manifest, _audit(image, target, manifest, config))
+    return Imported(manifest, _audit(image, target, manifest, config, origin))
 
 
 def _admit(
-    image: Examined, target: Path, namespace: str, config: Config, *, move: bool, progress: Progress
+    image: Examined, target: Path, namespace: str, config: Config, *, move: bool, progress: Progress, staging: str
 ) -> Manifest:
     _require_free(image.directory, target)
     try:
@@ -157,7 +174,7 @@ def _admit(
                 _sign_in_place(image, manifest)
                 _rename(image.directory, target)
             else:  # others might still write to files that were moved, by descriptors that are open
-                _copy(image, target, manifest, progress)
+                _copy(image, target, manifest, progress, target.with_name(staging))
                 if move and target != image.directory:
                     shutil.rmtree(image.directory)
     except FileOdd as error:
@@ -176,16 +193,18 @@ def _require_free(source: Path, target: Path) -> None:
         raise NotImported(f"{target} exists", state="nothing was imported", advice="give another name, or remove it")
     if target.is_relative_to(source):
         raise NotImported(
-            f"{target} would lie inside of the image itself, which has the name of the namespace",
+            f"{target} would be inside the image itself, which has the name of the namespace",
             state="nothing was imported",
             advice="move the image elsewhere first",
         )
 
 
-def _audit(image: Examined, target: Path, manifest: Manifest, config: Config, error: NotImported | None = None) -> str:
+def _audit(
+    image: Examined, target: Path, manifest: Manifest, config: Config, origin: str, error: NotImported | None = None
+) -> str:
     """Leave a line in the audit log, and return why there is none, "" if there is."""
     ref = image_ref(target, manifest, f"sha256:{sha256(encode(manifest)).hexdigest()}")
-    reason = str(error) if error else f"from {image.directory}"
+    reason = str(error) if error else f"from {origin}"
     return note("import", "failed" if error else "done", ref, config, reason=reason)
 
 
@@ -197,8 +216,8 @@ def _require_plain(directory: Path, manifest: Manifest) -> None:
 
 
 def _require_complete(source: int, manifest: Manifest) -> None:
-    """Refuse an image with more files than its manifest lists; logs are for people, and are left behind."""
-    known = {file.name for file in manifest.files} | {NAME}
+    """Refuse an image with more files than its manifest lists; logs and what a registry keeps are left behind."""
+    known = {file.name for file in manifest.files} | NOT_PAYLOAD
     found = {name for name in os.listdir(source) if not name.endswith(LOGS)}  # of a descriptor
     if extra := sorted(found - known):
         shown = ", ".join(extra[:SHOWN])
@@ -275,30 +294,29 @@ def _rename(directory: Path, target: Path) -> None:
     if target != directory:
         directory.rename(target)
         for parent in (directory.parent, target.parent):
-            _sync(parent)
+            sync(parent)
 
 
-def _copy(image: Examined, target: Path, manifest: Manifest, progress: Progress) -> None:
+def _copy(image: Examined, target: Path, manifest: Manifest, progress: Progress, staging: Path) -> None:
     """Copy the image's files through descriptors; `target` appears when all of them are on the disk."""
     require_space(target.parent, manifest.bytes)
-    staging = target.with_name(f"{STAGING}{os.urandom(8).hex()}")
     staging.mkdir(mode=DIRECTORY_MODE)
     try:
         count = _Count(manifest.bytes, progress)
         with opened_directory(image.directory) as source, opened_directory(staging) as to:
             copied = _in_threads(lambda file: _copy_file(file, source, to, count), manifest.files)
         if changed := sorted(name for name, digest in copied.items() if digest != image.digests[name]):
-            raise FileOdd(f"{len(changed)} files have other bytes now, {changed[0]} among them")
+            raise FileOdd(f"{len(changed)} files were changed, {changed[0]} among them")
         write_manifest(staging, manifest)
         _replace_nothing(staging, target, image.directory)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _replace_nothing(staging: Path, target: Path, source: Path) -> None:
-    """Rename the copy to its place; where it takes the place of its own source, that goes first."""
+    """Rename the copy to its place; where it replaces its own source, the source is removed first."""
     if target == source:
         shutil.rmtree(source)
     staging.rename(target)
@@ -336,16 +354,11 @@ def _same_filesystem(directory: Path, target: Path) -> bool:
 @contextmanager
 def _umask() -> Iterator[None]:
     """Let the manifest be root's own, too."""
-    before = os.umask(UMASK)
+    before = os.umask(NO_OTHERS)
     try:
         yield
     finally:
         os.umask(before)
-
-
-def _sync(directory: Path) -> None:
-    with opened_directory(directory) as fd:
-        os.fsync(fd)
 
 
 class _Count:

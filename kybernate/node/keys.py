@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from kybernate.node.failure import Failure
 from kybernate.node.trusted import KeyFile, known_keys
 from kybernate_shim.config import DEFAULT_PATH, Config
+from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.trust import keys
 from kybernate_shim.trust.keys import Key, KeyUnusable
 
@@ -38,7 +38,7 @@ def files_of(id: str, config: Config) -> list[KeyFile]:
         raise KeyUnknown(f"no key here has the identifier {id!r}")
     if any(file.kind == "shared" for file in found):
         raise KeyStays(
-            f"{id} is the shared key {config.shared_key}, which other nodes have, too",
+            f"{id} is the shared key {config.shared_key}, which other nodes also have",
             state="the key is still valid",
             advice=f"put a new key into the file on all nodes, or remove `shared_key` from {DEFAULT_PATH}",
         )
@@ -50,7 +50,7 @@ def remove(files: Sequence[KeyFile]) -> None:
     try:
         for file in files:
             file.path.unlink(missing_ok=True)
-            _sync(file.path.parent)
+            sync(file.path.parent)
     except OSError as error:
         raise KeyStays(f"the key cannot be deleted: {error}", state="it is still valid") from error
 
@@ -61,11 +61,3 @@ def made_at(path: Path) -> float:
         return path.lstat().st_mtime
     except OSError:
         return 0.0
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,59 +1,89 @@
-"""Processes that a shim has left locked, or off their GPUs, because it was killed between two steps.
+"""Processes that a shim has left locked, off their GPUs, or frozen, because it was killed between two steps.
 
 containerd ends the containers of a dead shim. Where it does not, being away itself or failing at it, they would wait
-for ever. What the shim has noted in a bundle says where to look; in which state a process is, the driver is asked.
+forever. What the shim has noted in a bundle says where to look; in which state a process is, the driver is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.address import answers
-from kybernate_shim.cuda.client import SOCKET, State, cuda_helper
-from kybernate_shim.cuda.sequence import bring_back
+from kybernate_shim.gpu.evidence import holds_driver
+from kybernate_shim.gpu.helper_client import SOCKET, State, cuda_helper
+from kybernate_shim.gpu.sequence import bring_back
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.oci.bundle import Bundle
 
 BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task")  # by containerd's namespace and id
+AT_WORK = ("checkpoint", "restore", "suspend", "resume")  # phases in which a frozen container is frozen by its shim
 
 
 @dataclass(frozen=True)
 class LeftLocked:
-    """Processes of a container, as the host sees them, that no shim works on; their states are the driver's words."""
+    """Processes of a container, as the host sees them, that no shim works on.
+
+    Their states are the driver's words, or "frozen": such a one does not answer. Unless they are `whole`, a part of
+    their memory is in a checkpoint image only, and they can never compute again.
+    """
 
     namespace: str
     container: str
-    states: dict[int, str]
+    states: Mapping[int, str]
+    cgroup: Cgroup
+    whole: bool = True
 
     def __str__(self) -> str:
         told = ", ".join(f"process {pid} is {state}" for pid, state in self.states.items())
-        return f"container {self.container} (namespace {self.namespace}): {told}, and its shim is dead"
+        lost = "" if self.whole else ", and a part of its memory is in an unfinished checkpoint or restore"
+        return f"container {self.container} (namespace {self.namespace}): {told}, and its shim is dead{lost}"
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What a dead shim has noted in a bundle, as far as it is still so."""
+
+    bundle: Path
+    cgroup: Cgroup
+    locked: Sequence[int]
+    whole: bool
+    frozen: Sequence[int] = field(default=())
 
 
 def find(bundles: Path = BUNDLES, socket: Path = SOCKET) -> list[LeftLocked]:
-    """Return them, by container. Raises CudaError where the driver has to be asked and does not tell."""
-    noted = [(bundle, pids) for bundle in sorted(bundles.glob("*/*")) if (pids := _noted(Bundle(bundle)))]
+    """Return them, by container. Raises CudaError where the driver has to be asked and does not answer."""
+    noted = [one for bundle in sorted(bundles.glob("*/*")) if (one := _noted(Bundle(bundle)))]
     return asyncio.run(_find(noted, socket)) if noted else []
 
 
 def repair(left: LeftLocked, socket: Path = SOCKET) -> list[str]:
-    """Let its processes compute again; return what is wrong with those that do not. Raises CudaError."""
+    """Let its processes compute again, or end them where they never can; return what is wrong with the others.
 
-    async def body() -> list[str]:
-        async with cuda_helper(socket) as helper:
-            return await bring_back(helper, list(left.states))
-
-    return asyncio.run(body())
-
-
-def _noted(bundle: Bundle) -> list[int]:
-    """Return the processes that a dead shim has noted, and that are still those of its container."""
-    remains = bundle.remains()
-    if remains is None or not remains.locked_pids or _lives(bundle.path):
+    Raises CudaError, and OSError where the container cannot be thawed or ended.
+    """
+    if not left.whole:
+        left.cgroup.kill()
         return []
-    return [pid for pid in remains.locked_pids if bundle.path.name in _cgroup(pid)]
+    if left.cgroup.frozen:
+        left.cgroup.thaw()
+    pids = [pid for pid in left.states if holds_driver(pid)]
+    return asyncio.run(_bring_back(pids, socket)) if pids else []
+
+
+def _noted(bundle: Bundle) -> _Noted | None:
+    """Return what a dead shim has noted of processes that are still those of its container."""
+    cleanup_record = bundle.cleanup_record()
+    if cleanup_record is None or not cleanup_record.cgroup or _lives(bundle.path):
+        return None
+    cgroup = Cgroup.at(Path(cleanup_record.cgroup))
+    there = cgroup.processes()
+    locked = [pid for pid in cleanup_record.locked_pids if pid in there]
+    waiting = bool(locked) or cleanup_record.phase in AT_WORK
+    frozen = there if waiting and _frozen(cgroup) else []
+    return _Noted(bundle.path, cgroup, locked, cleanup_record.whole, frozen) if locked or frozen else None
 
 
 def _lives(bundle: Path) -> bool:
@@ -63,21 +93,28 @@ def _lives(bundle: Path) -> bool:
         return False
 
 
-def _cgroup(pid: int) -> str:
+def _frozen(cgroup: Cgroup) -> bool:
     try:
-        return Path(f"/proc/{pid}/cgroup").read_text()
+        return cgroup.frozen
     except OSError:
-        return ""
+        return False
 
 
-async def _find(noted: Sequence[tuple[Path, list[int]]], socket: Path) -> list[LeftLocked]:
+async def _bring_back(pids: Sequence[int], socket: Path) -> list[str]:
+    async with cuda_helper(socket) as helper:
+        return await bring_back(helper, pids)
+
+
+async def _find(noted: Sequence[_Noted], socket: Path) -> list[LeftLocked]:
     found = []
     async with cuda_helper(socket) as helper:
-        for bundle, pids in noted:
-            states = await helper.states(pids)
-            away = {one.pid: one.state.name.lower() for one in states.processes.values()}
-            away = {pid: state for pid, state in away.items() if state != State.RUNNING.name.lower()}
-            away |= dict.fromkeys(states.unknown, "unknown")
+        for one in noted:
+            away = dict.fromkeys(one.frozen, "frozen")
+            if not away:
+                states = await helper.states(one.locked)
+                away = {it.pid: it.state.name.lower() for it in states.processes.values()}
+                away = {pid: state for pid, state in away.items() if state != State.RUNNING.name.lower()}
+                away |= dict.fromkeys(states.unknown, "unknown")
             if away:
-                found.append(LeftLocked(bundle.parent.name, bundle.name, away))
+                found.append(LeftLocked(one.bundle.parent.name, one.bundle.name, away, one.cgroup, one.whole))
     return found

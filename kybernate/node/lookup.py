@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kybernate.node.failure import Failure
 
+ID_LENGTH = 12  # of an id of 64 digits; enough to tell containers apart
 LIVE = frozenset({"created", "running", "paused", "pausing"})
 
 
@@ -26,7 +27,7 @@ class NameAmbiguous(Failure):
 
 
 @dataclass(frozen=True)
-class Container:
+class KnownContainer:
     """containerd's record of a container, and the state of its task. What Kubernetes did not name is empty."""
 
     namespace: str  # containerd's, for example k8s.io
@@ -49,11 +50,11 @@ class Container:
 
     @property
     def live(self) -> bool:
-        """Tell whether it has processes."""
+        """Return whether it has processes."""
         return self.state in LIVE
 
 
-def resolve(query: str, containers: Iterable[Container]) -> Container:
+def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
     """Return the one container that `query` means.
 
     In this order: a whole id, the beginning of an id, the id of a pod or its beginning, `POD`, `POD/CONTAINER`,
@@ -71,30 +72,35 @@ def resolve(query: str, containers: Iterable[Container]) -> Container:
     raise ContainerNotFound(f"no container has the id or the name {query!r}")
 
 
-def _by_id(query: str, known: Sequence[Container]) -> list[Container]:
+def _by_id(query: str, known: Sequence[KnownContainer]) -> list[KnownContainer]:
     return [container for container in known if container.id == query]
 
 
-def _by_prefix(query: str, known: Sequence[Container]) -> list[Container]:
+def _by_prefix(query: str, known: Sequence[KnownContainer]) -> list[KnownContainer]:
     return [container for container in known if query and container.id.startswith(query) and not container.sandbox]
 
 
-def _by_group(query: str, known: Sequence[Container]) -> list[Container]:
-    """Return what runs in the pods whose id begins so; somebody who names a pod does not mean its sandbox."""
+def _by_group(query: str, known: Sequence[KnownContainer]) -> list[KnownContainer]:
+    """Return the containers of pods whose id begins with `query`, without the sandboxes."""
     inside = [container for container in known if container.group != container.id and not container.sandbox]
     return [container for container in inside if query and container.group.startswith(query)]
 
 
-def _by_name(query: str, known: Sequence[Container]) -> list[Container]:
+def _by_name(query: str, known: Sequence[KnownContainer]) -> list[KnownContainer]:
     words = query.split("/")
     return [container for container in known if container.pod and not container.sandbox and _named(container, words)]
 
 
-def _named(container: Container, words: list[str]) -> bool:
+def _named(container: KnownContainer, words: list[str]) -> bool:
     full = [container.pod_namespace, container.pod, container.name]
     return words in (full, full[:2], full[1:], [container.pod])
 
 
-def _listed(containers: Iterable[Container]) -> str:
+def _listed(containers: Iterable[KnownContainer]) -> str:
     rows = sorted((container.namespace, container.id, container.title, container.state) for container in containers)
     return "\n".join(f"  {namespace}  {id}  {title}  {state or 'no task'}" for namespace, id, title, state in rows)
+
+
+def short_id(id: str) -> str:
+    """Return the beginning of an id of 64 digits, as Kubernetes makes them; others are names, and stay whole."""
+    return id[:ID_LENGTH] if len(id) == 64 else id

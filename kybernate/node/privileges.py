@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kybernate_shim.checkpoint.manifest import Manifest
-from kybernate_shim.checkpoint.mounts import is_bind
+from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.checkpoint.mounts.configured import is_bind
 from kybernate_shim.oci.spec import EARLY_HOOKS, Spec
 
 OWN_NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
@@ -32,7 +32,7 @@ class HostMount:
 
 
 @dataclass(frozen=True)
-class Privileges:
+class SpecPrivileges:
     """What the configuration of a container gives it; empty words where it says nothing.
 
     `warnings` are short sentences about what an ordinary container does not have.
@@ -49,7 +49,7 @@ class Privileges:
     warnings: tuple[str, ...]
 
 
-def privileges_of(document: Mapping[str, Any], manifest: Manifest) -> Privileges:
+def privileges_of(document: Mapping[str, Any], manifest: Manifest) -> SpecPrivileges:
     """Return what the OCI configuration `document` and the manifest ask for. Raises SpecOdd for values of odd types."""
     try:
         return _privileges(Spec(document), manifest)
@@ -76,11 +76,11 @@ def process_rows(manifest: Manifest) -> list[tuple[str, ...]]:
     return rows
 
 
-def _privileges(spec: Spec, manifest: Manifest) -> Privileges:
+def _privileges(spec: Spec, manifest: Manifest) -> SpecPrivileges:
     capabilities = _capabilities(spec)
     seccomp = spec.linux.get("seccomp") or {}
     label = str(spec.process.get("apparmorProfile") or spec.process.get("selinuxLabel") or "")
-    return Privileges(
+    return SpecPrivileges(
         user=_user(spec),
         capabilities=capabilities,
         no_new_privs=spec.process.get("noNewPrivileges") is True,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kybernate_shim.checkpoint.digests import PIECE, STRONG, Hash, algorithm_of, new_hash
-from kybernate_shim.checkpoint.manifest import File
-from kybernate_shim.cuda.vram import digest as vram_digest
+from kybernate_shim.checkpoint.image.digest_form import DigestForm, form_of, strong_form_of
+from kybernate_shim.checkpoint.image.manifest import File
 from kybernate_shim.linux.plain_files import open_plain, read_plain
 
 CHUNK = 1 << 20
-LEAVES = {vram_digest.KIND: "xxh128", vram_digest.STRONG: STRONG}  # algorithms of digests of VRAM
 
 
 class FileOdd(Exception):
@@ -78,13 +76,11 @@ def pieces_of(fd: int, name: str, size: int) -> Iterator[memoryview]:
 
 
 class StreamDigest:
-    """The digest of bytes that come in order: pieces of a fixed size, and a digest of their digests."""
+    """The digest of bytes that come in order."""
 
-    def __init__(
-        self, leaf: Callable[[], Hash], piece: int, text: Callable[[list[bytes], int], str], *, one: bool
-    ) -> None:
-        self._new, self._piece, self._text, self._one = leaf, piece, text, one
-        self._hash, self._room, self._leaves, self._size = leaf(), piece, list[bytes](), 0
+    def __init__(self, form: DigestForm) -> None:
+        self._form = form
+        self._hash, self._room, self._leaves, self._size = form.new_hash(), form.piece_bytes, list[bytes](), 0
 
     def update(self, data: memoryview) -> None:
         """Add bytes."""
@@ -99,49 +95,20 @@ class StreamDigest:
 
     def text(self) -> str:
         """Return the digest; nothing may be added afterwards."""
-        if self._room < self._piece or (self._one and not self._leaves):
+        if len(self._leaves) < len(self._form.pieces(self._size)):
             self._finish_piece()
-        return self._text(self._leaves, self._size)
+        return self._form.text(self._leaves, self._size)
 
     def _finish_piece(self) -> None:
         self._leaves.append(self._hash.digest())
-        self._hash, self._room = self._new(), self._piece
+        self._hash, self._room = self._form.new_hash(), self._form.piece_bytes
 
 
 def digest_for(file: File) -> StreamDigest:
     """Return an empty digest of the kind that the manifest has of the file. Raises DigestUnknown and VramError."""
-    if vram_digest.is_of_tree(file.digest):
-        return _vram_digest(vram_digest.piece_bytes_of(file.digest), file.digest.partition(":")[0])
-    return _plain_digest(algorithm_of(file.digest))
+    return StreamDigest(form_of(file.digest))
 
 
 def strong_digest_for(file: File) -> StreamDigest:
     """Return an empty digest of the same form that holds against a forger. Raises VramError."""
-    if vram_digest.is_of_tree(file.digest):
-        return _vram_digest(vram_digest.piece_bytes_of(file.digest), vram_digest.STRONG)
-    return _plain_digest(STRONG)
-
-
-def _plain_digest(algorithm: str) -> StreamDigest:
-    """Return an empty digest in the form of checkpoint/digests.py. Raises DigestUnknown."""
-
-    def joined(leaves: list[bytes], size: int) -> str:
-        if len(leaves) == 1:
-            return f"{algorithm}:{leaves[0].hex()}"
-        tree = new_hash(algorithm)
-        tree.update(b"".join(leaves))
-        return f"{algorithm}-tree:{tree.digest().hex()}"
-
-    return StreamDigest(lambda: new_hash(algorithm), PIECE, joined, one=True)
-
-
-def _vram_digest(piece: int, kind: str) -> StreamDigest:
-    """Return an empty digest in the form of cuda/vram/digest.py."""
-    algorithm = LEAVES[kind]
-
-    def rooted(leaves: list[bytes], size: int) -> str:
-        root = new_hash(algorithm)
-        root.update(b"".join(leaves) + size.to_bytes(8, "little"))
-        return f"{kind}:{piece}:{root.digest().hex()}"
-
-    return StreamDigest(lambda: new_hash(algorithm), piece, rooted, one=False)
+    return StreamDigest(strong_form_of(file.digest))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,18 @@ from kybernate.messages import (
 from kybernate.node import rootfs
 from kybernate.node.containerd import Containerd, ContainerdRefused, described
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
 from kybernate.node.reading import FileOdd, opened_directory, read_listed, require_listed
-from kybernate.node.stdio import Stdio
-from kybernate_shim.checkpoint.digests import DigestUnknown
-from kybernate_shim.checkpoint.encrypted import read_file
-from kybernate_shim.checkpoint.image import CheckpointInvalid, Image
-from kybernate_shim.checkpoint.manifest import File
-from kybernate_shim.cuda.vram.errors import VramError
+from kybernate.node.stdio import TaskStreams
+from kybernate_shim.checkpoint.image.digests import DigestUnknown
+from kybernate_shim.checkpoint.image.encrypted import read_file
+from kybernate_shim.checkpoint.image.manifest import SAVED_SPEC, File
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image
 from kybernate_shim.messages.any import OCI_SPEC, pack_json
 from kybernate_shim.trust.keys import KeyUnusable
 from kybernate_shim.undo import Undo
+from kybernate_shim.vram_io.errors import VramError
 
-SAVED_SPEC = "kybernate-spec.json"  # in the image: config.json of the source's bundle, as containerd wrote it
 MOST_SPEC = 16 << 20  # bytes
 KEY_ADVICE = "the image is encrypted: the node needs its key (`encryption_key`)"
 SIGKILL = 9
@@ -46,7 +45,7 @@ RESTORED_FROM = "kybernate.io/restored-from"  # label of the new container
 class SpecMissing(Failure):
     """The image does not say how its container was configured."""
 
-    advice = "restore it into a container of your own: give that one the annotation kybernate.io/restore-from"
+    advice = "create a container yourself, with the annotation kybernate.io/restore-from"
 
 
 class IdTaken(Failure):
@@ -55,13 +54,16 @@ class IdTaken(Failure):
     advice = "choose another id with --name, or remove the container"
 
 
-class RestoreFailed(Failure):
+class NotRestored(Failure):
     """containerd or the shim could not bring the container back. What had been created is gone."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A container that is to be: everything that containerd is told about it."""
+class RestorePlan:
+    """A container that is to be created: everything that is passed to containerd.
+
+    `labels` are given to its record and to its snapshot, in addition to ours.
+    """
 
     namespace: str
     id: str
@@ -70,13 +72,14 @@ class Plan:
     image: str
     runtime: str
     snapshotter: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class CreatedTask:
     """A container whose task is created, and which has no process yet."""
 
-    container: Container
+    container: KnownContainer
     start: Callable[[], int]  # brings the processes back and returns the first one's pid; raises RestoreFailed
 
 
@@ -87,7 +90,7 @@ def saved_spec(checkpoint: Image, encryption_key: Path | None = None) -> dict[st
     """
     file = next((one for one in checkpoint.manifest.files if one.name == SAVED_SPEC), None)
     if file is None:
-        raise SpecMissing(f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be made again from it")
+        raise SpecMissing(f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be created again from it")
     try:
         spec = json.loads(_listed(checkpoint, file, encryption_key))
     except (FileOdd, DigestUnknown, VramError, OSError, ValueError, RecursionError) as error:
@@ -122,7 +125,7 @@ def image_digest(containerd: Containerd, namespace: str, image: str) -> str:
 
 
 @contextmanager
-def prepared(containerd: Containerd, plan: Plan, stdio: Stdio) -> Iterator[Prepared]:
+def prepared(containerd: Containerd, plan: RestorePlan, stdio: TaskStreams) -> Iterator[CreatedTask]:
     """Create snapshot, container and task. They stay when the block ends well, and are removed when it raises.
 
     Raises IdTaken, ImageMissing (see rootfs.py) and RestoreFailed.
@@ -131,8 +134,8 @@ def prepared(containerd: Containerd, plan: Plan, stdio: Stdio) -> Iterator[Prepa
         raise IdTaken(f"container {plan.id} exists in containerd's namespace {plan.namespace}")
     with _true_state(plan), Undo() as undo:
         with rootfs.lease(containerd, plan.namespace) as lease:
-            place = rootfs.Place(containerd, plan.namespace, plan.snapshotter, lease)
-            mounts = rootfs.prepare(place, plan.image, plan.id)
+            place = rootfs.SnapshotPlace(containerd, plan.namespace, plan.snapshotter, lease)
+            mounts = rootfs.prepare(place, plan.image, plan.id, plan.labels)
             undo.callback(rootfs.remove, place, plan.id)
             container = _create_container(containerd, plan)
             undo.callback(_delete_container, containerd, container)
@@ -146,7 +149,7 @@ def prepared(containerd: Containerd, plan: Plan, stdio: Stdio) -> Iterator[Prepa
         )
         _task_call(containerd, plan, "Create", request)
         undo.callback(_delete_task, containerd, container)
-        yield Prepared(
+        yield CreatedTask(
             replace(container, state="created"),
             lambda: int(_task_call(containerd, plan, "Start", tasks_pb2.StartRequest(container_id=plan.id)).pid),
         )
@@ -154,7 +157,7 @@ def prepared(containerd: Containerd, plan: Plan, stdio: Stdio) -> Iterator[Prepa
 
 
 @contextmanager
-def _true_state(plan: Plan) -> Iterator[None]:
+def _true_state(plan: RestorePlan) -> Iterator[None]:
     """Let a failure say that something is left, if that is so."""
     try:
         yield
@@ -164,38 +167,38 @@ def _true_state(plan: Plan) -> Iterator[None]:
         raise
 
 
-def wait(containerd: Containerd, container: Container, *, timeout: float | None = None) -> int:
+def wait(containerd: Containerd, container: KnownContainer, *, timeout: float | None = None) -> int:
     """Return the exit status of the first process once it has ended, within `timeout` seconds."""
     stub = tasks_pb2_grpc.TasksStub(containerd.channel)
     request = tasks_pb2.WaitRequest(container_id=container.id)
     return containerd.call(stub.Wait, request, namespace=container.namespace, timeout=timeout).exit_status
 
 
-def remove(containerd: Containerd, container: Container) -> None:
+def remove(containerd: Containerd, container: KnownContainer) -> None:
     """Remove a container that has ended: its task, its record and its snapshot."""
     _delete_task(containerd, container)
     _delete_container(containerd, container)
-    rootfs.remove(rootfs.Place(containerd, container.namespace, container.snapshotter), container.id)
+    rootfs.remove(rootfs.SnapshotPlace(containerd, container.namespace, container.snapshotter), container.id)
 
 
-def kill(containerd: Containerd, container: Container, signal: int) -> None:
+def kill(containerd: Containerd, container: KnownContainer, signal: int) -> None:
     """Send a signal to the first process; one that has ended is fine."""
     stub = tasks_pb2_grpc.TasksStub(containerd.channel)
     request = tasks_pb2.KillRequest(container_id=container.id, signal=signal, all=signal == SIGKILL)
     _unless_gone(lambda: containerd.call(stub.Kill, request, namespace=container.namespace))
 
 
-def _taken(containerd: Containerd, plan: Plan) -> bool:
+def _taken(containerd: Containerd, plan: RestorePlan) -> bool:
     stub = containers_pb2_grpc.ContainersStub(containerd.channel)
     request = containers_pb2.GetContainerRequest(id=plan.id)
     return _unless_gone(lambda: containerd.call(stub.Get, request, namespace=plan.namespace))
 
 
-def _create_container(containerd: Containerd, plan: Plan) -> Container:
+def _create_container(containerd: Containerd, plan: RestorePlan) -> KnownContainer:
     record = containers_pb2.Container(
         id=plan.id,
         image=plan.image,
-        labels={RESTORED_FROM: plan.checkpoint.name},
+        labels={**plan.labels, RESTORED_FROM: plan.checkpoint.name},
         runtime=containers_pb2.Container.Runtime(name=plan.runtime),
         spec=pack_json(OCI_SPEC, plan.spec),
         snapshotter=plan.snapshotter,
@@ -207,20 +210,20 @@ def _create_container(containerd: Containerd, plan: Plan) -> Container:
     return described(plan.namespace, reply.container, None)
 
 
-def _task_call(containerd: Containerd, plan: Plan, method: str, request: Any) -> Any:
+def _task_call(containerd: Containerd, plan: RestorePlan, method: str, request: Any) -> Any:
     """Call containerd's task service, which waits for the shim as long as that takes: its own deadlines count."""
     stub = tasks_pb2_grpc.TasksStub(containerd.channel)
     try:
         return containerd.call(getattr(stub, method), request, namespace=plan.namespace, timeout=None)
     except ContainerdRefused as error:
-        raise RestoreFailed(
+        raise NotRestored(
             f"cannot restore {plan.id} from {plan.checkpoint}: {error}",
             state=f"container {plan.id} was removed again; the checkpoint image is as it was",
             advice="`kybernate inspect --verify` checks the image; the shim's log names the file of CRIU's",
         ) from error
 
 
-def _delete_task(containerd: Containerd, container: Container) -> None:
+def _delete_task(containerd: Containerd, container: KnownContainer) -> None:
     """Delete the task; kill it first where it turns out to run."""
     stub = tasks_pb2_grpc.TasksStub(containerd.channel)
     request = tasks_pb2.DeleteTaskRequest(container_id=container.id)
@@ -232,14 +235,14 @@ def _delete_task(containerd: Containerd, container: Container) -> None:
         _unless_gone(lambda: containerd.call(stub.Delete, request, namespace=container.namespace))
 
 
-def _delete_container(containerd: Containerd, container: Container) -> None:
+def _delete_container(containerd: Containerd, container: KnownContainer) -> None:
     stub = containers_pb2_grpc.ContainersStub(containerd.channel)
     request = containers_pb2.DeleteContainerRequest(id=container.id)
     _unless_gone(lambda: containerd.call(stub.Delete, request, namespace=container.namespace))
 
 
 def _unless_gone(call: Callable[[], object]) -> bool:
-    """Make a call and tell whether there was something to act upon."""
+    """Make a call and return whether its object existed."""
     try:
         call()
     except ContainerdRefused as error:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Place:
+class SnapshotPlace:
     """Where in containerd something is made."""
 
     containerd: Containerd
@@ -71,7 +71,7 @@ def lease(containerd: Containerd, namespace: str) -> Iterator[str]:
         containerd.call(stub.Delete, leases_pb2.DeleteRequest(id=id), namespace=namespace)
 
 
-def prepare(place: Place, image: str, key: str) -> list[Mount]:
+def prepare(place: SnapshotPlace, image: str, key: str, labels: Mapping[str, str] | None = None) -> list[Mount]:
     """Make the active snapshot `key` on top of `image` and return its mounts; unpack layers that no snapshot holds yet.
 
     Raises ImageMissing; ContainerdRefused with code ALREADY_EXISTS where the key is taken.
@@ -81,10 +81,10 @@ def prepare(place: Place, image: str, key: str) -> list[Mount]:
         if not _exists(place, layer.chain):
             _unpack(place, layer, parent)
         parent = layer.chain
-    return _prepared(place, key, parent)
+    return _prepared(place, key, parent, labels)
 
 
-def remove(place: Place, key: str) -> None:
+def remove(place: SnapshotPlace, key: str) -> None:
     """Remove the snapshot `key`; one that is gone is fine."""
     stub = snapshots_pb2_grpc.SnapshotsStub(place.containerd.channel)
     request = snapshots_pb2.RemoveSnapshotRequest(snapshotter=place.snapshotter, key=key)
@@ -95,7 +95,19 @@ def remove(place: Place, key: str) -> None:
             raise
 
 
-def layers(place: Place, image: str) -> list[Layer]:
+def labels_of(place: SnapshotPlace, key: str) -> Mapping[str, str] | None:
+    """Return the labels of the snapshot `key`; None where there is no such snapshot."""
+    stub = snapshots_pb2_grpc.SnapshotsStub(place.containerd.channel)
+    request = snapshots_pb2.StatSnapshotRequest(snapshotter=place.snapshotter, key=key)
+    try:
+        return dict(place.containerd.call(stub.Stat, request, namespace=place.namespace).info.labels)
+    except ContainerdRefused as error:
+        if error.code != "NOT_FOUND":
+            raise
+        return None
+
+
+def layers(place: SnapshotPlace, image: str) -> list[Layer]:
     """Return the image's layers for this machine, the lowest first. Raises ImageMissing."""
     stub = images_pb2_grpc.ImagesStub(place.containerd.channel)
     try:
@@ -130,7 +142,7 @@ def select(manifests: Sequence[dict[str, Any]], architecture: str) -> dict[str, 
     return None
 
 
-def _manifest(place: Place, target: Descriptor, image: str) -> dict[str, Any]:
+def _manifest(place: SnapshotPlace, target: Descriptor, image: str) -> dict[str, Any]:
     document = _blob(place, target.digest)
     if "manifests" not in document:
         return document
@@ -141,7 +153,7 @@ def _manifest(place: Place, target: Descriptor, image: str) -> dict[str, Any]:
     return _blob(place, entry["digest"])
 
 
-def _blob(place: Place, digest: str) -> dict[str, Any]:
+def _blob(place: SnapshotPlace, digest: str) -> dict[str, Any]:
     stub = content_pb2_grpc.ContentStub(place.containerd.channel)
     with translated(place.containerd.address):
         request = content_pb2.ReadContentRequest(digest=digest)
@@ -154,26 +166,18 @@ def _descriptor(entry: dict[str, Any]) -> Descriptor:
     return Descriptor(media_type=entry["mediaType"], digest=entry["digest"], size=entry["size"])
 
 
-def _exists(place: Place, name: str) -> bool:
-    stub = snapshots_pb2_grpc.SnapshotsStub(place.containerd.channel)
-    request = snapshots_pb2.StatSnapshotRequest(snapshotter=place.snapshotter, key=name)
-    try:
-        place.containerd.call(stub.Stat, request, namespace=place.namespace)
-    except ContainerdRefused as error:
-        if error.code != "NOT_FOUND":
-            raise
-        return False
-    return True
+def _exists(place: SnapshotPlace, name: str) -> bool:
+    return labels_of(place, name) is not None
 
 
-def _prepared(place: Place, key: str, parent: str) -> list[Mount]:
+def _prepared(place: SnapshotPlace, key: str, parent: str, labels: Mapping[str, str] | None = None) -> list[Mount]:
     stub = snapshots_pb2_grpc.SnapshotsStub(place.containerd.channel)
-    request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=place.snapshotter, key=key, parent=parent)
+    request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=place.snapshotter, key=key, parent=parent, labels=labels)
     return list(place.containerd.call(stub.Prepare, request, namespace=place.namespace, lease=place.lease).mounts)
 
 
-def _unpack(place: Place, layer: Layer, parent: str) -> None:
-    """Make the snapshot of one layer. Somebody else may do the same at the same time; the first one wins."""
+def _unpack(place: SnapshotPlace, layer: Layer, parent: str) -> None:
+    """Make the snapshot of one layer. Another client may do the same concurrently; the first one wins."""
     key = f"extract-{uuid4().hex} {layer.chain}"
     mounts = _prepared(place, key, parent)
     channel = place.containerd.channel

@@ -14,12 +14,12 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
 from kybernate_shim.address import socket_path
 from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.trust.caller import OWN_SERVICE as SERVICE
 from kybernate_shim.ttrpc import Client, Code, RpcError
 
-SERVICE = "kybernate.shim.v1.Shim"
 CONNECT_SECONDS = 5.0
 STATUS_SECONDS = 5.0
 GPU_STATUS_SECONDS = 30.0  # the shim may have to start the CUDA helper for it, and gives that up sooner
@@ -37,7 +37,7 @@ class NotKybernate(Failure):
 class ShimTooOld(Failure):
     """The shim is Kybernate's, of a release that does not know the call."""
 
-    advice = "a container keeps the shim that it was started with: start it anew"
+    advice = "a container keeps the shim that it was started with: start it again"
 
 
 class NoTask(Failure):
@@ -45,9 +45,9 @@ class NoTask(Failure):
 
 
 class ShimGone(Failure):
-    """Nobody listens on the socket of the container's shim, or its connection has ended before the answer."""
+    """No process listens on the socket of the container's shim, or its connection ended before the answer."""
 
-    advice = "containerd notices a dead shim and cleans up after it; look into its log, and start the container anew"
+    advice = "containerd cleans up after a dead shim; read its log, and start the container again"
 
 
 class ShimDenied(Failure):
@@ -64,16 +64,29 @@ class ShimRefused(Failure):
         self.code = code
 
 
+class ShimCancelled(ShimRefused):
+    """A client has cancelled the operation; the message says by whom, and how the container is now."""
+
+
+class NothingToCancel(ShimRefused):
+    """The operation that was to be cancelled does not run: it has ended, or the shim does not know it."""
+
+
 class ShimTooSlow(Failure):
     """The shim has not answered in time."""
 
-    advice = "`kybernate status CONTAINER` says what it is doing"
+    advice = "`kybernate status CONTAINER` shows what it is doing"
 
 
 class Shim:
-    """A connection to the shim of `container`; its calls run side by side."""
+    """A connection to the shim of `container`; its calls run side by side.
 
-    def __init__(self, client: Client, container: Container) -> None:
+    With an `operation` in its request, a checkpoint, suspend or resume is the caller's own of that name: a second
+    request, after a connection that broke, waits for the same end or gets the same answer. One that was cancelled
+    raises ShimCancelled.
+    """
+
+    def __init__(self, client: Client, container: KnownContainer) -> None:
         self._client = client
         self._container = container
 
@@ -89,6 +102,22 @@ class Shim:
         """Move it back."""
         return await self._call("Resume", request, wire.ResumeResponse, timeout=None)
 
+    async def cancel(self, id: str, operation: str = "", *, timeout: float | None = None) -> wire.CancelResponse:
+        """Undo the operation of that name on a container, or whatever runs, and return how it has ended.
+
+        It completes where it cannot be stopped any more; `ended.outcome` of the reply says so. After `timeout` seconds
+        the undo continues in the shim, and a second call waits for it. Raises NothingToCancel.
+        """
+        request = wire.CancelRequest(id=id, operation=operation)
+        try:
+            return await self._call("Cancel", request, wire.CancelResponse, timeout=timeout)
+        except NoTask as error:
+            raise NothingToCancel(str(error), code=Code.NOT_FOUND.name) from error
+        except ShimRefused as error:
+            if error.code != Code.FAILED_PRECONDITION.name:
+                raise
+            raise NothingToCancel(str(error), code=error.code) from error
+
     async def status(self, id: str = "", *, gpu: bool = False) -> list[wire.Container]:
         """Return what a container is doing, or all containers of the shim; with `gpu`, what the driver says, too."""
         request = wire.StatusRequest(id=id, gpu=gpu)
@@ -103,11 +132,11 @@ class Shim:
         except TimeoutError as error:
             raise ShimTooSlow(f"the shim of {self._container.title} has not answered for {timeout:g} s") from error
         except ConnectionError as error:
-            raise ShimGone(f"the shim of {self._container.title} died before it answered: {error}") from error
+            raise ShimGone(f"the shim of {self._container.title} ended before it answered: {error}") from error
 
 
 @asynccontextmanager
-async def shim_of(container: Container, address: str) -> AsyncIterator[Shim]:
+async def shim_of(container: KnownContainer, address: str) -> AsyncIterator[Shim]:
     """Connect to the shim of `container`, whose containerd listens on `address`.
 
     Raises NoTask, NotKybernate, ShimGone and ShimDenied; calls raise ShimTooOld as well.
@@ -126,7 +155,7 @@ async def shim_of(container: Container, address: str) -> AsyncIterator[Shim]:
 
 @asynccontextmanager
 async def watching(shim: Shim, id: str, seen: Callable[[wire.Container], object]) -> AsyncIterator[None]:
-    """Tell `seen` what the container is doing, ten times a second, until the block ends.
+    """Report to `seen` what the container is doing, ten times a second, until the block ends.
 
     A status that fails is left out: the call that is watched will say what is wrong.
     """
@@ -148,8 +177,22 @@ async def watching(shim: Shim, id: str, seen: Callable[[wire.Container], object]
         await asyncio.wait({task})
 
 
-async def state_now(container: Container, address: str) -> str:
-    """Say in words what became of a container after a call that failed; empty where nobody can tell."""
+async def restore_of(container: KnownContainer, address: str) -> wire.Ended:
+    """Return how a container's restore has ended, with its steps.
+
+    It is empty where the shim does not know it any more, or has ended with a container that did so immediately.
+    """
+    try:
+        async with shim_of(container, address) as shim:
+            found = await shim.status(container.id)
+    except Failure:
+        return wire.Ended()
+    ended = [one for status in found for one in (status.last, *status.earlier) if one.verb == "restore"]
+    return ended[0] if ended else wire.Ended()
+
+
+async def state_now(container: KnownContainer, address: str) -> str:
+    """Say in words what became of a container after a call that failed; empty where it cannot be determined."""
     try:
         async with shim_of(container, address) as shim:
             found = await shim.status(container.id, gpu=True)
@@ -163,11 +206,11 @@ async def state_now(container: Container, address: str) -> str:
     return f"container {container.title} is {found[0].state}{suspended}{phase}{note}"
 
 
-def socket_of(container: Container, address: str) -> Path:
+def socket_of(container: KnownContainer, address: str) -> Path:
     """Return the socket of the container's shim.
 
-    The shim was told containerd's own spelling of its address. A user's may differ by a symbolic link such as /var/run,
-    so the resolved spelling is taken where it leads to a socket and the given one does not.
+    The shim was started with containerd's own spelling of its address. A user's may differ by a symbolic link such as
+    /var/run, so the resolved spelling is taken where it leads to a socket and the given one does not.
     """
     group = container.group or container.id
     given = socket_path(address, container.namespace, group)
@@ -175,12 +218,12 @@ def socket_of(container: Container, address: str) -> Path:
     return resolved if resolved.exists() and not given.exists() else given
 
 
-def named_kybernate(container: Container) -> bool:
-    """Tell whether containerd's name of the runtime says that the shim is ours. Another name may still lead to ours."""
+def named_kybernate(container: KnownContainer) -> bool:
+    """Return whether containerd's name of the runtime is that of our shim. Another name may still lead to ours."""
     return "kybernate" in container.runtime
 
 
-def _unconnected(container: Container, error: OSError) -> Failure:
+def _unconnected(container: KnownContainer, error: OSError) -> Failure:
     if not container.live:
         return NoTask(
             f"container {container.title} has no processes: {_life(container)}",
@@ -188,21 +231,23 @@ def _unconnected(container: Container, error: OSError) -> Failure:
         )
     if isinstance(error, FileNotFoundError) and not named_kybernate(container):
         return NotKybernate(f"container {container.title} does not run under Kybernate, but under {container.runtime}")
-    return ShimGone(f"the shim of {container.title} is dead: nobody listens on its socket ({error})")
+    return ShimGone(f"the shim of {container.title} is dead: no process listens on its socket ({error})")
 
 
-def _life(container: Container) -> str:
+def _life(container: KnownContainer) -> str:
     return f"its task is {container.state}" if container.state else "it has no task"
 
 
-def _translated(error: RpcError, container: Container) -> Failure:
+def _translated(error: RpcError, container: KnownContainer) -> Failure:
     if error.code == Code.UNIMPLEMENTED and named_kybernate(container):
         return ShimTooOld(f"the shim of {container.title} is too old for this: {error.message}")
     if error.code == Code.UNIMPLEMENTED:
         return NotKybernate(
-            f"the shim of {container.title} does not know the call; its runtime is {container.runtime}"
+            f"the shim of {container.title} does not implement the call; its runtime is {container.runtime}"
             f" ({error.message})"
         )
     if error.code == Code.NOT_FOUND:
-        return NoTask(f"the shim of {container.title} does not know it: {error.message}")
+        return NoTask(f"container {container.title} is unknown to its shim: {error.message}")
+    if error.code == Code.CANCELED:
+        return ShimCancelled(error.message, code=error.code.name)
     return ShimRefused(error.message, code=error.code.name)

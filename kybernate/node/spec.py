@@ -29,7 +29,9 @@ from typing import Any
 
 from kybernate.node.failure import Failure
 from kybernate_shim.address import GROUP_ANNOTATIONS
-from kybernate_shim.checkpoint.manifest import Source
+from kybernate_shim.checkpoint.criu.claim import USERS_ANNOTATION
+from kybernate_shim.checkpoint.image.manifest import Source
+from kybernate_shim.checkpoint.image.requested import OPERATION, RESTORE_FROM
 from kybernate_shim.oci.spec import CDI_ANNOTATION, GPU_HOOKS, Spec
 from kybernate_shim.trust.places import PlaceUntrusted, require_private
 from kybernate_shim.trust.requester import (
@@ -41,11 +43,10 @@ from kybernate_shim.trust.requester import (
     requester_of,
 )
 
-RESTORE_FROM = "kybernate.io/restore-from"
 OF_THE_POD = ("io.kubernetes.cri.", "io.kubernetes.cri-o.", "io.container.manager")
 MARKS = (CONTAINER_TYPE, POD_NAMESPACE, POD_NAME, POD_UID, CONTAINER_NAME)
 # The author of a pod chose these, and the new container is root's own, whose choices count for more.
-CHOSEN = ("org.criu.config", "kybernate.io/criu-config", RESTORE_FROM)
+CHOSEN = ("org.criu.config", USERS_ANNOTATION, RESTORE_FROM, OPERATION)
 # How the container is suspended and resumed; `kybernate.io/force` is not among them, since it overrides refusals.
 KEPT = ("kybernate.io/tcp", "kybernate.io/pause", "kybernate.io/arena", "kybernate.io/gpu-map")
 NEEDED = ("network", "pid")  # namespaces that a dump leaves out where they came by path, so the restore must have them
@@ -65,11 +66,13 @@ def for_restore(
     namespace: str,
     id: str,
     image: Path,
+    operation: str = "",
     exists: Callable[[str], bool] = lambda path: Path(path).exists(),
     fixed: Callable[[str], bool] = lambda path: _is_fixed(Path(path)),
 ) -> dict[str, Any]:
     """Return the spec of the new container `id` in containerd's `namespace`, restored from the directory `image`.
 
+    `operation` is the caller's name for the restore; the shim passes it on only for a container that is no pod's.
     `fixed` returns whether only root can replace what lies at a path. Raises PodGone, naming all that is missing.
     """
     new: dict[str, Any] = copy.deepcopy(dict(spec))
@@ -80,7 +83,7 @@ def for_restore(
         missing += _replaceable_mounts(new, exists, fixed)
     if missing:
         raise PodGone(
-            "the container shared with its pod, or with its node, what is not here:\n"
+            "the container shared with its pod or its node what does not exist here:\n"
             + "\n".join(f"  {thing}" for thing in missing),
             state="nothing was created",
         )
@@ -88,6 +91,8 @@ def for_restore(
         if stale(entry):
             del entry["path"]
     new["annotations"] = _annotations(new.get("annotations") or {}, tenants=tenants) | {RESTORE_FROM: str(image)}
+    if operation:
+        new["annotations"][OPERATION] = operation
     new["root"] = {**(new.get("root") or {}), "path": ROOTFS}
     linux = new.setdefault("linux", {})
     linux["cgroupsPath"] = _cgroup(str(linux.get("cgroupsPath") or ""), namespace, id)
@@ -150,7 +155,7 @@ def _replaceable_mounts(
     spec: Mapping[str, Any], exists: Callable[[str], bool], fixed: Callable[[str], bool]
 ) -> list[str]:
     return [
-        f"{_mounted(mount)}: another user can put a link to something else there"
+        f"{_mounted(mount)}: another user can replace it by a link"
         for mount in _binds(spec)
         if exists(mount["source"]) and not fixed(mount["source"])
     ]
@@ -161,7 +166,7 @@ def _mounted(mount: Mapping[str, Any]) -> str:
 
 
 def _is_fixed(path: Path) -> bool:
-    """Tell whether only root can replace what lies at `path`, which is no link."""
+    """Return whether only root can replace what lies at `path`, which is no link."""
     if not path.is_absolute() or ".." in path.parts or path.is_symlink():
         return False
     try:

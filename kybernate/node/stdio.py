@@ -20,7 +20,7 @@ LAST_OUTPUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Stdio:
+class TaskStreams:
     """Where a task's streams go, as containerd writes it: paths of FIFOs, URIs, or empty for /dev/null."""
 
     stdin: str = ""
@@ -29,18 +29,20 @@ class Stdio:
     terminal: bool = False
 
 
-def into_log(log: Path | None, *, terminal: bool = False) -> Stdio:
+def into_log(log: Path | None, *, terminal: bool = False) -> TaskStreams:
     """Return streams for a container in the background: a file that is appended to, or nothing."""
     uri = f"file://{log.absolute()}" if log else ""
-    return Stdio(stdout=uri, stderr="" if terminal else uri, terminal=terminal)
+    return TaskStreams(stdout=uri, stderr="" if terminal else uri, terminal=terminal)
 
 
 @contextmanager
-def attached(stdout: int, stderr: int, *, terminal: bool = False, directory: Path | None = None) -> Iterator[Stdio]:
+def attached(
+    stdout: int, stderr: int, *, terminal: bool = False, directory: Path | None = None
+) -> Iterator[TaskStreams]:
     """Make FIFOs and copy what comes out of them to the two descriptors, until the block ends.
 
     They are made below `directory`, by default where containerd's clients have theirs. A terminal has one stream. At
-    the end the copies go on until the shim has closed its ends, 5 seconds at most.
+    the end the copies continue until the shim has closed its ends, 5 seconds at most.
     """
     directory = directory or FIFOS
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def attached(stdout: int, stderr: int, *, terminal: bool = False, directory: Pat
     copies = []
     try:
         copies = [_Copy(home / name, target) for name, target in targets.items()]
-        yield Stdio(**{name: str(home / name) for name in targets}, terminal=terminal)
+        yield TaskStreams(**{name: str(home / name) for name in targets}, terminal=terminal)
     finally:
         for copy in copies:
             copy.finish()
@@ -79,7 +81,7 @@ class _Copy:
                 while view:
                     view = view[os.write(self._target, view) :]
         except OSError:
-            pass  # whoever reads our output has gone; the container then gets EPIPE, as in any pipe
+            pass  # the reader of our output has gone; the container then gets EPIPE, as with any pipe
         finally:
             os.close(self._source)
 

@@ -1,4 +1,4 @@
-"""What all shims of the node are doing: one question to each of them, all at once."""
+"""What all shims of the node are doing: one request to each of them, all concurrently."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import NotKybernate, named_kybernate, shim_of, socket_of
 from kybernate_shim.messages import shim_pb2 as wire
 
 
 @dataclass(frozen=True)
-class Seen:
+class SurveyedContainer:
     """A container of a Kybernate shim. `problem` says why there is no `status`."""
 
-    container: Container
+    container: KnownContainer
     status: wire.Container | None = None
     problem: str = ""
 
 
-async def survey(containers: Iterable[Container], address: str) -> list[Seen]:
+async def survey(containers: Iterable[KnownContainer], address: str) -> list[SurveyedContainer]:
     """Return what the shims say about those containers that have a task and are Kybernate's, sorted by name.
 
     A container that carries the name of our runtime is listed even when its shim does not answer.
     """
-    shims: dict[Path, list[Container]] = {}
+    shims: dict[Path, list[KnownContainer]] = {}
     for container in containers:
         if container.state:
             shims.setdefault(socket_of(container, address), []).append(container)
@@ -36,17 +36,17 @@ async def survey(containers: Iterable[Container], address: str) -> list[Seen]:
     return sorted(found, key=lambda seen: (seen.container.namespace, seen.container.title))
 
 
-async def _ask(group: list[Container], address: str) -> list[Seen]:
+async def _ask(group: list[KnownContainer], address: str) -> list[SurveyedContainer]:
     try:
         async with shim_of(group[0], address) as shim:
             status = {found.id: found for found in await shim.status(gpu=True)}
     except NotKybernate:
         return []
     except Failure as error:
-        return [Seen(container, problem=str(error)) for container in group if named_kybernate(container)]
+        return [SurveyedContainer(container, problem=str(error)) for container in group if named_kybernate(container)]
     return [
-        Seen(container, status[container.id])
+        SurveyedContainer(container, status[container.id])
         if container.id in status
-        else Seen(container, problem="its shim does not know it")
+        else SurveyedContainer(container, problem="unknown to its shim")
         for container in group
     ]

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import Container
+from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import Shim, shim_of
 from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
 
@@ -20,7 +20,11 @@ LOOK_SECONDS = 0.002
 
 
 class NotSwapped(Failure):
-    """A swap failed; the message and the state say who is where."""
+    """A swap failed; the message and the state say who is where. `undone`: both are where they were."""
+
+    def __init__(self, message: str, *, state: str = "", advice: str = "", undone: bool = True) -> None:
+        super().__init__(message, state=state, advice=advice)
+        self.undone = undone
 
 
 @dataclass(frozen=True)
@@ -32,29 +36,47 @@ class Swapped:
     seconds: float
 
 
-async def swap(out: Container, back: Container, address: str, wait: float) -> Swapped:
-    """Suspend `out` and resume `back`, which waits so many seconds for room. Raises NotSwapped and Failure."""
+@dataclass(frozen=True)
+class SwapNames:
+    """The names of a swap's parts, for the shims; empty where the swap has none."""
+
+    coming: str = ""
+    leaving: str = ""
+    undo: str = ""
+
+    @staticmethod
+    def of(operation: str) -> SwapNames:
+        return SwapNames(*(f"{operation}.{part}" for part in ("in", "out", "undo"))) if operation else SwapNames()
+
+
+async def swap(out: KnownContainer, back: KnownContainer, address: str, wait: float, *, operation: str = "") -> Swapped:
+    """Suspend `out` and resume `back`, which waits so many seconds for room. Raises NotSwapped and Failure.
+
+    With the name of an `operation`, a second call with the same name continues the first one, or has the same result.
+    """
     if (out.namespace, out.id) == (back.namespace, back.id):
-        raise NotSwapped(f"{out.title} cannot change places with itself")
+        raise NotSwapped(f"{out.title} cannot be swapped with itself")
     async with shim_of(out, address) as leaving, shim_of(back, address) as coming:
         began = time.monotonic()
-        resume = ResumeRequest(id=back.id, room_timeout_ms=round(wait * 1000))
+        names = SwapNames.of(operation)
+        resume = ResumeRequest(id=back.id, room_timeout_ms=round(wait * 1000), operation=names.coming)
         came = asyncio.create_task(coming.resume(resume))
         await _begun(coming, back.id, came)
         if came.done() and (failure := came.exception()):
-            raise NotSwapped(f"{back.title} does not come: {failure}", state=f"{out.title} computes on") from failure
+            raise NotSwapped(f"{back.title} is not resumed: {failure}", state=f"{out.title} keeps running") from failure
         try:
-            left = await leaving.suspend(SuspendRequest(id=out.id))
+            left = await leaving.suspend(SuspendRequest(id=out.id, operation=names.leaving))
         except Failure as error:
-            raise NotSwapped(f"{out.title} does not leave: {error}", state=await _fate(came, back)) from error
+            raise NotSwapped(f"{out.title} is not suspended: {error}", state=await _fate(came, back)) from error
         try:
             return Swapped(left, await came, time.monotonic() - began)
         except Failure as error:
-            raise NotSwapped(f"{back.title} does not come: {error}", state=await _undone(leaving, out)) from error
+            state, undone = await _undone(leaving, out, names.undo)
+            raise NotSwapped(f"{back.title} is not resumed: {error}", state=state, undone=undone) from error
 
 
 async def _begun(shim: Shim, id: str, task: asyncio.Task[ResumeResponse]) -> None:
-    """Wait until the shim has begun to resume, so that it holds its claim on the GPUs before anybody leaves them."""
+    """Wait until the shim has begun to resume, so that it holds its claim on the GPUs before they are freed."""
     until = time.monotonic() + BEGIN_SECONDS
     while time.monotonic() < until and not task.done():
         if any(status.phase == "resume" for status in await shim.status(id)):
@@ -62,17 +84,18 @@ async def _begun(shim: Shim, id: str, task: asyncio.Task[ResumeResponse]) -> Non
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _fate(came: asyncio.Task[ResumeResponse], back: Container) -> str:
+async def _fate(came: asyncio.Task[ResumeResponse], back: KnownContainer) -> str:
     try:
         await came
     except Failure as error:
         return f"{back.title} stays suspended: {error}"
-    return f"{back.title} found room all the same, and computes"
+    return f"{back.title} is resumed nevertheless, and runs"
 
 
-async def _undone(leaving: Shim, out: Container) -> str:
+async def _undone(leaving: Shim, out: KnownContainer, name: str) -> tuple[str, bool]:
+    request = ResumeRequest(id=out.id, room_timeout_ms=round(BEGIN_SECONDS * 1000), operation=name)
     try:
-        await leaving.resume(ResumeRequest(id=out.id, room_timeout_ms=round(BEGIN_SECONDS * 1000)))
+        await leaving.resume(request)
     except Failure as error:
-        return f"{out.title} is suspended, and could not be resumed: {error}"
-    return f"{out.title} is back, and computes"
+        return f"{out.title} is suspended, and could not be resumed: {error}", False
+    return f"{out.title} is resumed, and runs", True

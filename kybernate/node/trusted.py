@@ -1,7 +1,7 @@
 """Whether an image is trusted on this node: which key has signed it, and which other users can read or change it.
 
-These are the rules of kybernate_shim/checkpoint/genuine.py and trust/places.py, said of an image that only root has
-named. `kybernate images` and `inspect` show the answers, and `kybernate restore` decides by them.
+These are the rules of kybernate_shim/checkpoint/image/genuine.py and trust/places.py, said of an image that only root
+has named. `kybernate images` and `inspect` show the answers, and `kybernate restore` decides by them.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kybernate.node.failure import Failure
-from kybernate_shim.checkpoint.genuine import STRONG
-from kybernate_shim.checkpoint.image import CheckpointNotFound, Image
-from kybernate_shim.checkpoint.locate import ImageForbidden, locate
-from kybernate_shim.checkpoint.manifest import NAME, Manifest
-from kybernate_shim.checkpoint.requested import Wanted
-from kybernate_shim.checkpoint.signature import ImageForeign, signer_of
+from kybernate_shim.checkpoint.image.genuine import STRONG
+from kybernate_shim.checkpoint.image.locate import ImageForbidden, locate
+from kybernate_shim.checkpoint.image.manifest import NAME, Manifest
+from kybernate_shim.checkpoint.image.requested import Wanted
+from kybernate_shim.checkpoint.image.signature import ImageForeign, signer_of
+from kybernate_shim.checkpoint.image.store import CheckpointNotFound, Image
 from kybernate_shim.config import Config
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import NODE_KEY, SHARED, Key, KeyRing, KeyUnusable, key_files, read_key
-from kybernate_shim.trust.places import PlaceUntrusted, require_private
+from kybernate_shim.trust.places import OPEN, WRITABLE, PlaceUntrusted, require_private
 from kybernate_shim.trust.requester import requester_of
 
 Fault = Literal["", "unsigned", "unknown key", "changed"]
 KeyKind = Literal["node", "retired", "shared"]
-OPEN = stat.S_IRWXG | stat.S_IRWXO
-WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ImageUntrusted(Failure):
@@ -113,8 +111,11 @@ def signature_of(image: Image, ring: KeyRing) -> Signed:
         return Signed(id, None, fault, str(error))
 
 
-def openness_of(directory: Path, manifest: Manifest) -> Openness:
-    """Return what other users can do to the image's files, its directory and those above. Raises OSError."""
+def openness_of(directory: Path, manifest: Manifest, name: str = NAME) -> Openness:
+    """Return what other users can do to the image's files, its directory and those above. Raises OSError.
+
+    `name` is that of the manifest.
+    """
     try:
         require_private(directory)
     except PlaceUntrusted as error:
@@ -122,9 +123,9 @@ def openness_of(directory: Path, manifest: Manifest) -> Openness:
     status = directory.lstat()
     shut = not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH)  # then no mode of a file in it matters to others
     readable = ""
-    for name in (NAME, *(file.name for file in manifest.stored_files)):
-        one = (directory / name).lstat()
-        words = f"{directory / name} belongs to uid {one.st_uid} and has mode {one.st_mode & 0o7777:04o}"
+    for file in (name, *(file.name for file in manifest.stored_files)):
+        one = (directory / file).lstat()
+        words = f"{directory / file} belongs to uid {one.st_uid} and has mode {one.st_mode & 0o7777:04o}"
         if not stat.S_ISREG(one.st_mode) or one.st_uid not in (0, os.geteuid()) or one.st_mode & WRITABLE:
             return Openness(readable=True, changeable=True, reason=words)
         if one.st_mode & OPEN and not shut:
@@ -142,11 +143,11 @@ def require_trusted(image: Image, config: Config) -> Key:
 
     The digests of an image of another node must hold against a forger, because other hands may have had the files.
     """
-    advice = f"`kybernate import {image.path}` examines the image, and signs it if you agree"
+    advice = f"`kybernate import {image.path}` examines the image, and signs it if you confirm"
     signed = signature_of(image, ring_of(known_keys(config)))
     if signed.key is None:
         raise ImageUntrusted(f"{image.path}: {signed.reason}", state="nothing was created", advice=advice)
-    openness = openness_of(image.path, image.manifest)
+    openness = openness_of(image.path, image.manifest, image.manifest_name)
     if openness.changeable:
         raise ImageUntrusted(
             f"{image.path}: other users can change the image: {openness.reason}",
@@ -155,8 +156,8 @@ def require_trusted(image: Image, config: Config) -> Key:
         )
     if signed.key.shared and (weak := weak_files(image.manifest)):
         raise ImageUntrusted(
-            f"{image.path}: {len(weak)} files, {weak[0]} among them, have digests that find damage but no forgery, and"
-            " a shared key has signed the image",
+            f"{image.path}: {len(weak)} files, {weak[0]} among them, have digests that detect damage but not"
+            " forgery, and a shared key has signed the image",
             state="nothing was created",
             advice=advice,
         )
@@ -175,7 +176,7 @@ def require_named(image: Image, spec: Mapping[str, Any], config: Config) -> None
         locate(Wanted(str(image.path), "kybernate restore"), requester, config)
     except (ImageForbidden, PlaceUntrusted, CheckpointNotFound) as error:
         raise ImageUntrusted(
-            str(error), state="nothing was created", advice=f"`kybernate import {image.path}` puts it into its place"
+            str(error), state="nothing was created", advice=f"`kybernate import {image.path}` moves it to its place"
         ) from error
 
 

@@ -1,0 +1,95 @@
+"""Stands before every call: who calls, whether the role may, how often, and the line in the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from kybernate.agent.access.audit import AuditLog
+from kybernate.agent.access.caller import CALLER, Caller, Role
+from kybernate.agent.access.front import Callers
+from kybernate.agent.access.limits import Buckets
+from kybernate.agent.access.roles import RULES, Rule, permits
+from kybernate.agent.access.wrapping import Answer, wrapped
+from kybernate.agent.settings import Settings
+from kybernate.node.failure import Failure
+from kybernate_shim.trust.audit import Decision
+
+UNKNOWN: Final = Caller(Role.NONE, name="a caller that is not known any more")
+NO_RULE: Final = Rule(frozenset())
+
+
+class AccessDenied(Failure):
+    """The caller's role does not allow the call."""
+
+    advice = "call as root, or with a certificate that `tls.operators` or `tls.readers` of agent.toml names"
+
+
+class TooManyCalls(Failure):
+    """A container has made more calls than it may in a minute."""
+
+    advice = "wait; the node's administrator sets `self_socket.calls_per_minute`"
+
+
+@dataclass
+class Access(grpc.aio.ServerInterceptor):
+    """The one interceptor for access, of all sockets."""
+
+    callers: Callers
+    audit: AuditLog
+    settings: Callable[[], Settings]
+    buckets: Buckets
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None  # gRPC answers UNIMPLEMENTED
+        method = details.method
+
+        @asynccontextmanager
+        async def around(request: Any, context: Any) -> AsyncIterator[Answer]:
+            async with self._admitted(method, request, context.peer()) as answer:
+                yield answer
+
+        return wrapped(handler, around)
+
+    @asynccontextmanager
+    async def _admitted(self, method: str, request: Any, peer: str) -> AsyncIterator[Answer]:
+        caller, answer, rule = UNKNOWN, Answer(), RULES.get(method, NO_RULE)
+        try:
+            caller = self._caller(peer)
+            self._check(method, caller)
+            CALLER.set(caller)
+            yield answer
+        except Exception as error:
+            if rule.verb:
+                decision: Decision = "refused" if isinstance(error, Failure) else "failed"
+                self.audit.refused(rule.verb, decision, method, caller, request, str(error))
+            raise
+        if rule.verb:
+            self.audit.allowed(rule.verb, method, caller, request, answer.message)
+
+    def _caller(self, peer: str) -> Caller:
+        one = self.callers.behind(peer)
+        return UNKNOWN if one is None else one.caller()
+
+    def _check(self, method: str, caller: Caller) -> None:
+        if not permits(caller.role, method):
+            raise AccessDenied(f"{caller} may not call {method.rpartition('/')[2]}", state="nothing was changed")
+        if caller.container is None:
+            return
+        settings = self.settings().self_socket
+        if caller.container.pod and not settings.tenants:
+            raise AccessDenied(
+                "containers of pods may not use this socket",
+                state="nothing was changed",
+                advice="the node's administrator sets `self_socket.tenants` in agent.toml",
+            )
+        if not self.buckets.take(caller.key, settings.calls_per_minute):
+            raise TooManyCalls(f"more than {settings.calls_per_minute} calls in a minute", state="nothing was changed")

@@ -1,0 +1,109 @@
+"""Which role may call which method: one table. A method that is not in it is refused.
+
+A test compares the table with the methods of the services that the agent serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Final
+
+from kybernate.agent.access.caller import Role
+from kybernate.agent.settings import Tls
+
+NODE: Final = "kybernate.node.v1"
+OPERATORS: Final = frozenset({Role.OPERATOR})
+READERS: Final = OPERATORS | {Role.READER}
+PEERS: Final = READERS | {Role.PEER}
+IMAGES: Final = OPERATORS | {Role.PEER}
+CONTAINERS: Final = frozenset({Role.CONTAINER})
+ROOT: Final = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who may call a method. `verb` is the audit log's word for it, "" where no line is written."""
+
+    roles: frozenset[Role]
+    verb: str = ""
+
+
+_SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
+    f"{NODE}.Inventory": {
+        "GetNode": Rule(PEERS),
+        "ListContainers": Rule(READERS),
+        "GetContainer": Rule(READERS),
+        "Watch": Rule(READERS),
+    },
+    f"{NODE}.Operations": {
+        "Checkpoint": Rule(OPERATORS, "checkpoint"),
+        "Restore": Rule(OPERATORS, "restore"),
+        "Suspend": Rule(OPERATORS, "suspend"),
+        "Resume": Rule(OPERATORS, "resume"),
+        "Swap": Rule(OPERATORS, "swap"),
+        "GetOperation": Rule(READERS),
+        "ListOperations": Rule(READERS),
+        "WatchOperation": Rule(READERS),
+        "CancelOperation": Rule(OPERATORS, "cancel"),
+    },
+    f"{NODE}.Checkpoints": {
+        "ListImages": Rule(PEERS),
+        "GetImage": Rule(PEERS),
+        "PinImage": Rule(OPERATORS, "pin"),
+        "LabelImage": Rule(OPERATORS, "label"),
+        "VerifyImage": Rule(OPERATORS, "verify"),
+        "DeleteImage": Rule(OPERATORS, "delete"),
+        "ImportImage": Rule(OPERATORS, "import"),
+        "ExportImage": Rule(OPERATORS, "export"),
+        "CopyImage": Rule(OPERATORS, "copy"),
+        "EvictImage": Rule(OPERATORS, "evict"),
+    },
+    f"{NODE}.Peers": {"OpenImage": Rule(IMAGES, "send"), "CloseImage": Rule(IMAGES)},
+    f"{NODE}.Self": {
+        "GetSelf": Rule(CONTAINERS),
+        "Checkpoint": Rule(CONTAINERS, "checkpoint"),
+        "SuspendWhenIdle": Rule(CONTAINERS, "suspend"),
+        "GetOperation": Rule(CONTAINERS),
+        "CancelOperation": Rule(CONTAINERS, "cancel"),
+    },
+    "grpc.health.v1.Health": {"Check": Rule(PEERS), "Watch": Rule(PEERS), "List": Rule(PEERS)},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Rule(READERS)},
+}
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {f"/{service}/{name}": rule for service, methods in _SERVICES.items() for name, rule in methods.items()}
+)
+
+
+def permits(role: Role, method: str) -> bool:
+    """Return whether a role may call a method, a full name such as "/kybernate.node.v1.Inventory/GetNode"."""
+    rule = RULES.get(method)
+    return rule is not None and role in rule.roles
+
+
+def role_of_user(uid: int, groups: Collection[int], readers: int | None) -> Role:
+    """Return the role of a process on the agent's socket; `readers` is the group's number, None without one."""
+    if uid == ROOT:
+        return Role.OPERATOR
+    return Role.READER if readers is not None and readers in groups else Role.NONE
+
+
+def role_of_names(names: Collection[str], tls: Tls) -> tuple[Role, str]:
+    """Return the role of a certificate with these names (SAN), and the name that gives it."""
+    for role, patterns in ((Role.OPERATOR, tls.operators), (Role.READER, tls.readers), (Role.PEER, tls.peers)):
+        for name in names:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                return role, name
+    return Role.NONE, next(iter(names), "a certificate without names")
+
+
+def markdown_table() -> str:
+    """Return the table of methods and roles for the manual."""
+    lines = ["| service | method | roles |", "|---|---|---|"]
+    for method, rule in RULES.items():
+        _, service, name = method.split("/")
+        roles = ", ".join(role.value for role in Role if role in rule.roles)
+        lines.append(f"| `{service}` | `{name}` | {roles} |")
+    return "\n".join(lines) + "\n"

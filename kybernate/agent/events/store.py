@@ -1,0 +1,94 @@
+"""Events in the journal. Their ids rise without gaps, over restarts of the agent, too.
+
+Each run begins with an event of its own, which the revisions of the hub build on (`watch/revisions.py`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+
+from kybernate.agent.journal import Journal
+from kybernate.messages import agent_pb2 as api
+
+SCHEMA = (
+    # AUTOINCREMENT: the id of a pruned event is never given again.
+    "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY AUTOINCREMENT, time_ns INTEGER NOT NULL, "
+    "body BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS events_by_time ON events (time_ns)",
+)
+KEEP_SECONDS = 24 * 3600.0
+MOST_EVENTS = 200_000  # in the journal, whatever their age
+PRUNE_SECONDS = 600.0
+PAGE = 256
+
+
+class EventStore:
+    """The table of events."""
+
+    def __init__(
+        self, journal: Journal, *, keep_seconds: float = KEEP_SECONDS, now_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        """Record that the agent has started. The journal's schema must have SCHEMA."""
+        self.keep_seconds = keep_seconds
+        self._journal = journal
+        self._now_ns = now_ns
+        self._pruned_ns = 0
+        self.started = api.Event(type="agent.started", level="info", message="the agent has started")
+        self.started.time.FromNanoseconds(now_ns())
+        with journal.transaction() as connection:
+            self.started.id = _insert(connection, self.started)
+
+    @property
+    def began(self) -> int:
+        """The id of the event that this run of the agent has begun with."""
+        return self.started.id
+
+    async def append(self, events: Sequence[api.Event]) -> None:
+        """Write events, all or none, and give them their ids. Raises JournalUnusable."""
+
+        def work(connection: sqlite3.Connection) -> list[int]:
+            self._prune(connection)
+            return [_insert(connection, event) for event in events]
+
+        for event, id in zip(events, await self._journal.run(work), strict=True):
+            event.id = id
+
+    async def between(self, after: int, until: int) -> list[api.Event]:
+        """Return the oldest events with `after` < id <= `until`, at most PAGE of them."""
+        if after >= until:
+            return []
+
+        def work(connection: sqlite3.Connection) -> list[sqlite3.Row]:
+            query = "SELECT id, body FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
+            return connection.execute(query, (after, until, PAGE)).fetchall()
+
+        return [_event(row) for row in await self._journal.run(work)]
+
+    async def last(self) -> int:
+        """Return the id of the newest event."""
+        query = "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
+        return await self._journal.run(lambda connection: int(connection.execute(query).fetchone()[0]))
+
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        now = self._now_ns()
+        if 0 <= now - self._pruned_ns < PRUNE_SECONDS * 1e9:
+            return
+        self._pruned_ns = now
+        connection.execute("DELETE FROM events WHERE time_ns < ?", (now - int(self.keep_seconds * 1e9),))
+        connection.execute(
+            "DELETE FROM events WHERE id <= (SELECT seq FROM sqlite_sequence WHERE name = 'events') - ?", (MOST_EVENTS,)
+        )
+
+
+def _insert(connection: sqlite3.Connection, event: api.Event) -> int:
+    """Write one event, without its id, which the journal gives it."""
+    values = (event.time.ToNanoseconds(), event.SerializeToString())
+    return int(connection.execute("INSERT INTO events (time_ns, body) VALUES (?, ?)", values).lastrowid or 0)
+
+
+def _event(row: sqlite3.Row) -> api.Event:
+    event = api.Event.FromString(row["body"])
+    event.id = row["id"]
+    return event

@@ -1,0 +1,127 @@
+"""What containerd, a shim and the driver say of a container, as one message of the agent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kybernate.agent.inventory.workload import workload_of
+from kybernate.messages import agent_pb2 as api
+from kybernate.messages import containers_pb2
+from kybernate.node.containerd import described, spec_of
+from kybernate.node.lookup import KnownContainer
+from kybernate.node.restore import RESTORED_FROM
+from kybernate_shim.messages import process_pb2
+from kybernate_shim.messages import shim_pb2 as wire
+
+RESTORE_FROM = "kybernate.io/restore-from"
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
+NO_DEVICES = frozenset({"", "void", "none"})
+POLL_SECONDS, LONGEST_POLL_SECONDS = 1.0, 30.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """containerd's record of a container and its task, as far as it is kept."""
+
+    container: KnownContainer
+    workload: str = ""
+    restored_from: str = ""
+    has_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a container's shim has said: a status, or why there is none. `foreign`: it is another shim."""
+
+    status: wire.Container | None = None
+    problem: str = ""
+    foreign: bool = False
+
+
+def known(
+    namespace: str,
+    record: containers_pb2.Container,
+    task: process_pb2.Process | None,
+    pod_labels: Mapping[str, str],
+) -> Known:
+    """Return what is kept of a record; `pod_labels` are those of its pod's sandbox."""
+    spec, container = spec_of(record), described(namespace, record, task)
+    annotations = _texts(spec.get("annotations"))
+    own = (annotations.get(f"{RESTORE_FROM}.{container.name}") if container.name else "") or ""
+    return Known(
+        container,
+        workload_of([record.labels, annotations, pod_labels], container.pod, pod_labels),
+        "" if container.sandbox else own or annotations.get(RESTORE_FROM) or record.labels.get(RESTORED_FROM, ""),
+        _has_gpu(spec),
+    )
+
+
+def message_of(
+    one: Known, told: Told, *, started_ns: int = 0, gpu_uuids: Iterable[str] = (), had_gpu: bool = False
+) -> api.Container:
+    """Return the agent's message; `started_ns` is when the task's first process began, 0 where unknown.
+
+    `had_gpu`: it had a GPU state before, whatever its spec says.
+    """
+    container, status = one.container, told.status or wire.Container()
+    gpu_uuids = sorted(gpu_uuids)
+    message = api.Container(
+        namespace=container.namespace,
+        id=container.id,
+        title=container.title,
+        pod_namespace=container.pod_namespace,
+        pod=container.pod,
+        name=container.name,
+        image=container.image,
+        runtime=container.runtime,
+        state=container.state,
+        pid=container.pid,
+        gpu=status.gpu if status.gpu != "attached" or had_gpu or one.has_gpu or gpu_uuids else "",  # as of all others
+        operation=status.operation or status.phase,  # one that no caller has named has its verb alone
+        vram_bytes=status.vram_bytes,
+        arena_bytes=status.arena.bytes,
+        note=status.note,
+        problem=told.problem,
+        sandbox=container.sandbox,
+        workload=one.workload,
+        gpu_uuids=gpu_uuids,
+        restored_from=one.restored_from,
+        foreign=told.foreign,
+    )
+    if started_ns:
+        message.started.FromNanoseconds(started_ns)
+    return message
+
+
+def poll_seconds(told: Told, failures: int) -> float | None:
+    """Return in how many seconds a container is looked at again without an event; None: not at all.
+
+    What runs an operation is looked at each second; what does not answer more and more rarely.
+    """
+    if told.problem:
+        return min(POLL_SECONDS * 2.0 ** min(failures, 10), LONGEST_POLL_SECONDS)
+    runs = told.status is not None and (told.status.phase or told.status.operation)
+    return POLL_SECONDS if runs else None
+
+
+def _has_gpu(spec: Mapping[str, Any]) -> bool:
+    """Return whether an OCI spec asks for GPUs or has their devices."""
+    environment = _list(_mapping(spec.get("process")).get("env"))
+    visible = [value[len(VISIBLE_DEVICES) :] for value in environment if str(value).startswith(VISIBLE_DEVICES)]
+    devices = _list(_mapping(spec.get("linux")).get("devices"))
+    paths = [str(_mapping(device).get("path", "")) for device in devices]
+    return any(value not in NO_DEVICES for value in visible) or any(path.startswith("/dev/nvidia") for path in paths)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {name: text for name, text in _mapping(value).items() if isinstance(text, str)}

@@ -1,0 +1,254 @@
+"""Decides again and again where images belong, and submits what is to be done as operations of the agent.
+
+Nothing here is remembered that could not be found again: after a restart, the next decision sees what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from kybernate.agent.keeping import gather
+from kybernate.agent.keeping.parking import PARKED
+from kybernate.agent.keeping.uses import Uses
+from kybernate.agent.operations.engine import Engine
+from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, State, Submission
+from kybernate.agent.operations.model import Copy as CopyImage
+from kybernate.agent.operations.model import Evict as EvictImage
+from kybernate.agent.operations.store import Wanted
+from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
+from kybernate.agent.tier_rules import rules_of
+from kybernate.agent.tier_settings import Tiers
+from kybernate.agent.watch.hub import Hub
+from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Failure
+from kybernate.registry.catalogue import Catalogue, every
+from kybernate.registry.model import Filter, ImageRow
+from kybernate.store.policy.decide import decide
+from kybernate.store.policy.model import Action, Copy, Delete, Evict, Park, Priority, TierState
+from kybernate.store.policy.model import State as PolicyState
+from kybernate.store.tiers.tier import Ref, Room
+
+REQUESTER: Final = "policy"
+HEALTH_SECONDS: Final = 60.0  # between two looks at whether the object store answers
+JUMP_SECONDS: Final = 300.0  # of the wall clock against the monotonic one: then ages are not believed
+DISTRUST_SECONDS: Final = 900.0  # for so long
+SHARE: Final = 0.05  # of a processor at most, with however many images
+RETRY_SECONDS: Final = 300.0  # before what has not helped is tried again
+ACTIVE: Final = tuple(state for state in State if state not in FINAL)
+PRIORITIES: Final = {
+    Priority.RESTORE: "restore",
+    Priority.REQUEST: "request",
+    Priority.PREFETCH: "prefetch",
+    Priority.PROMOTION: "prefetch",
+    Priority.DEMOTION: "demotion",
+    Priority.PERSISTENCE: "demotion",
+}
+
+
+class Keeper:
+    """Works while `run` runs. `node` is the node's name in the registry."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        hub: Hub,
+        catalogue: Callable[[], Catalogue],
+        tiers: NodeTiers,
+        uses: Uses,
+        settings: Callable[[], Tiers],
+        memory: Callable[[], wire.HostMemory],
+        node: str,
+        log: Any,
+    ) -> None:
+        self._engine, self._hub, self._catalogue, self._tiers = engine, hub, catalogue, tiers
+        self._uses, self._settings, self._memory, self._node, self._log = uses, settings, memory, node, log
+        self._suspended: dict[str, float] = {}
+        self._begun: dict[tuple[object, ...], float] = {}
+        self._clock = _Clock()
+        self._health: tuple[float, bool] = (0.0, False)
+
+    async def run(self) -> None:
+        """Decide until this is cancelled."""
+        await self._engine.ready()
+        while True:
+            settings, began = self._settings(), time.monotonic()
+            if settings.policy.enabled:
+                try:
+                    await self.step()
+                except (Failure, OSError) as error:
+                    self._log.warning("policy.not_decided", error=str(error))
+            await asyncio.sleep(max(1.0, settings.policy.interval, (time.monotonic() - began) / SHARE))
+
+    async def step(self) -> tuple[Action, ...]:
+        """Decide once, submit what is new of it, and return all that was decided."""
+        settings = self._settings()
+        actions = await asyncio.to_thread(decide, await self._state(settings), rules_of(settings))
+        for action in actions:
+            if self._is_due(action):
+                await self._carry_out(action)
+        return actions
+
+    # -- what there is
+
+    async def _state(self, settings: Tiers) -> PolicyState:
+        now, trusted = self._clock.read()
+        rows = await asyncio.to_thread(self._rows)
+        operations = await self._engine.list(Wanted(ACTIVE, limit=1000))
+        uses = await self._uses.all()
+        roots = {tier.name: str(tier.root) for tier in self._tiers.local()}
+        images = gather.image_states(rows, self._node, operations, roots)
+        used = {name: sum(one.replicas[name].bytes for one in images if name in one.replicas) for name in self._names()}
+        rooms = await self._rooms(used)
+        return PolicyState(
+            now=now,
+            tiers=gather.tier_states(settings, rooms),
+            images=images,
+            suspended=gather.suspended_states(self._containers(now), self._suspended),
+            arena=self._arena(),
+            uses=uses,
+            clock_trusted=trusted,
+        )
+
+    def _names(self) -> list[str]:
+        return self._tiers.names()
+
+    def _rows(self) -> list[ImageRow]:
+        """Return the images of which this node, or an object store, has a copy."""
+        here, stored = Filter(node=self._node), Filter(tier=OBJECT)
+        rows = (row for wanted in (here, stored) for row in every(self._catalogue(), wanted))
+        return list({row.key: row for row in rows}.values())
+
+    async def _rooms(self, used: dict[str, int]) -> dict[str, Room | None]:
+        rooms: dict[str, Room | None] = {}
+        for tier in self._tiers.local():
+            try:
+                space = await asyncio.to_thread(_space, tier.root)
+                rooms[tier.name] = Room(space.total, space.free, used[tier.name])
+            except OSError as error:
+                self._log.warning("tier.failed", tier=tier.name, error=str(error))
+                rooms[tier.name] = None
+        if OBJECT in self._tiers.names():
+            rooms[OBJECT] = Room(used=used[OBJECT]) if await self._answers() else None
+        return rooms
+
+    async def _answers(self) -> bool:
+        """Return whether the object store does."""
+        at, healthy = self._health
+        if time.monotonic() - at < HEALTH_SECONDS and at:
+            return healthy
+        try:
+            tier = await self._tiers.object()
+            await tier.room()
+            healthy = True
+        except (Failure, OSError) as error:
+            self._log.warning("tier.failed", tier=OBJECT, error=str(error))
+            healthy = False
+        self._health = time.monotonic(), healthy
+        return healthy
+
+    def _containers(self, now: float) -> list[wire.Container]:
+        """Return all containers, and note since when each suspended one was seen to be."""
+        found: list[wire.Container] = list(self._hub.objects("container"))
+        suspended = {f"{one.namespace}/{one.id}" for one in found if one.gpu == gather.SUSPENDED}
+        self._suspended = {key: self._suspended.get(key, now) for key in suspended}
+        return found
+
+    def _arena(self) -> TierState | None:
+        memory = self._memory()
+        if not memory.arena_bytes:
+            return None
+        free = memory.arena_bytes - memory.arena_used_bytes
+        return TierState(memory.arena_bytes, free, used_bytes=memory.arena_used_bytes)
+
+    # -- what is to be done
+
+    def _is_due(self, action: Action) -> bool:
+        at = self._begun.get(_subject(action))
+        return at is None or time.monotonic() - at > RETRY_SECONDS
+
+    async def _carry_out(self, action: Action) -> None:
+        """Submit it. What is refused, or fails, is tried again after a while, if it is still planned then."""
+        subject = _subject(action)
+        self._begun[subject] = time.monotonic()  # until it has ended, the next decisions plan it again
+        try:
+            if isinstance(action, Delete):
+                await self._delete(action)
+            else:
+                arguments, labels = self._arguments(action)
+                operation = await self._engine.submit(Submission(arguments, requester=REQUESTER, labels=labels))
+                self._log.info("policy.submitted", operation=operation.id, verb=operation.verb, reason=action.reason)
+        except Failure as error:
+            self._log.warning("policy.refused", action=type(action).__name__.lower(), error=str(error))
+
+    def _arguments(self, action: Copy | Evict | Park) -> tuple[Arguments, dict[str, str]]:
+        reason = {"kybernate.io/reason": action.reason[:1000]}
+        match action:
+            case Copy():
+                return CopyImage(action.image.id, action.target, PRIORITIES[action.priority]), reason
+            case Evict():
+                return EvictImage(action.image.id, action.tier), reason
+            case Park():
+                namespace = self._namespace_of(action)
+                return Checkpoint(action.container, namespace, exit=True), {**reason, PARKED: action.container}
+
+    def _namespace_of(self, action: Park) -> str:
+        """Return containerd's namespace of a container; the policy knows Kubernetes' only."""
+        found = (one.namespace for one in self._hub.objects("container") if one.id == action.container)
+        return next(found, "")
+
+    async def _delete(self, action: Delete) -> None:
+        """Remove an image from all tiers, the slowest last, so that what is left in between is a whole image.
+
+        An image that another node has made, or has a copy of, is that node's to delete.
+        """
+        row = await asyncio.to_thread(self._catalogue().get, action.image.id)
+        foreign = {replica.node for replica in row.replicas} - {self._node, ""}
+        if foreign or row.source.node not in ("", self._node, platform.node()):
+            self._log.info("policy.left", image=action.image.id, nodes=sorted(foreign) or [row.source.node])
+            return
+        for tier in await self._tiers.all():
+            held = [one async for one in tier.images() if one.ref.id == action.image.id]
+            for one in held:
+                await tier.remove(Ref(one.ref.namespace, one.ref.name, one.ref.id))
+        for replica in row.replicas:
+            await asyncio.to_thread(self._catalogue().drop_replica, replica.place, node=replica.node)
+        self._log.info("policy.deleted", image=action.image.id, reason=action.reason)
+
+
+class _Clock:
+    """The wall clock, and whether it was steady lately."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self._jumped = float("-inf")
+
+    def read(self) -> tuple[float, bool]:
+        """Return the time, and whether ages may be computed with it."""
+        now, steady = time.time(), time.monotonic()
+        if abs(now - steady - self._offset) > JUMP_SECONDS:
+            self._jumped = steady
+        self._offset = now - steady
+        return now, steady - self._jumped > DISTRUST_SECONDS
+
+
+def _subject(action: Action) -> tuple[object, ...]:
+    """Return what an action is about, without its reason."""
+    match action:
+        case Copy():
+            return ("copy", action.image, action.target)
+        case Evict():
+            return ("evict", action.image, action.tier)
+        case Park():
+            return ("park", action.namespace, action.container)
+        case Delete():
+            return ("delete", action.image)
+
+
+def _space(root: Path) -> Any:
+    return shutil.disk_usage(next(place for place in (root, *root.parents) if place.exists()))

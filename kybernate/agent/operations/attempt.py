@@ -1,0 +1,67 @@
+"""One attempt at an operation: what it hears, and how those who carry it out learn that it is to end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from kybernate.agent.operations.errors import OperationUndone
+from kybernate.agent.operations.executor import Heard
+from kybernate.agent.operations.model import Operation, Report
+from kybernate_shim.messages import shim_pb2 as wire
+
+HEAR_SECONDS = 0.1  # between two reports of a thread
+
+T = TypeVar("T")
+
+
+class Attempt:
+    """Made in the event loop's thread. `stop` is set when the operation is to end, `ended` when the attempt has."""
+
+    def __init__(self, operation: Operation, heard: Heard, threads: Executor) -> None:
+        self.operation = operation
+        self.stop = threading.Event()
+        self.ended = asyncio.Event()
+        self._heard = heard
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._last = 0.0
+
+    def check(self) -> None:
+        """Raises OperationUndone where the operation is to end."""
+        if self.stop.is_set():
+            raise OperationUndone(f"the {self.operation.verb} was cancelled and left nothing behind")
+
+    def status(self, status: wire.Container) -> None:
+        """Report what a shim says of the container."""
+        if status.step:
+            self._heard(Report(status.step, status.done_bytes, status.total_bytes))
+
+    def step(self, name: str) -> None:
+        """Report that a step begins; from any thread."""
+        self.check()
+        self._loop.call_soon_threadsafe(self._heard, Report(name))
+
+    def counted(self, step: str) -> Callable[[int, int], None]:
+        """Return what reports the bytes of a step, from any thread. It raises OperationUndone, as `check` does."""
+
+        def count(done: int, total: int) -> None:
+            self.check()
+            now = time.monotonic()
+            if now - self._last >= HEAR_SECONDS:
+                self._last = now
+                self._loop.call_soon_threadsafe(self._heard, Report(step, done, total))
+
+        return count
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work in a thread; when the agent ends in between, the work is stopped at its next report."""
+        try:
+            return await self._loop.run_in_executor(self._threads, work)
+        except asyncio.CancelledError:
+            self.stop.set()
+            raise

@@ -1,0 +1,306 @@
+"""What a request means on this node: which container, which image, which places. Blocks; changes nothing.
+
+Places are decided here, before the operation is journalled, and nothing may be there yet. So a whole image or archive
+at its place proves afterwards that the operation has succeeded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kybernate.agent.operations.decide import DISK, GPU
+from kybernate.agent.operations.errors import RequestInvalid
+from kybernate.agent.operations.model import (
+    Arguments,
+    Checkpoint,
+    Copy,
+    Delete,
+    Evict,
+    Export,
+    Import,
+    Restore,
+    Resume,
+    Suspend,
+    Swap,
+    Target,
+    Verify,
+)
+from kybernate.node.archives import manifest_in
+from kybernate.node.containerd import Containerd
+from kybernate.node.deleting import NotDeleted
+from kybernate.node.failure import Failure
+from kybernate.node.importing import NotImported, target_of
+from kybernate.node.lookup import ID_LENGTH, KnownContainer
+from kybernate.node.places import PlaceTaken, locate, new_place, open_image, short_name
+from kybernate.node.restore import IdTaken
+from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, namespace_for, plan_of, trusted_spec
+from kybernate.node.shim import NoTask
+from kybernate.node.trusted import known_keys, ring_of, signature_of
+from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
+from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, Source, decode
+from kybernate_shim.checkpoint.image.store import Image
+from kybernate_shim.config import Config
+from kybernate_shim.linux.plain_files import read_plain
+
+NAME_LENGTH = 50  # of the source's name in that of a restored container: containerd allows 76 characters in all
+
+
+class ImageNotFound(Failure):
+    """There is no checkpoint image at the place."""
+
+    advice = "`kybernate images` lists what there is"
+
+
+class ImagePinned(Failure):
+    """The image is pinned: it is kept until the pin is taken from it."""
+
+    advice = "take the pin from it, or delete it with --force"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the node's other parts know, and how to reach containerd.
+
+    `gpus_of` returns the UUIDs of the GPUs that a container, by its id, uses, as far as known. `image_of` returns the
+    directory that an image's id stands for, None where it is no id. `is_pinned` says it of an image's directory.
+    `ref_of` returns namespace, name and id of an image in any tier, and `tiers` their names.
+    """
+
+    address: str
+    boot: str = ""
+    gpus_of: Callable[[str], Sequence[str]] = lambda id: ()
+    image_of: Callable[[str], Path | None] = lambda name: None
+    is_pinned: Callable[[Path], bool] = lambda path: False
+    ref_of: Callable[[str], tuple[str, str, str]] = lambda name: ("", name, "")
+    tiers: Callable[[], Sequence[str]] = lambda: ()
+
+
+def resolve(node: Node, id: str, arguments: Arguments) -> Target:
+    """Return what the request means, for the operation `id`. Raises Failure."""
+    match arguments:
+        case Checkpoint():
+            return _checkpoint(node, id, arguments)
+        case Restore():
+            return _restore(node, id, arguments)
+        case Suspend() | Resume():
+            return _of_containers(node, _running(node, arguments.name, arguments.namespace))
+        case Swap():
+            return _swap(node, arguments)
+        case Verify():
+            image = _image(node, arguments.image)
+            return Target(image=str(image), shares=(_held(image),), copies=(_disk(image),))
+        case Delete():
+            return _delete(node, arguments)
+        case Import():
+            return _import(arguments)
+        case Export():
+            return _export(node, arguments)
+        case Copy() | Evict():
+            return _between_tiers(node, arguments)
+
+
+def wish_of(arguments: Restore, id: str, operation: str = "") -> RestoreWish:
+    """Return what a request wants of the new container `id`, which the operation of that name makes."""
+    return RestoreWish(
+        id=id,
+        namespace=arguments.namespace,
+        image=arguments.container_image,
+        runtime=arguments.runtime or RUNTIME,
+        snapshotter=arguments.snapshotter or SNAPSHOTTER,
+        force=arguments.force,
+        operation=operation,
+    )
+
+
+# ---- containers
+
+
+def _running(node: Node, name: str, namespace: str) -> KnownContainer:
+    with Containerd(node.address) as containerd:
+        found = containerd.find(name, namespace)
+    if not found.live:
+        raise NoTask(f"container {found.title} has no processes: {found.state or 'it has no task'}")
+    return found
+
+
+def _of_containers(node: Node, *containers: KnownContainer) -> Target:
+    first, last = containers[0], containers[-1]
+    gpus = {gpu for container in containers for gpu in node.gpus_of(container.id)}
+    return Target(
+        namespace=first.namespace,
+        container=first.id,
+        title=first.title,
+        other=last.id if len(containers) > 1 else "",
+        other_title=last.title if len(containers) > 1 else "",
+        holds=tuple(f"container {container.namespace}/{container.id}" for container in containers),
+        copies=tuple(f"{GPU}{gpu}" for gpu in sorted(gpus)),
+    )
+
+
+def _swap(node: Node, arguments: Swap) -> Target:
+    leaving = _running(node, arguments.leaving, arguments.namespace)
+    coming = _running(node, arguments.coming, arguments.namespace)
+    if leaving.id == coming.id:
+        raise RequestInvalid(f"{leaving.title} cannot be swapped with itself", state="no operation was begun")
+    if leaving.namespace != coming.namespace:
+        raise RequestInvalid("both containers of a swap are of one namespace", state="no operation was begun")
+    return _of_containers(node, leaving, coming)
+
+
+def _checkpoint(node: Node, id: str, arguments: Checkpoint) -> Target:
+    container = _running(node, arguments.name, arguments.namespace)
+    path = arguments.path or f"{short_name(container)}-{id}"
+    if "/" not in path and not IMAGE_NAME.fullmatch(path):
+        raise RequestInvalid(f"{path!r} is not the name of an image", state="no operation was begun")
+    place = new_place(container, _absolute(path) if "/" in path else path)
+    target = _of_containers(node, container)
+    return _with_place(target, image=place, writes=place)
+
+
+def _restore(node: Node, id: str, arguments: Restore) -> Target:
+    image = open_image(str(_image(node, arguments.image)), near=True)
+    source = image.manifest.source
+    name = arguments.name or f"{_source_name(source)}-{id}"
+    wish = wish_of(arguments, name)
+    if arguments.log_path:
+        _absolute(arguments.log_path)
+    namespace = namespace_for(source, wish)
+    with Containerd(node.address) as containerd:
+        if containerd.container(namespace, name) is not None:
+            raise IdTaken(f"container {name} exists in containerd's namespace {namespace}")
+        plan_of(containerd, image, trusted_spec(image), wish)
+    return Target(
+        namespace=namespace,
+        container=name,
+        title=name,
+        image=str(image.path),
+        holds=(f"container {namespace}/{name}",),
+        shares=(_held(image.path),),
+        copies=(_disk(image.path), *(f"{GPU}{gpu.uuid}" for gpu in image.manifest.gpus)),
+    )
+
+
+def _source_name(source: Source) -> str:
+    return source.name[:NAME_LENGTH].rstrip("._-") or source.container[:ID_LENGTH].rstrip("._-")
+
+
+# ---- images
+
+
+def _image(node: Node, name: str) -> Path:
+    """Return the directory of an image that exists. Raises ImageNotFound and ImageAmbiguous."""
+    path = node.image_of(name) or locate(_absolute(name) if name.startswith("/") else name)
+    if not os.path.lexists(path / NAME):
+        raise ImageNotFound(f"no checkpoint image: {path} has no {NAME}", state="no operation was begun")
+    return path
+
+
+def _delete(node: Node, arguments: Delete) -> Target:
+    image, config = _image(node, arguments.image), Config.load()
+    roots = [root for root, _ in config.image_roots]
+    if not any(image.is_relative_to(root) and image != root for root in roots):
+        raise NotDeleted(
+            f"{image} lies neither below the checkpoint root nor below a trusted root",
+            state="it is as it was",
+            advice="remove the directory by hand",
+        )
+    if node.is_pinned(image) and not arguments.force:
+        raise ImagePinned(f"{image} is pinned", state="it is as it was")
+    return Target(image=str(image), holds=(_held(image),))
+
+
+def _import(arguments: Import) -> Target:
+    source, config = Path(_absolute(arguments.path)), Config.load()
+    manifest, content = _foreign_manifest(source)
+    inside = source.is_relative_to(config.checkpoint_root)
+    known = inside or _is_signed(Image(source, manifest, content=content), config)
+    claimed = manifest.source.namespace
+    if claimed and not arguments.namespace and not known:
+        raise NotImported(
+            f"{source} says that it is an image of namespace {claimed}, and no key that is valid here has signed it",
+            state="nothing was imported",
+            advice=f"name the namespace whose pods may restore it: {claimed}",
+        )
+    name = arguments.name or ("" if source.is_dir() else source.name.removesuffix(".tar"))
+    place = target_of(source, name, arguments.namespace or claimed, config)
+    if place != source and os.path.lexists(place):
+        raise NotImported(f"{place} exists", state="nothing was imported", advice="give another name, or remove it")
+    holds = dict.fromkeys((_held(source), _held(place)))
+    writes = str(place) if place != source else ""
+    return Target(
+        image=str(place),
+        archive=str(source),
+        writes=writes,
+        holds=tuple(holds),
+        copies=tuple(dict.fromkeys((_disk(source), _disk(place)))),
+    )
+
+
+def _foreign_manifest(source: Path) -> tuple[Manifest, bytes]:
+    if not source.is_dir():
+        return manifest_in(source)
+    try:
+        content = read_plain(source / NAME, most=MOST_BYTES)
+        return decode(content), content
+    except (OSError, ManifestInvalid, RecursionError) as error:
+        raise NotImported(f"{source} is no whole checkpoint image: {error}", state="nothing was imported") from error
+
+
+def _is_signed(image: Image, config: Config) -> bool:
+    return signature_of(image, ring_of(known_keys(config))).key is not None
+
+
+def _export(node: Node, arguments: Export) -> Target:
+    image, archive = _image(node, arguments.image), Path(_absolute(arguments.path))
+    if os.path.lexists(archive):
+        raise PlaceTaken(f"{archive} exists", state="nothing was exported")
+    if not archive.parent.is_dir():
+        raise RequestInvalid(f"{archive.parent} is no directory", state="nothing was exported")
+    target = Target(image=str(image), archive=str(archive), shares=(_held(image),), copies=(_disk(image),))
+    return _with_place(target, writes=archive)
+
+
+def _between_tiers(node: Node, arguments: Copy | Evict) -> Target:
+    """Return the target of what moves an image. It takes no turn at a disk: movements have an order of their own."""
+    if arguments.tier not in node.tiers():
+        known = ", ".join(node.tiers())
+        raise RequestInvalid(f"{arguments.tier!r} is no tier of this node: {known}", state="no operation was begun")
+    namespace, name, id = ref = node.ref_of(arguments.image)
+    return Target(image=id, title=f"{namespace}/{name}" if namespace else name, ref=ref, holds=(f"image {id}",))
+
+
+# ---- places
+
+
+def _with_place(target: Target, *, writes: Path, image: Path | None = None) -> Target:
+    """Return the target with a place that is written."""
+    return replace(
+        target,
+        image=str(image) if image else target.image,
+        writes=str(writes),
+        holds=(*target.holds, _held(writes)),
+        copies=tuple(dict.fromkeys((*target.copies, _disk(writes)))),
+    )
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or ".." in Path(path).parts:
+        raise RequestInvalid(f"{path!r} is no absolute path without `..`", state="no operation was begun")
+    return str(Path(path))
+
+
+def _held(path: Path) -> str:
+    return f"path {path}"
+
+
+def _disk(path: Path) -> str:
+    """Return the filesystem of `path`, or where it will be."""
+    device = next(above.stat().st_dev for above in _existing(path))
+    return f"{DISK}{os.major(device)}:{os.minor(device)}"
+
+
+def _existing(path: Path) -> Iterator[Path]:
+    return (above for above in (path, *path.parents) if above.exists())

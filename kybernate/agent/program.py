@@ -1,0 +1,124 @@
+"""The node agent as a program: assembles its parts, runs until it is told to end, and leaves nothing half done.
+
+What shims do continues when the agent ends, however that is; the next start finds it in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from kybernate.agent.assembly import Agent
+from kybernate.agent.lifetime import OnlyAgent, Watchdog
+from kybernate.agent.logs import open_log
+from kybernate.agent.notify import Notifier, forget, passed_sockets
+from kybernate.agent.settings import DEFAULT_PATH, LiveSettings
+from kybernate.node.failure import Failure
+from kybernate_shim import __version__
+from kybernate_shim.linux.private_files import NO_OTHERS
+from kybernate_shim.trust.places import PlaceUntrusted, make_private
+from kybernate_shim.undo import in_words
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StateUnusable(Failure):
+    """The agent's directory cannot be used."""
+
+    advice = "name a directory of root's alone as `state_directory` in agent.toml"
+
+
+class PartFailed(Failure):
+    """A part of the agent has ended by a defect: the agent ends, and the service manager starts it again."""
+
+    advice = "the agent's log has the traceback as `agent.failed`; operations of shims continue"
+
+
+def run(path: Path = DEFAULT_PATH) -> None:
+    """Run the agent until SIGTERM. Raises ConfigInvalid, and Failure where it cannot start or continue."""
+    live = LiveSettings.load(path)
+    given, notifier = passed_sockets(os.environ, os.getpid()), Notifier.of(os.environ, os.getpid())
+    forget(os.environ)
+    os.umask(NO_OTHERS)
+    log = open_log(live.current.log_level)
+    for warning in live.current.warnings:
+        log.warning("settings.ignored", warning=warning)
+    state = live.current.state_directory
+    try:
+        make_private(state)
+        lock = OnlyAgent(state / "lock")
+    except (OSError, PlaceUntrusted) as error:
+        raise StateUnusable(str(error)) from error
+    try:
+        asyncio.run(_main(live, Agent(live, log, given), notifier, log))
+    finally:
+        lock.close()
+
+
+async def _main(live: LiveSettings, agent: Agent, notifier: Notifier, log: Any) -> None:
+    stopping, reloading = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in ENDING:
+        loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, reloading.set)
+    async with agent.open() as parts:
+        work = [*parts, Watchdog(notifier, agent.journal, log).run(), _reloads(agent, reloading, notifier)]
+        async with _working(work) as tasks:
+            try:
+                await agent.serve()
+                _freeze_what_is_loaded()
+                notifier.send(READY="1", STATUS=f"serving on {live.current.socket}")
+                log.info("agent.started", version=__version__, socket=live.current.socket)
+                await _until(stopping, tasks, log)
+            finally:
+                notifier.send(STOPPING="1", STATUS="waiting for operations")
+                await agent.drain(live.current.operations.drain)
+    log.info("agent.stopped")
+
+
+def _freeze_what_is_loaded() -> None:
+    """Spare later garbage collections what was imported: one over all of it stops the event loop for tens of ms."""
+    gc.collect()
+    gc.freeze()
+
+
+async def _reloads(agent: Agent, wanted: asyncio.Event, notifier: Notifier) -> None:
+    while True:
+        await wanted.wait()
+        wanted.clear()
+        notifier.send(RELOADING="1", MONOTONIC_USEC=str(int(asyncio.get_running_loop().time() * 1e6)))
+        await agent.reload()
+        notifier.send(READY="1")
+
+
+@asynccontextmanager
+async def _working(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[set[asyncio.Task[None]]]:
+    """Do the work until the block ends."""
+    tasks = {asyncio.create_task(one) for one in work}
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _until(stopping: asyncio.Event, tasks: set[asyncio.Task[None]], log: Any) -> None:
+    """Return when it is time to stop. Raises PartFailed when a part ends before, by an error."""
+    stop: asyncio.Task[Any] = asyncio.create_task(stopping.wait())
+    waiting: set[asyncio.Task[Any]] = {stop, *tasks}
+    try:
+        while not stop.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stop}:
+                if error := task.exception():
+                    log.error("agent.failed", error=repr(error), exc_info=error)
+                    raise PartFailed(f"a part of the agent has failed: {in_words(error)}") from error
+    finally:
+        stop.cancel()

@@ -1,0 +1,1 @@
+"""What the agent answers by gRPC. A servicer looks up, delegates and answers; it decides nothing."""

@@ -1,0 +1,68 @@
+"""The service of checkpoint images: the registry answers, and what touches files is an operation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kybernate.agent.operations.engine import Engine
+from kybernate.agent.service.images import filter_of, image_message, list_message
+from kybernate.agent.service.operations import submitted
+from kybernate.messages import agent_pb2 as wire
+from kybernate.messages.agent_pb2_grpc import CheckpointsServicer
+from kybernate.registry.catalogue import Catalogue
+from kybernate.registry.model import ImageRow
+
+T = TypeVar("T")
+
+
+class Checkpoints(CheckpointsServicer):
+    """`catalogue` may block, and is asked in a thread. `publish` gets each image that was pinned or labelled."""
+
+    def __init__(
+        self, catalogue: Callable[[], Catalogue], engine: Engine, publish: Callable[[wire.Image], object]
+    ) -> None:
+        self._catalogue = catalogue
+        self._engine = engine
+        self._publish = publish
+
+    async def ListImages(self, request: wire.ListImagesRequest, context: Any) -> wire.ListImagesResponse:
+        wanted, limit, token = filter_of(request), request.limit, request.page_token
+        return list_message(await self._asked(lambda registry: registry.list(wanted, limit=limit, token=token)))
+
+    async def GetImage(self, request: wire.GetImageRequest, context: Any) -> wire.Image:
+        return image_message(await self._asked(lambda registry: registry.get(request.image)))
+
+    async def PinImage(self, request: wire.PinImageRequest, context: Any) -> wire.Image:
+        return self._changed(await self._asked(lambda registry: registry.pin(request.image, request.pinned)))
+
+    async def LabelImage(self, request: wire.LabelImageRequest, context: Any) -> wire.Image:
+        labels, removed = dict(request.labels), list(request.removed)
+        return self._changed(await self._asked(lambda registry: registry.label(request.image, labels, removed)))
+
+    async def VerifyImage(self, request: wire.VerifyImageRequest, context: Any) -> wire.Operation:
+        return await submitted(self._engine, request)
+
+    async def DeleteImage(self, request: wire.DeleteImageRequest, context: Any) -> wire.Operation:
+        return await submitted(self._engine, request)
+
+    async def ImportImage(self, request: wire.ImportImageRequest, context: Any) -> wire.Operation:
+        return await submitted(self._engine, request)
+
+    async def ExportImage(self, request: wire.ExportImageRequest, context: Any) -> wire.Operation:
+        return await submitted(self._engine, request)
+
+    async def CopyImage(self, request: wire.CopyImageRequest, context: Any) -> wire.Operation:
+        return await submitted(self._engine, request)
+
+    async def EvictImage(self, request: wire.EvictImageRequest, context: Any) -> wire.Operation:
+        return await submitted(self._engine, request)
+
+    async def _asked(self, ask: Callable[[Catalogue], T]) -> T:
+        return await asyncio.to_thread(lambda: ask(self._catalogue()))
+
+    def _changed(self, row: ImageRow) -> wire.Image:
+        image = image_message(row)
+        self._publish(image)
+        return image

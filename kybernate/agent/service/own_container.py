@@ -1,0 +1,175 @@
+"""The service on the restricted socket: a container's own processes, about their own container and nothing else.
+
+No field of a request names a container, a path or a namespace. Where an image goes, and how much room there is, is
+decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from kybernate.agent.access.caller import CALLER, Caller, OwnContainer
+from kybernate.agent.inventory.gpus import Activity
+from kybernate.agent.operations.engine import Engine
+from kybernate.agent.operations.messages import operation_message, submission
+from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, Operation, State, Suspend
+from kybernate.agent.operations.store import Wanted
+from kybernate.agent.service.idle import Idleness
+from kybernate.agent.service.quota import Quota
+from kybernate.messages import agent_pb2 as wire
+from kybernate.messages.agent_pb2_grpc import SelfServicer
+from kybernate.node.failure import Failure
+
+PREFIX: Final = "self-"  # begins the names of images that containers have asked for
+ACTIVE: Final = tuple(state for state in State if state not in FINAL)
+# Nothing of the node.
+SHOWN: Final = ("namespace", "id", "title", "pod_namespace", "pod", "name", "image", "state", "gpu", "operation",
+                "vram_bytes", "arena_bytes", "workload", "gpu_uuids", "started", "restored_from")  # fmt: skip
+PLAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # names of Kubernetes: RFC 1123
+IDLE_SECONDS: Final = 60.0
+MOST_IDLE_SECONDS: Final = 86400.0
+
+
+class AlreadyPending(Failure):
+    """An operation on the caller's container has not ended yet."""
+
+    advice = "wait for it: `GetOperation`"
+
+
+class NotYours(Failure):
+    """The operation is not about the caller's container, or another one asked for it."""
+
+
+class NoPlace(Failure):
+    """A container's namespace has a name that no directory of images can have."""
+
+
+class Own(SelfServicer):
+    """`find` returns the container as the inventory has it, None if it has ended. `root` is where images lie.
+
+    `activity` returns what the container does on GPUs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        find: Callable[[OwnContainer], wire.Container | None],
+        root: Callable[[], Path],
+        quota: Quota,
+        idleness: Idleness,
+        activity: Callable[[OwnContainer], Awaitable[Activity]],
+    ) -> None:
+        self._engine, self._find, self._root, self._quota, self._idleness = engine, find, root, quota, idleness
+        self._activity = activity
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def GetSelf(self, request: wire.GetSelfRequest, context: Any) -> wire.Container:
+        _, own = self._caller()
+        found = self._find(own)
+        return wire.Container(**{name: getattr(found, name) for name in SHOWN}) if found else wire.Container(id=own.id)
+
+    async def Checkpoint(self, request: wire.SelfCheckpointRequest, context: Any) -> wire.Operation:
+        caller, own = self._caller()
+        directory = place_of(own, self._root())
+        name = image_name(own, request.options.idempotency_key)
+        arguments = Checkpoint(own.id, own.namespace, str(directory / name), exit=request.exit)
+        async with self._locks.setdefault(caller.key, asyncio.Lock()):
+            if (known := await self._pending(own, request.options, caller)) is not None:
+                return operation_message(known)
+            found = self._find(own)
+            await self._quota.require_room(directory, PREFIX, found.pid if found else 0)
+            return await self._submit(caller, arguments, request.options)
+
+    async def SuspendWhenIdle(self, request: wire.SuspendWhenIdleRequest, context: Any) -> wire.Operation:
+        caller, own = self._caller(interrupts=False)
+        seconds = request.idle.ToTimedelta().total_seconds() or IDLE_SECONDS
+        about = wire.Operation(verb="suspend", container=own.id, namespace=own.namespace, requester=str(caller))
+
+        async def submit() -> wire.Operation:
+            async with self._locks.setdefault(caller.key, asyncio.Lock()):
+                if (known := await self._pending(own, wire.Options(), caller)) is not None:
+                    return operation_message(known)
+                return await self._submit(caller, Suspend(own.id, own.namespace), wire.Options())
+
+        seconds = min(max(seconds, 0.0), MOST_IDLE_SECONDS)
+        look = partial(self._activity, own)
+        return self._idleness.begin(caller.key, seconds, request.options.idempotency_key, about, look, submit)
+
+    async def GetOperation(self, request: wire.GetOperationRequest, context: Any) -> wire.Operation:
+        """Answer without ending a wait: its caller asks how far it is."""
+        caller, own = self._caller(interrupts=False)
+        waiting = self._idleness.find(caller.key, request.id)
+        if waiting is None or waiting.id == request.id:
+            return waiting if waiting is not None else operation_message(await self._own(request.id, own))
+        return operation_message(await self._own(waiting.id, own))
+
+    async def CancelOperation(self, request: wire.CancelOperationRequest, context: Any) -> wire.Operation:
+        caller, own = self._caller()
+        waiting = self._idleness.find(caller.key, request.id)
+        if waiting is not None and waiting.id == request.id:
+            return waiting
+        found = await self._own(waiting.id if waiting is not None else request.id, own)
+        if found.scope != caller.key:
+            raise NotYours(f"operation {found.id} was begun by {found.requester}", state="it continues")
+        return operation_message(await self._engine.cancel(found.id))
+
+    def _caller(self, *, interrupts: bool = True) -> tuple[Caller, OwnContainer]:
+        """Return who calls. A call shows that the container's programs are at work."""
+        caller = CALLER.get()
+        assert caller.container is not None, "the table of roles lets containers alone call this service"
+        if interrupts:
+            self._idleness.interrupt(caller.key)
+        return caller, caller.container
+
+    async def _submit(self, caller: Caller, arguments: Arguments, options: wire.Options) -> wire.Operation:
+        return operation_message(
+            await self._engine.submit(submission(arguments, options, str(caller), scope=caller.key))
+        )
+
+    async def _pending(self, own: OwnContainer, options: wire.Options, caller: Caller) -> Operation | None:
+        """Return the operation that is pending where the request is its repetition. Raises AlreadyPending."""
+        found = await self._engine.list(Wanted(states=ACTIVE, container=own.id))
+        for operation in found:
+            if not _is_about(operation, own):
+                continue
+            if operation.key and operation.key == options.idempotency_key and operation.scope == caller.key:
+                return operation
+            raise AlreadyPending(f"operation {operation.id} ({operation.verb}) of this container has not ended")
+        return None
+
+    async def _own(self, id: str, own: OwnContainer) -> Operation:
+        found = await self._engine.get(id)
+        if not _is_about(found, own):
+            raise NotYours(f"no operation {id} of this container")
+        return found
+
+
+def _is_about(operation: Operation, own: OwnContainer) -> bool:
+    return (operation.target.namespace, operation.target.container) == (own.namespace, own.id)
+
+
+def place_of(own: OwnContainer, root: Path) -> Path:
+    """Return the directory for images of a container: that of its namespace where it is a pod's. Raises NoPlace."""
+    if not own.pod:
+        return root
+    if not PLAIN.fullmatch(own.pod_namespace):
+        raise NoPlace(f"the namespace {own.pod_namespace!r} is no name of a directory", state="nothing was begun")
+    return root / own.pod_namespace
+
+
+def image_name(own: OwnContainer, key: str) -> str:
+    """Return the name of a new image; with an idempotency key always the same one."""
+    title = own.name if PLAIN.fullmatch(own.name) else re.sub(r"[^a-z0-9]+", "-", own.id.lower())[:12].strip("-")
+    if key:
+        digest = hashlib.sha256("\0".join((own.namespace, own.id, key)).encode())
+        return f"{PREFIX}{title}-{digest.hexdigest()[:16]}"
+    return f"{PREFIX}{title}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"

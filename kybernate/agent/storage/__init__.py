@@ -1,0 +1,1 @@
+"""Which tiers this node has, and what the registry knows of them."""

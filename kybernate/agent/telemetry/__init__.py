@@ -1,0 +1,1 @@
+"""What the agent reports of its work to Prometheus and OpenTelemetry."""

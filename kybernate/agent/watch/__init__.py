@@ -1,0 +1,1 @@
+"""What the agent knows now, what has changed, and who follows it."""

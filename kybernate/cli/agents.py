@@ -1,0 +1,105 @@
+"""The agent of this node, for commands that have it do the work where it runs, and do it themselves where none does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kybernate.cli.formats import moment
+from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import Interrupted
+from kybernate.client import Agent, Operation
+from kybernate.client.target import DEFAULT_SOCKET, VARIABLE
+from kybernate.messages import agent_pb2 as wire
+from kybernate.node.containerd import DEFAULT_ADDRESS
+from kybernate.node.failure import Failure
+
+OFF = "none"
+
+
+class NoAgent(Failure):
+    """The command is about what only an agent knows, and none runs here."""
+
+    advice = "start one with `systemctl start kybernate-agent` or `kybernate agent`"
+
+
+def agent_here(address: str = DEFAULT_ADDRESS) -> Agent | None:
+    """Return a connection to the agent where one runs.
+
+    An agent serves the containerd that its own configuration names. So there is none for another `address`, unless
+    --agent or $KYBERNATE_AGENT names it.
+    """
+    named = os.environ.get(VARIABLE, "")
+    if named:
+        return None if named == OFF else Agent(named)
+    usual = Path(address.removeprefix("unix://")).resolve() == Path(DEFAULT_ADDRESS).resolve()
+    return Agent() if usual and Path(DEFAULT_SOCKET).is_socket() and _answers() else None
+
+
+def _answers() -> bool:
+    """Return whether a process accepts connections: a killed agent leaves its socket."""
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(DEFAULT_SOCKET)
+        except PermissionError:
+            return True  # it runs, and its refusal is the answer
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def agent_or_none(address: str = DEFAULT_ADDRESS) -> Iterator[Agent | None]:
+    """Connect to the agent where one runs, for the block."""
+    agent = agent_here(address)
+    if agent is None:
+        yield None
+        return
+    with agent:
+        yield agent
+
+
+def require_wait(wait: bool) -> None:
+    """Refuse --no-wait where the command itself does the work. Raises NoAgent."""
+    if not wait:
+        raise NoAgent("--no-wait needs an agent, and none runs on this node", state="nothing was begun")
+
+
+@contextmanager
+def required_agent() -> Iterator[Agent]:
+    """Connect to the agent. Raises NoAgent where none runs."""
+    agent = agent_here()
+    if agent is None:
+        raise NoAgent(f"no agent runs on this node: nothing listens on {os.environ.get(VARIABLE) or DEFAULT_SOCKET}")
+    with agent:
+        yield agent
+
+
+def finished(operation: Operation, timeout: float | None = None) -> wire.Operation:
+    """Wait for an operation with a progress bar, and return its last state when it has succeeded.
+
+    Raises OperationFailed, NotFinished, and Interrupted after Ctrl-C, which leaves the operation alone.
+    """
+    first = operation.state
+    subject = first.container_title or first.container or first.image
+    try:
+        with Bar(f"{first.verb} {subject}") as bar:
+            for state in operation.follow(timeout):
+                bar.show_progress(state.progress)
+        operation.result()
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted",
+            state=f"operation {operation.id} ({first.verb} of {subject}) continues",
+            advice=f"`kybernate wait {operation.id}` waits for it, `kybernate cancel {operation.id}` undoes it",
+        ) from None
+    return operation.state
+
+
+def seconds_of(operation: wire.Operation) -> float:
+    """Return how long an operation that has ended took, from its begin on."""
+    return moment(operation.ended) - moment(operation.started)

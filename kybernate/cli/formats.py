@@ -1,0 +1,91 @@
+"""The option `-o` of commands that list: a table, a wider one, JSON or YAML, as `kubectl` and `crictl` have it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Generic, TypeVar
+
+import typer
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from kybernate.cli.output import GAP, printable, show_columns, show_json
+
+Item = TypeVar("Item")
+
+
+class Format(StrEnum):
+    """How a list is printed."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+Output = Annotated[
+    Format, typer.Option("--output", "-o", metavar="FORMAT", help="table, wide, json or yaml.", show_default=False)
+]
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table(Generic[Item]):
+    """How entries of a list are printed: a table has the first `narrow` columns, a wide one has all."""
+
+    header: Sequence[str]
+    row: Callable[[Item], Sequence[object]]
+    document: Callable[[Item], Any]  # for JSON and YAML
+    narrow: int
+
+    def show(self, format: Format, items: Sequence[Item]) -> None:
+        """Print a list."""
+        if format == Format.JSON:
+            show_json([self.document(one) for one in items])
+        elif format == Format.YAML:
+            show_yaml([self.document(one) for one in items])
+        else:
+            columns = self._columns(format)
+            show_columns(self.header[:columns], [self.row(one)[:columns] for one in items])
+
+    def show_change(self, format: Format, item: Item) -> None:
+        """Print one entry that has changed: a line of JSON for programs, its cells for people."""
+        if format in (Format.JSON, Format.YAML):
+            typer.echo(json.dumps(self.document(item), ensure_ascii=False))
+        else:
+            typer.echo(GAP.join(printable(str(cell)) for cell in self.row(item)[: self._columns(format)]))
+
+    def _columns(self, format: Format) -> int:
+        return len(self.header) if format == Format.WIDE else self.narrow
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Enclose what runs until Ctrl-C, which is its usual end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def moment(stamp: Timestamp) -> float:
+    """Return a time of a message in seconds since 1970, 0 where it has none."""
+    return stamp.ToMicroseconds() / 1e6
+
+
+def show_yaml(document: object) -> None:
+    """Print a document as YAML."""
+    import yaml  # 15 ms that every other command is spared
+
+    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def document_of(message: Message) -> dict[str, Any]:
+    """Return a message for JSON, with the names of its fields as the .proto file has them."""
+    from google.protobuf.json_format import MessageToDict  # 15 ms that a command without JSON is spared
+
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

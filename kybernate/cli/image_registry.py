@@ -1,0 +1,48 @@
+"""What `kybernate push` and `pull` share: the options by which an image registry is reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kybernate.cli.export import ExportNotInstalled
+
+if TYPE_CHECKING:
+    from kybernate.export.registry_client import Connection
+
+MOST_PARALLEL = 64
+
+PlainHttp = Annotated[
+    bool, typer.Option("--plain-http", help="Without TLS. It is the default for a registry on localhost.")
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option("--ca", metavar="FILE", help="Certificates of the registry's authority.", show_default="the system's"),
+]
+CredentialsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--credentials", metavar="FILE", help="Credentials, as `docker login` writes them.",
+        show_default="$DOCKER_CONFIG/config.json or ~/.docker/config.json",
+    ),
+]  # fmt: skip
+Parallel = Annotated[
+    int, typer.Option("--parallel", metavar="N", min=1, max=MOST_PARALLEL, help="Requests at the same time.")
+]
+
+
+def connection(
+    host: str, *, plain_http: bool, ca: Path | None, file: Path | None, parallel: int, mount_from: str = ""
+) -> Connection:
+    """Return how a registry is reached. Raises ExportNotInstalled and CredentialsUnusable."""
+    try:
+        import zstandard  # noqa: F401
+
+        from kybernate.export.registry_client import Connection
+    except ModuleNotFoundError as error:
+        raise ExportNotInstalled(f"{error.name} is not installed") from error
+    from kybernate.export.credentials import credentials_for
+
+    return Connection(credentials_for(host, file), plain_http, ca, mount_from, parallel)

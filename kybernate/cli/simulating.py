@@ -1,0 +1,127 @@
+"""`kybernate store simulate`: what the policy of the tiers would do on a trace of uses, compared with LRU and LFU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kybernate.agent.settings import Settings
+from kybernate.agent.tier_rules import rules_of
+from kybernate.cli.formats import Format, Output, Table
+from kybernate.cli.options import Json
+from kybernate.cli.output import seconds, size
+from kybernate.node.failure import Failure
+from kybernate.store.policy.model import TierState
+from kybernate.store.policy.simulate import REPLACEMENTS, Outcome, Setup, replay
+from kybernate.store.policy.synthetic import MAKERS, synthetic
+from kybernate.store.policy.traces import Access, TraceInvalid, read_traces
+from kybernate_shim.config.forms import BYTES
+
+SYNTHETIC = "synthetic:"
+HEADER = ("POLICY", "HITS", "HIT BYTES", "MOVED", "WAITED", "PREFETCHED", "IN VAIN", "USES")
+NARROW = 5
+
+
+class TraceUnreadable(Failure):
+    """A trace cannot be read, or is none."""
+
+    advice = "docs/tiers.md describes the formats"
+
+
+class Slower(StrEnum):
+    """The tier that images are in which are not in memory."""
+
+    DISK = "disk"
+    OBJECT = "object"
+
+
+def simulate(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE...",
+            help=f"Files, or one of {', '.join(SYNTHETIC + name for name in MAKERS)}.",
+            show_default=False,
+        ),
+    ],
+    capacity: Annotated[str, typer.Option(metavar="BYTES", help="Memory for images.")] = "64GiB",
+    slower: Annotated[
+        Slower, typer.Option("--from", metavar="TIER", help="Where all images are: disk or object.")
+    ] = Slower.OBJECT,
+    image_size: Annotated[
+        str, typer.Option("--size", metavar="BYTES", help="Of an image, where a trace has no sizes.")
+    ] = "8GiB",
+    idle: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="A workload runs so long after a use: no restore.")
+    ] = 0,
+    output: Output = Format.TABLE,
+    as_json: Json = False,
+) -> None:
+    """Replay a trace of uses against LRU, LFU and the node's policy.
+
+    Speeds and rules are those of `tiers` in agent.toml. MOVED was read from the slower tier, WAITED is the sum over all
+    restores.
+    """
+    wanted = Settings.load().tiers
+    source = wanted.disk if slower == Slower.DISK else wanted.object
+    setup = Setup(
+        _bytes("--capacity", capacity),
+        TierState(read_bytes_per_second=wanted.ram.read_bytes_per_second),
+        TierState(read_bytes_per_second=source.read_bytes_per_second),
+        rules_of(wanted),
+    )
+    if not wanted.policy.prefetch:
+        setup = replace(setup, prefetch=False)
+    trace = _read(traces, setup, _bytes("--size", image_size), idle)
+    outcomes = [replay(trace, name, setup) for name in REPLACEMENTS]
+    Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, outcomes)
+
+
+def _read(traces: list[str], setup: Setup, image_size: int, idle: float) -> list[Access]:
+    first = traces[0]
+    if first.startswith(SYNTHETIC):
+        try:
+            return synthetic(first.removeprefix(SYNTHETIC), setup.rules.zone)
+        except KeyError:
+            raise TraceUnreadable(f"there is no trace {first}", advice=f"there are {', '.join(MAKERS)}") from None
+    try:
+        found = read_traces(map(_lines, traces), size=image_size, idle=idle)
+    except (OSError, UnicodeDecodeError, TraceInvalid) as error:
+        raise TraceUnreadable(f"the trace cannot be read: {error}") from error
+    if not found:
+        raise TraceUnreadable("the trace has no uses")
+    return found
+
+
+def _lines(name: str) -> Iterator[str]:
+    with Path(name).open(encoding="utf-8") as file:
+        yield from file
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return int(BYTES.parse(text))
+    except ValueError:
+        raise typer.BadParameter(f"must be {BYTES.words}", param_hint=option) from None
+
+
+def _row(one: Outcome) -> tuple[object, ...]:
+    return (
+        one.policy,
+        f"{one.hit_ratio:.1%}",
+        f"{one.hit_bytes / one.used_bytes if one.used_bytes else 0:.1%}",
+        size(one.moved_bytes),
+        seconds(one.waited_seconds) if one.waited_seconds < 7200 else f"{one.waited_seconds / 3600:.1f} h",
+        one.prefetched,
+        one.prefetched_in_vain,
+        one.uses,
+    )
+
+
+def _document(one: Outcome) -> dict[str, object]:
+    return {**asdict(one), "hit_ratio": one.hit_ratio}

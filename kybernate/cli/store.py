@@ -1,0 +1,397 @@
+"""`kybernate store`: checkpoint images in an object store, as chunks that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kybernate.agent.peering import target_of_node
+from kybernate.agent.settings import DEFAULT_PATH as AGENT_TOML
+from kybernate.agent.settings import Settings
+from kybernate.cli.formats import NONE, Format, Output, Table
+from kybernate.cli.options import ImageName, Json
+from kybernate.cli.output import age, show_columns, show_fields, show_json, size
+from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import Interrupted
+from kybernate.cli.simulating import simulate
+from kybernate.node.failure import Failure
+from kybernate.node.places import PlaceTaken, locate
+from kybernate_shim.config import Config
+
+if TYPE_CHECKING:  # libraries of the extra `store`
+    from kybernate.store.chunkstore import ChunkStore
+    from kybernate.store.format.recipe import Recipe
+    from kybernate.store.place import StorePlace
+    from kybernate.store.transfer import Transfer
+
+T = TypeVar("T")
+HEADER = ("NAME", "NAMESPACE", "SIZE", "CREATED", "CHUNKS", "ID")
+NARROW = 4
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", metavar="URL", help="The store: s3://BUCKET/PREFIX, gs://…, az://… or file:///DIRECTORY.",
+        show_default="store.url of agent.toml",
+    ),
+]  # fmt: skip
+
+
+class StoreNotInstalled(Failure):
+    """The libraries of the store are not there."""
+
+    advice = "install the package with its extra `store`"
+
+
+class NotInStore(Failure):
+    """The store has no image of that name."""
+
+    advice = "`kybernate store ls` lists what it has"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Keep checkpoint images in an object store.", no_args_is_help=True)
+    for command in (init, put, get, ls, rm, check, gc, stats, simulate):
+        group.command()(command)
+    app.add_typer(group, name="store")
+
+
+def init(url: Url = "", as_json: Json = False) -> None:
+    """Make a place a store, with a new key where the node has none.
+
+    All nodes that share the store need the same key file (`store.key`): copy it by a safe way.
+    """
+    place = store_place(url)
+    from kybernate.store.keys import make_key
+
+    if not place.key.exists():
+        make_key(place.key)
+
+    async def work(store: ChunkStore) -> str:
+        return store.id
+
+    id = _run(place, work, create=True)
+    if as_json:
+        show_json({"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted})
+    else:
+        show_fields({"store": place.url, "id": id, "key": place.key, "encrypted": "yes" if place.encrypted else "no"})
+
+
+def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
+    """Store an image of this node.
+
+    Only chunks that the store does not have are sent. An interrupted transfer continues where it stopped.
+    """
+    from kybernate.store import images
+
+    directory = locate(image)
+    with Bar(f"store {directory.name}") as bar:
+        transfer = store_transfer(bar)
+        recipe = _run(store_place(url), lambda store: images.put(store, directory, transfer))
+    progress = transfer.progress
+    document = {"id": recipe.id, "namespace": recipe.namespace, "name": recipe.name, **asdict(progress)}
+    if as_json:
+        show_json(document)
+        return
+    show_fields(
+        {
+            "image": recipe.name,
+            "id": recipe.id,
+            "size": size(recipe.size),
+            "sent": size(progress.sent_bytes),
+            "known": size(progress.known_bytes),
+            "zeros": size(progress.zero_bytes),
+        }
+    )
+
+
+def get(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or id, or [NAMESPACE/]NAME.", show_default=False)],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="Directory that is created.", show_default="its usual place")
+    ] = None,
+    while_restoring: Annotated[
+        bool, typer.Option("--while-restoring", help="Let restores begin as soon as CRIU's files are there.")
+    ] = False,
+    url: Url = "",
+    node: Annotated[
+        str,
+        typer.Option("--from-node", metavar="NODE", help="Read it from the agent of another node.", show_default=False),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Bring an image back to this node, from the store or from another node that has it.
+
+    Every byte is compared with its digest. The directory appears when it is complete. With --while-restoring it
+    appears immediately, and restores of it wait for what is missing.
+    """
+    if node:
+        return _get_from_node(node, image, path, as_json=as_json)
+    from kybernate.store import images
+    from kybernate.store.streaming.arriving import arriving_at
+
+    def target(recipe: Recipe) -> Path:
+        return path.absolute() if path else Config.load().checkpoint_root / recipe.namespace / recipe.name
+
+    async def work(store: ChunkStore) -> tuple[Recipe, Path]:
+        recipe = await named_recipe(store, image)
+        return recipe, await images.get(store, recipe, target(recipe), transfer)
+
+    with Bar(f"bring back {image}") as bar, _free_place():
+        transfer = store_transfer(bar)
+        if while_restoring:
+            with arriving_at(store_place(url), lambda store: named_recipe(store, image), transfer, target) as arriving:
+                arriving.wait()
+            recipe, directory = arriving.recipe, arriving.directory
+        else:
+            recipe, directory = _run(store_place(url), work)
+    _show_got(recipe.id, str(directory), recipe.size, transfer, as_json=as_json)
+    return None
+
+
+def _get_from_node(node: str, image: str, path: Path | None, *, as_json: bool) -> None:
+    from kybernate.store.tiers.directory import DirectoryTier
+    from kybernate.store.tiers.peer import PeerTier
+    from kybernate.store.tiers.tier import Held
+
+    config = Config.load()
+    tier = PeerTier(node, target_of_node(node, Settings.load()), config)
+
+    async def work() -> Held:
+        source = await tier.open_named(image)
+        try:
+            if path is None:
+                return await DirectoryTier("disk", 2, config.checkpoint_root).receive(source, transfer)
+            source.ref = replace(source.ref, namespace="", name=path.absolute().name)
+            return await DirectoryTier("disk", 2, path.absolute().parent).receive(source, transfer)
+        finally:
+            await source.close()
+
+    with Bar(f"bring {image} from {node}") as bar:
+        transfer = store_transfer(bar)
+        try:
+            held = asyncio.run(work())
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "interrupted", state="what has arrived stays on this node", advice="the same command continues there"
+            ) from None
+    _show_got(held.ref.id, held.place, held.bytes, transfer, as_json=as_json)
+
+
+def _show_got(id: str, place: str, bytes: int, transfer: Transfer, *, as_json: bool) -> None:
+    if as_json:
+        show_json({"id": id, "path": place, **asdict(transfer.progress)})
+    else:
+        show_fields({"image": place, "size": size(bytes), "read": size(transfer.progress.sent_bytes)})
+
+
+def ls(
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", metavar="NS", help="Kubernetes namespace.", show_default="all of them")
+    ] = "",
+    url: Url = "",
+    output: Output = Format.TABLE,
+    as_json: Json = False,
+) -> None:
+    """List the images in the store."""
+
+    async def work(store: ChunkStore) -> list[Recipe]:
+        return [await store.recipe_of(found.name) async for found in store.images(namespace)]
+
+    found = sorted(_run(store_place(url), work), key=lambda one: -one.created)
+    Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, found)
+
+
+def rm(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Names or ids.", show_default=False)],
+    url: Url = "",
+) -> None:
+    """Remove images from the store. `kybernate store gc` frees their room."""
+
+    async def work(store: ChunkStore) -> list[str]:
+        found = [await named_recipe(store, image) for image in images]
+        for one in found:
+            await store.remove(one.namespace, one.id)
+        return [one.name for one in found]
+
+    for name in _run(store_place(url), work):
+        typer.echo(f"removed {name}")
+
+
+def check(
+    read: Annotated[bool, typer.Option("--read", help="Read every chunk and compare it with its digest.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Index packs that no index names.")] = False,
+    url: Url = "",
+    as_json: Json = False,
+) -> None:
+    """Compare what the store says with what it holds; the exit status is 1 where an image is damaged."""
+    from kybernate.store.check import check as look
+
+    with Bar("check", counted=True) as bar:
+        found = _run(store_place(url), lambda store: look(store, read=read, repair=repair, report=bar.count))
+    if as_json:
+        show_json(asdict(found))
+    else:
+        show_fields(
+            {"images": found.images, "packs": f"{found.packs}, {size(found.pack_bytes)}", "chunks": found.chunks}
+        )
+        for words in found.problems:
+            typer.echo(f"kybernate: {words}", err=True)
+    if found.damaged:
+        if not as_json:
+            show_columns(("DAMAGED", "REASON"), found.damaged.items())
+        raise typer.Exit(1)
+
+
+def gc(
+    grace: Annotated[
+        float, typer.Option(min=0, metavar="HOURS", help="Younger packs stay, and notes wait as long.")
+    ] = 24,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    url: Url = "",
+    as_json: Json = False,
+) -> None:
+    """Free the room of chunks that no image needs.
+
+    A run notes packs; a later one deletes those that were noted at least --grace before. It is safe while others write.
+    """
+    from kybernate.store.gc import collect
+
+    with Bar("collect", counted=True) as bar:
+        found = _run(
+            store_place(url), lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count)
+        )
+    if as_json:
+        show_json(asdict(found))
+        return
+    show_fields(
+        {
+            "images": found.images,
+            "chunks": found.chunks,
+            "deleted": f"{found.deleted_packs} packs, {size(found.deleted_bytes)}",
+            "noted": f"{found.condemned_packs} packs, {size(found.condemned_bytes)}",
+            "rescued": f"{found.rescued_chunks} chunks of noted packs" if found.rescued_chunks else "",
+            "missing": f"{found.missing_chunks} chunks: see `kybernate store check`" if found.missing_chunks else "",
+            "unreadable": f"{found.unread_packs} packs: see `kybernate store check`" if found.unread_packs else "",
+        }
+    )
+
+
+def stats(url: Url = "", as_json: Json = False) -> None:
+    """Show what the store holds, and what sharing saves."""
+    from kybernate.store.stats import stats as count
+
+    with Bar("stats", counted=True) as bar:
+        found = _run(store_place(url), lambda store: count(store, report=bar.count))
+    if as_json:
+        show_json(asdict(found))
+        return
+    part = f", {found.stored_bytes / found.image_bytes:.0%} of them" if found.image_bytes else ""
+    show_fields(
+        {
+            "images": f"{found.images}, {size(found.image_bytes)}",
+            "stored": f"{size(found.stored_bytes)}{part}",
+            "packs": found.packs,
+            "chunks": found.chunks,
+        }
+    )
+
+
+@contextmanager
+def _free_place() -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise PlaceTaken(str(error), state="nothing was changed") from None
+
+
+def store_place(url: str) -> StorePlace:
+    try:
+        import obstore  # noqa: F401
+        import zstandard  # noqa: F401
+
+        from kybernate.store.place import StorePlace
+    except ModuleNotFoundError as error:
+        raise StoreNotInstalled(f"the store needs {error.name}, which is not installed") from error
+    from kybernate.store.errors import StoreInvalid
+
+    wanted = Settings.load().store
+    if not (url or wanted.url):
+        raise StoreInvalid("no store is configured", advice=f"set `store.url` in {AGENT_TOML}, or use --url")
+    return StorePlace(url or wanted.url, wanted.key, wanted.encrypted, wanted.endpoint, wanted.region)
+
+
+def store_transfer(bar: Bar) -> Transfer:
+    from kybernate.store.transfer import Transfer
+
+    wanted = Settings.load().store
+    return Transfer(
+        parallel=wanted.parallel,
+        level=wanted.level,
+        bytes_per_second=wanted.bytes_per_second,
+        report=lambda progress: bar.count(progress.done_bytes, progress.total_bytes),
+    )
+
+
+def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]], *, create: bool = False) -> T:
+    from kybernate.store.place import open_store
+
+    async def opened() -> T:
+        store = await open_store(place).open(create=create)
+        try:
+            return await work(store)
+        finally:
+            store.close()
+
+    try:
+        return asyncio.run(opened())
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted", state="what was sent stays in the store", advice="the same command continues there"
+        ) from None
+    except ExceptionGroup as group:  # of several requests that ran in parallel; the first error counts
+        raise group.exceptions[0] from group
+
+
+async def named_recipe(store: ChunkStore, name: str) -> Recipe:
+    """Return the recipe that a name means: an id, a name, or NAMESPACE/NAME. Raises NotInStore."""
+    found = []
+    async for stored in store.images():
+        recipe = await store.recipe_of(stored.name)
+        if name in (recipe.id, recipe.name, f"{recipe.namespace}/{recipe.name}"):
+            found.append(recipe)
+    if not found:
+        raise NotInStore(f"the store has no image of the name {name!r}")
+    if len(found) > 1:
+        listed = "\n".join(f"  {one.id}  {one.namespace}/{one.name}" for one in found)
+        raise NotInStore(f"{name!r} is the name of {len(found)} images:\n{listed}", advice="use the id")
+    return found[0]
+
+
+def _document(one: Recipe) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "namespace": one.namespace,
+        "name": one.name,
+        "bytes": one.size,
+        "created": one.created,
+    }
+
+
+def _row(one: Recipe) -> tuple[object, ...]:
+    return (
+        one.name,
+        one.namespace or NONE,
+        size(one.size),
+        age(time.time() - one.created),
+        len(one.chunks()),
+        one.id,
+    )

@@ -1,0 +1,38 @@
+"""The Python client of the node agent: checkpoint, suspend, move and watch the containers of a node.
+
+    from kybernate.client import Agent
+
+    with Agent() as agent:
+        operation = agent.checkpoint("team-a/web-0", exit=True)
+        for state in operation.follow():
+            print(state.progress.step, state.progress.done_bytes)
+        agent.restore(operation.result().path).result(timeout=60)
+
+`Agent` blocks, `AsyncAgent` has the same calls as coroutines. Messages are those of `kybernate.node.v1`, see
+docs/api.md.
+"""
+
+from kybernate.client.agent import Agent, Operation
+from kybernate.client.asynchronous import AsyncAgent, AsyncOperation
+from kybernate.client.errors import (
+    AgentRefused,
+    AgentUnreachable,
+    NotFinished,
+    OperationCancelled,
+    OperationFailed,
+)
+from kybernate.client.target import DEFAULT_SOCKET, Tls
+
+__all__ = [
+    "DEFAULT_SOCKET",
+    "Agent",
+    "AgentRefused",
+    "AgentUnreachable",
+    "AsyncAgent",
+    "AsyncOperation",
+    "NotFinished",
+    "Operation",
+    "OperationCancelled",
+    "OperationFailed",
+    "Tls",
+]

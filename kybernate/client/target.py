@@ -1,0 +1,85 @@
+"""Where an agent listens, and how a channel to it is made: a UNIX socket, or TCP with mutual TLS."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from kybernate.client.errors import AgentUnreachable
+
+DEFAULT_SOCKET = "/run/kybernate/agent.sock"
+VARIABLE = "KYBERNATE_AGENT"
+MAX_MESSAGE = 64 << 20  # bytes; a list of some thousand images
+OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.default_authority", "localhost"),  # a socket's path is none
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.use_local_subchannel_pool", 1),  # two connections of a process are two callers' own
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM form: the authority that signed the agent's certificate, and the caller's certificate and key.
+
+    `server_name` replaces the host's name where the agent's certificate has another one.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    server_name: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An address in gRPC's form, with what TLS needs; without `tls` it is a UNIX socket of this machine."""
+
+    address: str
+    tls: Tls | None = None
+
+    def channel(self) -> grpc.Channel:
+        """Return a blocking channel. Raises AgentUnreachable where a file of `tls` cannot be read."""
+        if self.tls is None:
+            return grpc.insecure_channel(self.address, options=OPTIONS)
+        return grpc.secure_channel(self.address, _credentials(self.tls), options=_with_name(self.tls))
+
+    def aio_channel(self) -> grpc.aio.Channel:
+        """Return a channel for asyncio; raises as `channel` does."""
+        if self.tls is None:
+            return grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        return grpc.aio.secure_channel(self.address, _credentials(self.tls), options=_with_name(self.tls))
+
+
+def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Target:
+    """Return the target that `address` means: a path or unix:PATH, HOST:PORT with `tls`; "" is the default one.
+
+    Raises ValueError for TCP without TLS: the agent knows its callers there by their certificates alone.
+    """
+    wanted = address or environment.get(VARIABLE, "") or DEFAULT_SOCKET
+    if wanted.startswith(("/", "unix:")):
+        return Target(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
+    if tls is None:
+        raise ValueError(f"{wanted}: TCP needs TLS; give the authority, a certificate and its key")
+    return Target(wanted, tls)
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    try:
+        ca, key, certificate = (path.read_bytes() for path in (tls.ca, tls.key, tls.certificate))
+    except OSError as error:
+        raise AgentUnreachable(f"{error.filename} cannot be read: {error.strerror}") from error
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _with_name(tls: Tls) -> list[tuple[str, str | int]]:
+    """Return the options of a channel whose authority is the host, or the name that the certificate has."""
+    options: list[tuple[str, str | int]] = [one for one in OPTIONS if one[0] != "grpc.default_authority"]
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return options

@@ -1,0 +1,174 @@
+"""Where an exported image is read from: an image registry, an OCI layout, a CRI checkpoint archive. One interface.
+
+A layout's and an archive's files are opened once, and read where their names, which are compared with patterns, say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Protocol
+
+from kybernate.export.documents import MOST_DOCUMENT, TITLE, Descriptor, chosen, read_manifest
+from kybernate.export.download import blob
+from kybernate.export.errors import ArtefactOdd
+from kybernate.export.registry_client import RegistryClient
+from kybernate.export.tar_stream import members
+from kybernate.export.unpack import Unpacking, verified
+from kybernate_shim.linux.plain_files import open_plain
+
+PIECE = 1 << 20
+MOST_MEMBERS = 200_000
+BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a source says of its image: the name that it had, "" for none, and its digest in OCI's words."""
+
+    name: str = ""
+    digest: str = ""
+
+
+class Source(Protocol):
+    """Gives the layers of one image."""
+
+    def fill(self, unpacking: Unpacking) -> Origin:
+        """Unpack the image. Raises ArtefactOdd, TierFull, OSError, and what an image registry raises."""
+
+
+@dataclass(frozen=True)
+class RegistrySource:
+    """An image of an image registry."""
+
+    client: RegistryClient
+
+    def fill(self, unpacking: Unpacking) -> Origin:
+        """See Source."""
+        content, digest = self.client.manifest(self.client.reference.target)
+        if inner := chosen(content):
+            content, digest = self.client.manifest(inner.digest)
+        return _filled(unpacking, content, digest, partial(blob, self.client))
+
+
+def _filled(unpacking: Unpacking, content: bytes, digest: str, blob: Callable[[Descriptor], Iterator[bytes]]) -> Origin:
+    manifest = read_manifest(content)
+    for layer in manifest.layers:
+        unpacking.layer(blob(layer), layer)
+    return Origin(manifest.annotations.get(TITLE, ""), digest)
+
+
+class Files(Protocol):
+    """The files of a layout."""
+
+    def opened(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a file. Raises ArtefactOdd where there is none."""
+
+
+@dataclass(frozen=True)
+class LayoutSource:
+    """An image of an OCI layout."""
+
+    files: Files
+
+    def fill(self, unpacking: Unpacking) -> Origin:
+        """See Source."""
+        found = chosen(_small(self.files.opened("index.json")))
+        if found is None:
+            raise ArtefactOdd("the layout has no index")
+        content = _small(verified(self._blob(found), found))
+        return _filled(unpacking, content, found.digest, self._blob)
+
+    def _blob(self, descriptor: Descriptor) -> Iterator[bytes]:
+        return self.files.opened(f"blobs/{descriptor.digest.replace(':', '/')}")
+
+
+@dataclass(frozen=True)
+class ArchiveSource:
+    """A CRI checkpoint archive, which has no digest of its own."""
+
+    stream: IO[bytes]
+
+    def fill(self, unpacking: Unpacking) -> Origin:
+        """See Source."""
+        self.stream.seek(0)
+        unpacking.archive(iter(partial(self.stream.read, PIECE), b""))
+        return Origin()
+
+
+@contextmanager
+def exported(path: Path) -> Iterator[Source]:
+    """Give the export at `path`: a layout's directory, a layout's tar file, or an archive.
+
+    Raises ArtefactOdd and OSError.
+    """
+    if path.is_dir():
+        yield LayoutSource(_Directory(path))
+        return
+    with os.fdopen(open_plain(path), "rb") as stream:
+        files = _members(stream)
+        yield LayoutSource(_Tar(path, stream, files)) if "index.json" in files else ArchiveSource(stream)
+
+
+@dataclass(frozen=True)
+class _Directory:
+    path: Path
+
+    def opened(self, name: str) -> Iterator[bytes]:
+        _require_name(name)
+        try:
+            with os.fdopen(open_plain(self.path / name), "rb") as stream:
+                while piece := stream.read(PIECE):
+                    yield piece
+        except OSError as error:
+            raise ArtefactOdd(f"{self.path / name} cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class _Tar:
+    path: Path
+    stream: IO[bytes]
+    members: Mapping[str, tuple[int, int]]
+
+    def opened(self, name: str) -> Iterator[bytes]:
+        if name not in self.members:
+            raise ArtefactOdd(f"{self.path} has no {name}")
+        start, left = self.members[name]
+        self.stream.seek(start)
+        while left:
+            piece = self.stream.read(min(PIECE, left))
+            if not piece:
+                raise ArtefactOdd(f"{self.path} ends in the middle of {name}")
+            left -= len(piece)
+            yield piece
+
+
+def _members(stream: IO[bytes]) -> dict[str, tuple[int, int]]:
+    """Return where each plain file of a tar begins, and its size; none of them is read. Raises ArtefactOdd."""
+    found: dict[str, tuple[int, int]] = {}
+    for member in members(stream.read):
+        found[member.name] = (stream.tell(), member.size)
+        stream.seek(member.size, os.SEEK_CUR)
+        if len(found) > MOST_MEMBERS:
+            raise ArtefactOdd(f"it has more than {MOST_MEMBERS} files")
+    return found
+
+
+def _require_name(name: str) -> None:
+    """Names come from digests that were compared with a pattern; this is what makes them safe as paths."""
+    if name != "index.json" and not BLOB.fullmatch(name):
+        raise ArtefactOdd(f"{name!r} is no file of a layout")
+
+
+def _small(pieces: Iterator[bytes]) -> bytes:
+    found = bytearray()
+    for piece in pieces:
+        found += piece
+        if len(found) > MOST_DOCUMENT:
+            raise ArtefactOdd(f"a manifest of more than {MOST_DOCUMENT} bytes")
+    return bytes(found)

@@ -1,0 +1,129 @@
+"""A checkpoint image as one file: a tar archive of its flat files, the manifest first.
+
+An archive from elsewhere is only unpacked here, into a directory of its own; what is in it is examined as any other
+foreign image is. Written archives appear under their name when they are on the disk as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from kybernate.node.failure import Failure
+from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode, is_flat
+from kybernate_shim.checkpoint.image.store import LOGS, Image, require_space
+from kybernate_shim.errors import NoRoom
+from kybernate_shim.linux.atomic_write import sync
+from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE
+
+CHUNK = 4 << 20  # bytes
+MOST_FILES = 100_000
+Progress = Callable[[int, int], object]
+
+
+class NotExported(Failure):
+    """The archive could not be written. There is no file under its name."""
+
+
+class ArchiveOdd(Failure):
+    """The file is no archive of a checkpoint image."""
+
+    advice = "make it with Export, or with tar from the files of an image's directory"
+
+
+def export(image: Image, archive: Path, draft: Path, progress: Progress = lambda done, total: None) -> int:
+    """Write the image to `archive` by way of `draft` in the same directory, and return the archive's bytes.
+
+    Raises NotExported, and what `progress` raises; nothing is left then.
+    """
+    names = [NAME, *sorted(file.name for file in image.manifest.stored_files)]
+    total = sum((image.path / name).stat().st_size for name in names)
+    try:
+        require_space(archive.parent, total)
+        with _opened(draft) as out, tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            count = 0
+            for name in names:
+                with (image.path / name).open("rb") as file:
+                    info = tar.gettarinfo(arcname=name, fileobj=file)
+                    info.mode, info.uid, info.gid, info.uname, info.gname = FILE_MODE, 0, 0, "", ""
+                    tar.addfile(info, _Counted(file, count, total, progress))
+                    count += info.size
+        sync(draft)
+        os.link(draft, archive)  # fails where something is there
+        sync(archive.parent)
+        return archive.stat().st_size
+    except (OSError, NoRoom, tarfile.TarError) as error:
+        raise NotExported(f"{image.path} cannot be exported to {archive}: {error}", state="nothing is left") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
+    """Return the manifest that an archive holds, and its bytes, without unpacking the rest. Raises ArchiveOdd."""
+    try:
+        with tarfile.open(archive, mode="r:") as tar:
+            for number, member in enumerate(tar):
+                if member.name.removeprefix("./") == NAME and member.isreg() and member.size <= MOST_BYTES:
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    content = file.read()
+                    return decode(content), content
+                if number > MOST_FILES:
+                    break
+    except (OSError, tarfile.TarError, ManifestInvalid, RecursionError) as error:
+        raise ArchiveOdd(f"{archive} cannot be read: {error}", state="nothing was imported") from error
+    raise ArchiveOdd(f"{archive} has no {NAME}", state="nothing was imported")
+
+
+def unpack(archive: Path, directory: Path, progress: Progress = lambda done, total: None) -> None:
+    """Unpack an archive into `directory`, which is created. Raises ArchiveOdd and OSError; the rest is left then.
+
+    The archive has plain files with plain names and nothing else, no name twice, and no more bytes than it says.
+    """
+    total = archive.stat().st_size
+    require_space(directory.parent, total)
+    directory.mkdir(mode=DIRECTORY_MODE)
+    try:
+        with tarfile.open(archive, mode="r:") as tar:
+            for number, member in enumerate(tar):
+                name = member.name.removeprefix("./")
+                if member.isdir() and name in ("", "."):
+                    continue
+                if number > MOST_FILES or not member.isreg() or member.issparse() or not is_flat(name):
+                    raise ArchiveOdd(f"{archive}: {member.name!r} is no plain file of an image")
+                if not name.endswith(LOGS):
+                    _unpack_member(tar, member, directory / name, lambda done: progress(done, total))
+    except (tarfile.TarError, FileExistsError) as error:
+        raise ArchiveOdd(f"{archive} cannot be unpacked: {error}", state="nothing was imported") from error
+
+
+def _unpack_member(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, progress: Callable[[int], object]
+) -> None:
+    source = tar.extractfile(member)
+    assert source is not None
+    with _opened(path) as out:
+        while piece := source.read(CHUNK):
+            out.write(piece)
+            progress(member.offset_data + out.tell())
+    if path.stat().st_size != member.size:
+        raise ArchiveOdd(f"{tar.name!r} ends in the middle of {member.name}", state="nothing was imported")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE), "wb")
+
+
+class _Counted:
+    """A file that says how much of it was read."""
+
+    def __init__(self, file: IO[bytes], before: int, total: int, progress: Progress) -> None:
+        self._file, self._before, self._total, self._progress = file, before, total, progress
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        self._progress(self._before + self._file.tell(), self._total)
+        return piece

@@ -1,0 +1,1 @@
+"""One module is one revision, and never changes once it was released."""

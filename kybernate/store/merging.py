@@ -1,0 +1,68 @@
+"""Indexes are replaced: those that name packs that are gone, and many small ones by few.
+
+An index is a convenience: what it lacks is taken from the packs, and packs that it names too many are not relied on
+before they were listed. So replacements need no lock, and one that dies in the middle leaves both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kybernate.store.chunkstore import ChunkStore
+from kybernate.store.errors import ObjectMissing
+from kybernate.store.format import index as indexes
+from kybernate.store.objects import Stored
+
+MOST_SMALL = 16  # indexes, before they are joined
+SMALL_BYTES = 1 << 20
+LARGE_BYTES = 8 << 20  # an index that is written has about as much
+
+
+async def replace(store: ChunkStore, gone: Collection[str]) -> None:
+    """Write indexes without the packs in `gone` in place of those that name them, and join small ones."""
+    found = [stored async for stored in store.objects.list(indexes.PREFIX)]
+    small = sum(stored.size < SMALL_BYTES for stored in found)
+    if not gone and small <= MOST_SMALL:
+        return
+    replacement = _Replacement(store)
+    for stored in found:
+        content = await _content(store, stored)
+        tables = dict(indexes.tables(store.key, content)) if content else {}
+        if any(pack in gone for pack in tables) or (content and stored.size < SMALL_BYTES and small > MOST_SMALL):
+            replacement.old.append(stored.name)
+            await replacement.take({pack: table for pack, table in tables.items() if pack not in gone})
+    await replacement.finish()
+
+
+class _Replacement:
+    """Indexes on their way: the new ones are there before the old ones go."""
+
+    def __init__(self, store: ChunkStore) -> None:
+        self._store = store
+        self._tables: dict[str, bytes] = {}
+        self._new: set[str] = set()
+        self.old: list[str] = []
+
+    async def take(self, tables: dict[str, bytes]) -> None:
+        self._tables |= tables
+        if sum(map(len, self._tables.values())) >= LARGE_BYTES:
+            await self._write()
+
+    async def finish(self) -> None:
+        await self._write()
+        await self._store.objects.delete([name for name in self.old if name not in self._new])
+
+    async def _write(self) -> None:
+        if self._tables:
+            content = indexes.encode_tables(self._store.key, sorted(self._tables.items()))
+            name = indexes.name_of(content)
+            await self._store.objects.put(name, content)
+            self._new.add(name)
+            self._tables = {}
+
+
+async def _content(store: ChunkStore, stored: Stored) -> bytes:
+    try:
+        return await store.objects.get(stored.name)
+    except ObjectMissing:
+        return b""  # another collection has just replaced it

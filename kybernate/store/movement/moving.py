@@ -1,0 +1,110 @@
+"""Copies an image to a tier from wherever it is whole, and removes copies, but never the last good one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kybernate.client.errors import AgentRefused, AgentUnreachable
+from kybernate.node.failure import Failure
+from kybernate.store.errors import (
+    ChunkDamaged,
+    ObjectMissing,
+    StoreDenied,
+    StoreFull,
+    StoreInvalid,
+    StoreUnreachable,
+)
+from kybernate.store.tiers.copying import ImageDamaged
+from kybernate.store.tiers.peer import PeerImageRefused
+from kybernate.store.tiers.peer_connection import PeerRefused
+from kybernate.store.tiers.peer_reading import PeerGone
+from kybernate.store.tiers.tier import Held, ImageDiffers, ImageNotInTier, Ref, Tier, TierReadOnly
+from kybernate.store.transfer import Transfer
+
+OF_SOURCES: Final = (ImageNotInTier, ImageDamaged, ChunkDamaged, StoreInvalid, ObjectMissing, OSError)
+OF_PEERS: Final = (PeerGone, PeerRefused, PeerImageRefused, AgentUnreachable, AgentRefused)
+OF_NETWORKS: Final = (StoreUnreachable, StoreDenied)
+OF_TARGETS: Final = (StoreFull, ImageDiffers, TierReadOnly)
+REMOTE = 3  # the level from which on a tier is reached over a network
+
+
+class ImageNowhere(Failure):
+    """No tier has a good copy of the image that could be read now; the message says why, for each."""
+
+    advice = "`kybernate images -o wide` lists its copies"
+
+
+class LastCopy(Failure):
+    """No other tier has a good copy of the image, so this one stays."""
+
+    advice = "copy it to another tier before, or delete the image"
+
+
+async def bring(
+    ref: Ref, sources: Sequence[Tier], target: Tier, transfer: Transfer, *, remote_bytes_per_second: float = 0.0
+) -> tuple[Held, str]:
+    """Copy an image into `target` from the first of `sources` that gives it whole; return it and that tier's name.
+
+    What one source gave is kept when the next one continues. `remote_bytes_per_second` limits what goes over a network,
+    0 for no limit. Raises ImageNowhere, and what `target.receive` raises
+    where the target is at fault.
+    """
+    reasons: list[str] = []
+    for tier in sources:
+        remote = max(tier.level, target.level) >= REMOTE
+        transfer.bytes_per_second = remote_bytes_per_second if remote else 0.0
+        try:
+            return await _receive(ref, tier, target, transfer), tier.name
+        except (Failure, OSError, ExceptionGroup) as error:
+            first = _first(error)
+            if not _is_the_sources(first, target):
+                raise first from None
+            reasons.append(f"{tier.name}: {first}")
+    raise ImageNowhere(
+        f"{ref} cannot be read from any tier:\n" + "\n".join(f"  {one}" for one in reasons or ["there is no copy"]),
+        state="what has arrived is kept for the next attempt",
+    )
+
+
+async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
+    """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises LastCopy.
+
+    The other copy is read and compared, but for one in an object store, whose chunks must all be there. Memory does not
+    count for a tier that survives a power failure.
+    """
+    reasons: list[str] = []
+    for other in (other for other in others if other.durable or not tier.durable):
+        try:
+            await other.verify(ref)
+        except (Failure, OSError) as error:
+            reasons.append(f"{other.name}: {error}")
+            continue
+        await tier.remove(ref)
+        return other.name
+    raise LastCopy(
+        f"{ref} stays in tier {tier.name}: no other tier has a good copy" + "".join(f"\n  {one}" for one in reasons),
+        state="nothing was removed",
+    )
+
+
+async def _receive(ref: Ref, tier: Tier, target: Tier, transfer: Transfer) -> Held:
+    source = await tier.open(ref)
+    try:
+        return await target.receive(source, transfer)
+    finally:
+        await source.close()
+
+
+def _first(error: Exception) -> Exception:
+    """Return the error itself: what fails in several requests comes as a group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _is_the_sources(error: Exception, target: Tier) -> bool:
+    """Return whether another source may do better. An error of a network is that of the side that has one."""
+    if isinstance(error, OF_TARGETS):
+        return False
+    return isinstance(error, (*OF_SOURCES, *OF_PEERS)) or (isinstance(error, OF_NETWORKS) and target.level < REMOTE)

@@ -1,0 +1,69 @@
+"""Where a store is, and how it is reached: a URL, the service's options, and the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kybernate.store.chunkstore import ChunkStore
+from kybernate.store.errors import StoreInvalid
+from kybernate.store.keys import read_key
+from kybernate.store.objects import RemoteObjects
+
+DEFAULT_KEY = Path("/var/lib/kybernate/store/key")  # not among the keys that verify images
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
+TEMPORARY = ""  # a file that SQLite makes in TMPDIR or /var/tmp, and that is gone with the process
+TIMEOUT, CONNECT_TIMEOUT = "60s", "10s"
+RETRIES = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}  # of one request
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A store's place. `url` is s3://BUCKET/PREFIX, gs://…, az://… or file:///DIRECTORY.
+
+    `endpoint` is the URL of a service other than the provider's own. Credentials come from `options` (names as obstore
+    has them, such as access_key_id), or from the environment and the instance, as the provider's tools take them.
+    """
+
+    url: str
+    key: Path = DEFAULT_KEY
+    encrypted: bool = False
+    endpoint: str = ""
+    region: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_store(place: StorePlace, index: Path | str = TEMPORARY) -> ChunkStore:
+    """Return the store at a place, not yet checked; see ChunkStore.open. Raises StoreInvalid."""
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    scheme = urlsplit(place.url).scheme
+    if scheme not in SCHEMES:
+        raise StoreInvalid(f"{place.url!r} is no place of a store", advice=f"use one of {', '.join(SCHEMES)}://…")
+    try:
+        remote = from_url(place.url, **_arguments(place, scheme))
+    except (BaseError, OSError, ValueError, TypeError) as error:
+        raise StoreInvalid(f"{place.url} cannot be opened: {str(error).partition(chr(10))[0]}") from error
+    return ChunkStore(RemoteObjects(remote, title=place.url), read_key(place.key, encrypted=place.encrypted), index)
+
+
+def _arguments(place: StorePlace, scheme: str) -> dict[str, Any]:
+    if scheme == "file":
+        return {"mkdir": True}
+    options: dict[str, Any] = dict(place.options)
+    if place.endpoint:
+        options["endpoint"] = place.endpoint
+    if place.region:
+        options["region"] = place.region
+    if scheme.startswith("s3"):
+        # The content of packs has a digest of its own: SHA-256 of each request would only cost time.
+        options.setdefault("unsigned_payload", "true")
+        options.setdefault("region", "us-east-1")
+    plain = place.endpoint.startswith("http:")
+    client = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT} | ({"allow_http": True} if plain else {})
+    return {"config": options, "client_options": client, "retry_config": RETRIES}

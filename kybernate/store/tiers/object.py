@@ -1,0 +1,119 @@
+"""Images in an object store: chunks that all of them share, see docs/store-format.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from kybernate.store.chunkstore import ChunkStore
+from kybernate.store.errors import ImageNotStored
+from kybernate.store.format.recipe import Recipe
+from kybernate.store.images import store_files
+from kybernate.store.reader import Sink, fetch
+from kybernate.store.tiers.copying import ImageDamaged
+from kybernate.store.tiers.directory import require_whole
+from kybernate.store.tiers.tier import Have, Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
+from kybernate.store.transfer import Transfer
+from kybernate_shim.checkpoint.image.manifest import decode
+
+
+class ObjectTier:
+    """The images of an open chunk store."""
+
+    level = 3
+    durable = True
+
+    def __init__(self, store: ChunkStore, url: str, name: str = "object") -> None:
+        self.name = name
+        self._store = store
+        self._url = url
+
+    async def images(self) -> AsyncIterator[Held]:
+        async for stored in self._store.images():
+            try:
+                yield self._held(await self._store.recipe_of(stored.name))
+            except ImageNotStored:
+                continue  # removed since it was listed
+
+    async def find(self, ref: Ref) -> Held:
+        return self._held(await self._recipe(ref))
+
+    async def open(self, ref: Ref) -> Source:
+        return _Stored(self._store, await self._recipe(ref))
+
+    async def receive(self, source: Source, transfer: Transfer) -> Held:
+        """Store an image that lies in a directory. Raises TierReadOnly for others: they come to the node before."""
+        if source.directory is None:
+            raise TierReadOnly(
+                f"{source.ref} is not on this node, and only what is can be stored", advice="copy it to the disk before"
+            )
+        manifest = decode(source.manifest)
+        try:
+            return self._held(await self._recipe(Ref(manifest.source.namespace, "", manifest.id)))
+        except ImageNotInTier:
+            pass
+        await asyncio.to_thread(require_whole, source.directory, manifest)
+        name = source.ref.name
+        return self._held(await store_files(self._store, source.directory, source.manifest, name, transfer))
+
+    async def discard(self, ref: Ref) -> None:
+        """Leave it to a collection: what was sent is of use to the next upload."""
+
+    async def verify(self, ref: Ref) -> None:
+        """Look whether every chunk is in a pack that exists; none is read. Raises ImageDamaged."""
+        recipe = await self._recipe(ref)
+        packs = {stored.name.rpartition("/")[2] async for stored in self._store.objects.list("packs")}
+        await self._store.refresh()
+        missing = sum(self._store.index.find(id, packs.__contains__) is None for id in recipe.chunks())
+        if missing:
+            raise ImageDamaged(f"{self._url}: {ref}: {missing} chunks are missing")
+
+    async def remove(self, ref: Ref) -> None:
+        await self._store.remove(ref.namespace, ref.id)
+
+    async def room(self) -> Room:
+        return Room(used=sum([stored.size async for stored in self._store.objects.list("packs")]))
+
+    async def _recipe(self, ref: Ref) -> Recipe:
+        try:
+            if ref.id:
+                return await self._store.recipe(ref.namespace, ref.id)
+            return await self._newest(ref)
+        except ImageNotStored as error:
+            raise ImageNotInTier(f"tier {self.name} has no image {ref or ref.id}") from error
+
+    async def _newest(self, ref: Ref) -> Recipe:
+        """Return the newest image of a name: an object store keeps several."""
+        found = [await self._store.recipe_of(stored.name) async for stored in self._store.images(ref.namespace)]
+        named = [recipe for recipe in found if recipe.name == ref.name]
+        if not named:
+            raise ImageNotStored(f"no image {ref}")
+        return max(named, key=lambda recipe: recipe.created)
+
+    def _held(self, recipe: Recipe) -> Held:
+        ref = Ref(recipe.namespace, recipe.name, recipe.id)
+        return Held(ref, recipe.size, f"{self._url}#{recipe.namespace or '-'}/{recipe.id}")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An image in the store."""
+
+    store: ChunkStore
+    recipe: Recipe
+    directory: None = None
+
+    @property
+    def ref(self) -> Ref:
+        return Ref(self.recipe.namespace, self.recipe.name, self.recipe.id)
+
+    @property
+    def manifest(self) -> bytes:
+        return self.recipe.manifest
+
+    async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
+        await fetch(self.store, self.recipe, sink, transfer, have=have.has)
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,221 @@
+"""Stores an image: chunks that the store does not have go into packs, then the index, and the recipe last.
+
+An upload that is interrupted at any point leaves packs, which the next upload of the same image finds and does not send
+again. Nothing that has no recipe exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kybernate.store import notes
+from kybernate.store.chunkstore import ChunkStore
+from kybernate.store.errors import ObjectMissing, StoreInvalid
+from kybernate.store.format import index as indexes
+from kybernate.store.format import pack as packs
+from kybernate.store.format import recipe as recipes
+from kybernate.store.format.pack import Pack, PackBuilder, Place
+from kybernate.store.format.recipe import Piece, Recipe, StoredFile
+from kybernate.store.format.sealing import Sealed, chunk_id, seal
+from kybernate.store.lease import Lease, leased
+from kybernate.store.source import ImageFile
+from kybernate.store.transfer import Transfer
+
+ZEROS = bytes(2 << 20)
+BATCH = 8  # chunks that one call of a thread prepares
+AHEAD = 2  # batches that are prepared while packs are sent
+PACKS_OF_INDEX = 32  # a GiB: what a writer that is killed has sent in vain, at most
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """An image that is to be stored: its manifest's bytes, and its files in the order of their need at a restore."""
+
+    id: str
+    namespace: str
+    name: str
+    created: float
+    manifest: bytes
+    files: tuple[ImageFile, ...]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """One piece of a file, and what is to be stored of it: nothing where it is zeros or known."""
+
+    file: int
+    piece: Piece
+    sealed: Sealed | None
+
+
+async def store(target: ChunkStore, source: ImageSource, transfer: Transfer) -> Recipe:
+    """Store an image, and return its recipe. Raises LeaseLost, StoreUnreachable, StoreDenied, StoreFull, OSError."""
+    transfer.progress.total_bytes = sum(file.size for file in source.files)
+    async with leased(target.objects) as lease:
+        # In this order: what is condemned from now on is not deleted while the lease lives, and of what was condemned
+        # before nothing is used. An index may name packs that are gone, so those that are there are listed.
+        condemned = notes.condemned(await notes.read(target.objects))
+        reliable = (await target.packs()).keys() - condemned.keys()
+        await target.refresh()
+        recipe = await _Upload(target, transfer, frozenset(reliable)).run(source)
+        await _publish(target, recipe, lease)
+    return recipe
+
+
+async def _publish(target: ChunkStore, recipe: Recipe, lease: Lease) -> None:
+    """Make the image exist, in one step that fails where a collection has ended this writer (lease.py)."""
+    content = await asyncio.to_thread(recipes.encode, target.key, recipe)
+    await target.objects.put(lease.draft, content)
+    await lease.require()
+    try:
+        await target.objects.copy(lease.draft, recipes.object_name(recipe.namespace, recipe.id))
+    except ObjectMissing as error:
+        raise lease.lost() from error  # a collection has ended this writer since
+
+
+class _Upload:
+    """One image on its way. Packs are sent in parallel while the next chunks are read."""
+
+    def __init__(self, target: ChunkStore, transfer: Transfer, reliable: frozenset[str]) -> None:
+        self._target = target
+        self._reliable = reliable
+        self._transfer = transfer
+        self._builder = PackBuilder(target.key)
+        self._packs: list[tuple[str, tuple[Place, ...]]] = []
+        self._sending: set[asyncio.Task[None]] = set()
+        self._new: set[bytes] = set()  # chunks of this upload that are in packs, or on their way
+
+    async def run(self, source: ImageSource) -> Recipe:
+        pieces: list[list[Piece]] = [[] for _ in source.files]
+        try:
+            async for batch in self._prepared(source):
+                for one in batch:
+                    pieces[one.file].append(one.piece)
+                    await self._take(one)
+            await self._finish()
+        except BaseException:
+            for task in self._sending:
+                task.cancel()
+            await asyncio.gather(*self._sending, return_exceptions=True)
+            await self._note_what_is_there()
+            raise
+        files = tuple(StoredFile(file.name, tuple(found)) for file, found in zip(source.files, pieces, strict=True))
+        return Recipe(source.id, source.namespace, source.name, source.created, source.manifest, files)
+
+    async def _take(self, one: _Prepared) -> None:
+        size, id = one.piece
+        sealed = one.sealed
+        if not id:
+            self._transfer.done(done_bytes=size, zero_bytes=size, chunks=1)
+        elif sealed is None or id in self._new:
+            self._transfer.done(done_bytes=size, known_bytes=size, chunks=1)
+        else:
+            self._new.add(id)
+            self._builder.add(sealed)
+            self._transfer.done(done_bytes=size, chunks=1)
+            if self._builder.full:
+                await self._send()
+
+    async def _send(self) -> None:
+        """Begin to send the pack; wait where enough are on their way, so that memory is bounded."""
+        pack, self._builder = self._builder.finish(), PackBuilder(self._target.key)
+        while len(self._sending) >= self._transfer.parallel:
+            await self._wait(asyncio.FIRST_COMPLETED)
+        self._sending.add(asyncio.create_task(self._put(pack)))
+
+    async def _put(self, pack: Pack) -> None:
+        await self._transfer.pace(len(pack.content))
+        await self._target.objects.put(packs.object_name(pack.name), pack.content)
+        self._packs.append((pack.name, pack.places))
+        self._transfer.done(sent_bytes=len(pack.content))
+        if len(self._packs) >= PACKS_OF_INDEX:
+            await self._index()
+
+    async def _wait(self, when: str) -> None:
+        if self._sending:
+            done, self._sending = await asyncio.wait(self._sending, return_when=when)
+            for task in done:
+                task.result()
+
+    async def _finish(self) -> None:
+        if self._builder:
+            await self._send()
+        while self._sending:
+            await self._wait(asyncio.FIRST_EXCEPTION)
+        await self._index()
+
+    async def _index(self) -> None:
+        sent, self._packs = self._packs, []
+        if not sent:
+            return
+        content = indexes.encode(self._target.key, sent)
+        name = indexes.name_of(content)
+        try:
+            await self._target.objects.put(name, content)
+        except BaseException:
+            self._packs += sent
+            raise
+        self._target.index.add(sent, loaded=name)
+
+    async def _note_what_is_there(self) -> None:
+        """After a failure, index the packs that were sent, so that the next attempt finds them."""
+        with suppress(Exception):  # the first error counts; packs without an index are found by `store check`
+            await self._index()
+
+    # -- reading
+
+    async def _prepared(self, source: ImageSource) -> AsyncIterator[list[_Prepared]]:
+        """Yield batches of prepared chunks in order, a few of them ahead."""
+        running: list[asyncio.Task[list[_Prepared]]] = []
+        batches = _batches(source)
+        try:
+            for batch in batches:
+                running.append(asyncio.create_task(asyncio.to_thread(self._prepare, source, batch)))
+                if len(running) > AHEAD:
+                    yield await running.pop(0)
+            while running:
+                yield await running.pop(0)
+        finally:
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _prepare(self, source: ImageSource, batch: list[_Cut]) -> list[_Prepared]:
+        return [self._prepare_one(source, one) for one in batch]
+
+    def _is_safe(self, pack: str) -> bool:
+        return pack in self._reliable
+
+    def _prepare_one(self, source: ImageSource, one: _Cut) -> _Prepared:
+        if one.hole:
+            return _Prepared(one.file, (one.size, b""), None)
+        content = source.files[one.file].read(one.offset, one.size)
+        if len(content) != one.size:
+            raise StoreInvalid(f"{source.files[one.file].name} became shorter while it was read")
+        if content == memoryview(ZEROS)[: one.size]:
+            return _Prepared(one.file, (one.size, b""), None)
+        id = chunk_id(self._target.key, content)
+        known = id in self._new or self._target.index.find(id, self._is_safe) is not None
+        sealed = None if known else seal(self._target.key, id, content, level=self._transfer.level)
+        return _Prepared(one.file, (one.size, id), sealed)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    file: int
+    offset: int
+    size: int
+    hole: bool
+
+
+def _batches(source: ImageSource) -> Iterator[list[_Cut]]:
+    batch: list[_Cut] = []
+    for number, file in enumerate(source.files):
+        for offset, size, hole in file.cuts():
+            batch.append(_Cut(number, offset, size, hole))
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
