@@ -1,6 +1,7 @@
 """Shows each failure when it happens, in one line: a long run that is cut short must not take its reasons along.
 
-No property has a deadline: how long an example takes is the machine's affair.
+No property has a deadline: how long an example takes is the machine's affair. Properties are tried on the same examples
+in each run, so that a run says something of the change that it tests; `make search` looks for others.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None, derandomize=False, max_examples=1000)
+hypothesis.settings.load_profile("repeatable")
 
 
 class Teller:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +16,15 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- run by (\S+): (.*?) -->\n$")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
+NOT_OUR_WORDS = (  # of pages and messages; the words of the field are in their place
+    r"(?i)\b(somebody|nobody|whoever|(?<!`)tells|anew|at once|in spite of|beside|(?:go|goes|going) on|stands? still"
+    r"|lets? go of|under way|for ever)\b"
+)
+COMMENT = {  # by the ending of a file, what its comments look like
+    ".py": re.compile(r"#.*"),
+    **dict.fromkeys((".c", ".h", ".cu"), re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)),
+    ".proto": re.compile(r"(?:^[ \t]*//[^\n]*\n?)+|//[^\n]*", re.MULTILINE),
+}
 GAP = "…"  # what stands for a value in a text
 
 
@@ -78,6 +89,41 @@ def text_of(node: ast.expr) -> str | None:
     if isinstance(node, ast.JoinedStr):
         return "".join(GAP if isinstance(part, ast.FormattedValue) else str(part.value) for part in node.values)  # type: ignore[attr-defined]
     return None
+
+
+def sources() -> Iterator[Path]:
+    """Yield the sources of shim, platform, tests and tools, without generated ones."""
+    for folder in ("kybernate_shim", "kybernate", "proto", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in COMMENT and not GENERATED.search(path.name):
+                yield path
+
+
+def remarks(path: Path, pattern: str) -> list[str]:
+    """Return the comments and docstrings of a source that match, one line of text each, without code in backticks."""
+    text = path.read_text()
+    if not re.search(pattern, _one_line(text)):
+        return []  # most have no such word anywhere, and need not be parsed
+    found = _python_remarks(text) if path.suffix == ".py" else COMMENT[path.suffix].findall(text)
+    lines = [re.sub(r"`[^`]*`", GAP, _one_line(remark)) for remark in found]
+    return [line for line in lines if re.search(pattern, line)]
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n[\s*/#]*", " ", text)
+
+
+def _python_remarks(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    block: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            block.append(token.string)
+        elif token.type != tokenize.NL:
+            yield "\n".join(block)
+            block.clear()
 
 
 @cache

@@ -1,46 +1,80 @@
-"""Run every suite and end with one summary: unit tests here, contract and system tests in the lanes of the lab.
+"""Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in both lanes.
 
-The lanes run side by side, one per core, because most of their time is spent waiting for containers.
+`run_all.py [NODES]`: so many nodes run side by side, one more than there are processors where it is not said, because
+tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
+
+A few tests that fail in nodes run once more when nothing else runs: real containers on a busy machine meet
+timeouts of programs that are not ours. What passes then is named in the summary, with its first failure in build/tests,
+because it has found something. Unit tests are never repeated.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.lanes import LANES, PARTS, WITHOUT_LIMITS  # the line above makes it importable
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "build/tests"
 LAB_PYTHON = "/opt/kybernate/bin/python"
-LANES = ("trixie", "sid")
-WITHOUT_LIMITS = "not (pod or cri or container_of_two)"  # on cgroup v2 beside v1's controllers; pods ask for limits
-COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)")
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|rerun)")
+BANNER = re.compile(r"=+ (FAILURES|ERRORS) =+")
+FAILED_NOW = re.compile(r"failed in (?:setup|call|teardown): (\S+?::.+?)(?:: |$).*")  # as tests/conftest.py says it
+REPEATS = 4  # more failures than that are no coincidence
 
 
 @dataclass
 class Suite:
-    """One pytest run. `lines` is its whole output, shown line by line as it comes, each with the suite's name."""
+    """One pytest run. `lines` is its whole output; `alone` runs tests by their names, where it may be repeated."""
 
     name: str
     argv: list[str]
+    alone: list[str] | None = None  # without the tests' names
     status: int = -1
     seconds: float = 0
     lines: list[str] = field(default_factory=list)
 
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.name.replace(' ', '-')}.log"
+
     def run(self) -> None:
+        """Run it into its log; show failures when they happen, and one line when it ends."""
         begin = time.monotonic()
-        with subprocess.Popen(
-            self.argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
+        with (
+            self.log.open("w") as log,
+            subprocess.Popen(
+                self.argv,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as process,
+        ):
             assert process.stdout is not None
             for line in process.stdout:
-                self.lines.append(line.rstrip())
-                print(f"[{self.name}] {line.rstrip()}", flush=True)
+                self.take(line.rstrip())
+                log.write(line)
+                log.flush()
         self.status, self.seconds = process.returncode, time.monotonic() - begin
+        print(self.result(), flush=True)
+
+    def take(self, line: str) -> None:
+        self.lines.append(line)
+        if failed := FAILED_NOW.search(line):
+            print(f"[{self.name}] {failed[0]}", flush=True)
 
     def counts(self) -> dict[str, int]:
         """Return pytest's closing figures; a suite that printed none has run no test and counts as failed."""
@@ -53,57 +87,118 @@ class Suite:
     def good(self) -> bool:
         return self.status == 0 and self.counts().get("passed", 0) > 0
 
+    def result(self) -> str:
+        figures = ", ".join(f"{number} {name}" for name, number in self.counts().items()) or "ran no test"
+        return f"{self.name:30} {'ok' if self.good else 'FAILED':7} {self.seconds:6.0f} s   {figures}"
 
-def in_lab(name: str, *tests: str, flags: Sequence[str] = ()) -> Suite:
-    """Return the suite of some tests in the lane that `name` begins with."""
-    pytest = [LAB_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *tests]
-    return Suite(name, [sys.executable, "tests/lab/run", *flags, name.partition("+")[0], "--", *pytest])
+    @property
+    def failed(self) -> list[str]:
+        """The tests that failed, in order."""
+        found = (FAILED_NOW.search(line) for line in self.lines)
+        return list(dict.fromkeys(one[1] for one in found if one))
+
+    def repeated(self) -> Suite | None:
+        """Return the suite of what failed here; None where that is not known by its names, or may not be repeated."""
+        counts = self.counts()
+        failed = counts.get("failed", 0) + counts.get("error", 0)
+        if self.alone is None or not failed or len(self.failed) != failed:
+            return None
+        return Suite(f"{self.name} again", [*self.alone, *self.failed])
+
+    def reasons(self) -> list[str]:
+        """Return what it says of its failures; its last words, where it did not come to its end."""
+        begins = [number for number, line in enumerate(self.lines) if BANNER.fullmatch(line)]
+        return self.lines[begins[0] :] if begins else self.lines[-40:]
 
 
-def main() -> int:
-    """Build the lab's lanes first, one after the other, so that the suites measure nothing but themselves."""
+def in_lab(name: str, lane: str, *tests: object, flags: Sequence[str] = ()) -> Suite:
+    """Return the suite of some tests in a node of a lane."""
+    pytest = [LAB_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    alone = [sys.executable, "tests/lab/run", *flags, lane, "--", *pytest]
+    return Suite(f"{lane} {name}", [*alone, *map(str, tests)], alone)
+
+
+def suites_in_lab() -> list[Suite]:
+    """Return what runs in nodes, in order.
+
+    A part's lanes are far apart: two nodes that run it side by side would wait for each other's loop devices.
+    """
+    found = [
+        in_lab(part.name, part.lanes[turn], *(file.relative_to(ROOT) for file in part.files()))
+        for turn in range(len(LANES))
+        for part in PARTS
+        if turn < len(part.lanes)
+    ]
+    v2 = ("tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS)
+    return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"])]
+
+
+def build_lanes() -> bool:
+    """Build the lab's lanes, one after the other, so that the suites measure nothing but themselves."""
     for lane in LANES:
         built = subprocess.run([sys.executable, "tests/lab/run", lane, "--", "true"], cwd=ROOT, check=False)
         if built.returncode:
             print(f"0 passed, 1 failed: the lab's lane {lane} does not start")
-            return 1
-    suites = [Suite("unit", [sys.executable, "-m", "pytest", "-n", "auto", "tests/unit"])]
-    suites[0].run()
-    lanes = [[in_lab(lane, "tests/contract", "tests/system", "tests/hostile")] for lane in LANES]
-    lanes[1].append(in_lab("sid+faults", "tests/faults"))  # of the pretended card: the lane makes no difference
-    lanes[0].append(in_lab("trixie+v2", "tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS, flags=["--cgroup2"]))
-    threads = [threading.Thread(target=run_in_turn, args=[lane]) for lane in lanes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return summary(suites + [suite for lane in lanes for suite in lane])
+            return False
+    return True
 
 
-def run_in_turn(suites: Sequence[Suite]) -> None:
-    for suite in suites:
-        suite.run()
+def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:
+    """Run the suites, so many at a time."""
+    with ThreadPoolExecutor(nodes) as pool:
+        for running in [pool.submit(suite.run) for suite in suites]:
+            running.result()
 
 
-def summary(suites: list[Suite]) -> int:
-    """Print one line a suite and the totals; return the exit status."""
-    print("\n" + "=" * 78)
+def repeat_alone(suites: Sequence[Suite]) -> dict[str, Suite]:
+    """Run what failed once more, one suite after the other; return those that are good then, by the first one's name.
+
+    Nothing is repeated where more than REPEATS tests failed, or a suite ended without saying which.
+    """
+    again = {suite.name: suite.repeated() for suite in suites if not suite.good}
+    if any(suite is None for suite in again.values()) or sum(len(suite.failed) for suite in suites) > REPEATS:
+        return {}
+    for suite in again.values():
+        if suite is not None:
+            suite.run()
+    return {name: suite for name, suite in again.items() if suite is not None and suite.good}
+
+
+def summary(suites: list[Suite], again: Mapping[str, Suite] = MappingProxyType({})) -> int:
+    """Print what failed, one line a suite, and the totals; return the exit status.
+
+    `again` has the suites whose failed tests have passed alone.
+    """
     totals = {"passed": 0, "failed": 0, "skipped": 0}
     for suite in suites:
         counts = suite.counts()
-        totals["passed"] += counts.get("passed", 0)
+        repeated = again[suite.name].counts().get("passed", 0) if suite.name in again else 0
+        totals["passed"] += counts.get("passed", 0) + repeated
         totals["skipped"] += counts.get("skipped", 0)
-        totals["failed"] += counts.get("failed", 0) + counts.get("error", 0) or int(not suite.good)
-        figures = ", ".join(f"{number} {name}" for name, number in counts.items()) or "ran no test"
-        print(f"{suite.name:9} {'ok' if suite.good else 'FAILED':7} {suite.seconds:6.0f} s   {figures}")
-        if not suite.good:
-            named = [line for line in suite.lines if line.startswith(("FAILED", "ERROR"))]
-            for line in named if counts else suite.lines[-40:]:  # its last words, where it did not come to its end
-                print(f"           {line}")
-    print("=" * 78)
+        if not repeated:
+            totals["failed"] += counts.get("failed", 0) + counts.get("error", 0) or int(not suite.good)
+    for suite in (suite for suite in suites if not suite.good):
+        print(f"\n{suite.name}: all of its output is in {suite.log.relative_to(ROOT)}", *suite.reasons(), sep="\n")
+    bad = [suite for suite in suites if not suite.good and suite.name not in again]
+    print("=" * 78, *(suite.result() for suite in bad), sep="\n")
+    for name in again:
+        (suite,) = (suite for suite in suites if suite.name == name)
+        print(*(f"failed with others, passed alone: [{name}] {test}" for test in suite.failed), sep="\n")
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**totals))
-    return 0 if all(suite.good for suite in suites) else 1
+    return 1 if bad else 0
+
+
+def main(argv: Sequence[str]) -> int:
+    nodes = int(argv[0]) if argv else (os.cpu_count() or 1) + 1
+    LOGS.mkdir(parents=True, exist_ok=True)
+    if not build_lanes():
+        return 1
+    unit = Suite("unit", [sys.executable, "-m", "pytest", "-q", "-n", "auto", "tests/unit"])
+    unit.run()
+    others = suites_in_lab()
+    run_side_by_side(others, nodes)
+    return summary([unit, *others], repeat_alone(others))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

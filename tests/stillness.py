@@ -1,4 +1,4 @@
-"""Whether processes stand still, as the scheduler tells: on a busy machine a look at their output alone misleads."""
+"""Whether processes are frozen, as the scheduler reports: on a busy machine a look at their output alone misleads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOW = 0.2  # s; many times what a test's program sleeps between two steps
 def come_to_rest(pids: Iterable[int], *, seconds: float = 20.0) -> None:
     """Wait until the main threads of `pids` neither run nor wait for a processor and none has been woken for WINDOW.
 
-    AssertionError after `seconds`: at least one of them goes on.
+    AssertionError after `seconds`: at least one of them continues.
     """
     until = time.monotonic() + seconds
     before = _switches(pids)

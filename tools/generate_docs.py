@@ -9,13 +9,18 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kybernate_shim import config
+from kybernate.agent.settings import Settings
+from kybernate_shim.config import documenting
 from kybernate_shim.task import codes
 from kybernate_shim.trust import rights
+from tools import api_docs
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES: Mapping[str, Callable[[], str]] = {
-    "kybernate_shim/config.py": config.markdown_table,
+    "proto/node#services": api_docs.calls_table,
+    "proto/node#messages": api_docs.messages_table,
+    "kybernate/agent/settings.py": lambda: documenting.markdown_table(Settings),
+    "kybernate_shim/config/settings.py": documenting.markdown_table,
     "kybernate_shim/task/codes.py": codes.markdown_table,
     "kybernate_shim/trust/rights.py": rights.markdown_table,
 }

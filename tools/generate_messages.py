@@ -1,6 +1,6 @@
-"""Generate the message modules of both packages from proto/, or check that they are what proto/ says.
+"""Generate the message modules of all packages from proto/, or check that they are what proto/ says.
 
-The shim's messages are plain; the platform's come with gRPC clients, since only the platform speaks gRPC. Inside a
+The shim's messages are plain; the platform's and the tests' come with gRPC clients, since no shim speaks gRPC. Inside a
 .proto file another one is imported under the path of the package that its module lands in, so that the generated
 imports hold.
 """
@@ -15,8 +15,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"kybernate_shim/messages": "proto/shim", "kybernate/messages": "proto/node"}
-WITH_GRPC = frozenset({"kybernate/messages"})
+PACKAGES = {
+    "kybernate_shim/ttrpc": "proto/ttrpc",
+    "kybernate_shim/messages": "proto/shim",
+    "kybernate/messages": "proto/node",
+    "tests/messages": "proto/tests",
+}
+WITH_GRPC = frozenset({"kybernate/messages", "tests/messages"})
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 # protoc writes the type `Mapping` without arguments, which mypy --strict refuses even in a stub that is only imported.
@@ -102,7 +107,7 @@ def generate(root: Path, scratch: Path) -> dict[str, bytes]:
 def protoc(root: Path, arguments: list[str]) -> None:
     """Run the protoc of grpcio-tools with proto/ mapped to where the modules go.
 
-    The plug-in for gRPC's stubs is the one beside the interpreter, whose folder need not be on PATH.
+    The plug-in for gRPC's stubs is the one next to the interpreter, whose folder need not be on PATH.
     Raises GenerationFailed.
     """
     includes = [f"-I{package}={source}" for package, source in PACKAGES.items()]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from functools import partial
 
-from tests.bench import checkpoint, memory, starts, trust
+from tests.bench import agent, checkpoint, large_store, memory, peer, registry, starts, store_transfer, tiers, trust
 from tests.bench.figures import HEADING, Figure, Pair, compare, record, row
 from tests.bench.free_memory import free_memory_kept
 
@@ -53,6 +53,11 @@ def _pairs(patterns: list[str]) -> Iterator[Pair]:
     ]
     groups += [((name,), partial(starts.pairs, name)) for name in starts.NAMES]
     groups += [((name,), partial(trust.pairs, name)) for name in trust.NAMES]
+    groups += [(registry.NAMES, registry.pairs)]
+    groups += [(agent.NAMES, agent.pairs)]
+    groups += [(tiers.NAMES, tiers.pairs)]
+    groups += [(large_store.NAMES, large_store.pairs), (store_transfer.NAMES, store_transfer.pairs)]
+    groups += [(peer.NAMES, peer.pairs)]
     groups += [(memory.names(count), partial(memory.pairs, count)) for count in memory.PODS]
     for names, pairs in groups:
         if any(_wanted(name, patterns) for name in names):

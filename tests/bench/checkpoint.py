@@ -31,7 +31,7 @@ from tests.system.ctr import KYBERNATE, STOCK, Ctr, eventually
 PYTHON = "localhost:5000/python:latest"
 SIZES = {"16MiB": 16, "256MiB": 256, "2GiB": 2048}
 TEMPORARY = Path("/tmp")  # containerd's, which has neither XDG_RUNTIME_DIR nor TMPDIR in the lab
-DOORS = ("checkpoint.task", "checkpoint.container", "restore.container")
+ENTRY_POINTS = ("checkpoint.task", "checkpoint.container", "restore.container")
 
 
 class MemoryChanged(AssertionError):
@@ -94,7 +94,7 @@ def read_proof(pid: int) -> str:
 
 def names(size: str) -> list[str]:
     """Return the names of the comparisons of one size."""
-    return [f"{door}.{size}" for door in DOORS]
+    return [f"{entry_point}.{size}" for entry_point in ENTRY_POINTS]
 
 
 def pairs(size: str) -> Iterator[Pair]:

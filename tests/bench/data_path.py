@@ -3,9 +3,9 @@
     tests/lab/run trixie -- /opt/kybernate/bin/python -m tests.bench.data_path
 
 A process with some GiB of private memory is restored and dumped on a tmpfs, in turn by CRIU alone (stock) and with its
-bytes moved beside CRIU (ours); every round compares digests. Then the copies alone with 1 to 16 threads. Prints a table
-and appends a line of JSON per figure to build/bench.jsonl: medians in seconds, `ratio` is ours to stock, `bar` the
-highest ratio that is good enough. Exit status 1 if one is above its bar.
+bytes moved in parallel with CRIU (ours); every round compares digests. Then the copies alone with 1 to 16 threads.
+Prints a table and appends a line of JSON per figure to build/bench.jsonl: medians in seconds, `ratio` is ours to stock,
+`bar` the highest ratio that is good enough. Exit status 1 if one is above its bar.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.load import load
-from kybernate_shim.cuda.vram.save import move_out, save
-from kybernate_shim.cuda.vram.saved import SavedRegion
-from kybernate_shim.linux.libc import become_subreaper
-from kybernate_shim.linux.memory import Region
+from kybernate_shim.linux.prctl import become_subreaper
+from kybernate_shim.linux.process_memory import Region
+from kybernate_shim.vram_io.saved_regions import SavedRegion
+from kybernate_shim.vram_io.thread_pool import CopyOptions
+from kybernate_shim.vram_mover.load import load
+from kybernate_shim.vram_mover.save import move_out, save
 
 GIB = 1 << 30
 BLOCK = 16 << 20
@@ -75,7 +75,7 @@ class Figure:
 class Bench:
     """The process, its images on a tmpfs, and the seconds of every step so far."""
 
-    def __init__(self, area: Path, size: int, how: Transfer) -> None:
+    def __init__(self, area: Path, size: int, how: CopyOptions) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._area = area
         self._how = how
@@ -101,7 +101,7 @@ class Bench:
     def scale(self, threads: int) -> None:
         """Save and load once with so many threads; the process is there only meanwhile."""
         self._criu("restore", self._small)
-        how = Transfer(threads=threads, piece_bytes=self._how.piece_bytes)
+        how = CopyOptions(threads=threads, piece_bytes=self._how.piece_bytes)
         self._timed(f"load {threads}", lambda: load(self._pid, self._saved, self._area, how))
         self._timed(f"save {threads}", lambda: save(self._pid, [self._region], self._area, ["scaled"], how))
         (self._area / "scaled").unlink()
@@ -162,9 +162,9 @@ class Bench:
 def main() -> int:
     arguments = _arguments()
     size = max(1, round(arguments.gib * GIB / BLOCK)) * BLOCK  # the payload fills whole blocks
-    how = Transfer(threads=arguments.threads) if arguments.threads else Transfer()
+    how = CopyOptions(threads=arguments.threads) if arguments.threads else CopyOptions()
     if arguments.piece_mib:
-        how = Transfer(threads=how.threads, piece_bytes=arguments.piece_mib << 20)
+        how = CopyOptions(threads=how.threads, piece_bytes=arguments.piece_mib << 20)
     become_subreaper()  # what CRIU restores becomes ours, and ends with us
     with _tmpfs(3 * size + GIB) as area:
         bench = Bench(area, size, how)
@@ -180,7 +180,7 @@ def main() -> int:
     return 0 if all(figure.good for figure in figures) else 1
 
 
-def _against_criu(bench: Bench, lane: str, how: Transfer) -> Iterator[Figure]:
+def _against_criu(bench: Bench, lane: str, how: CopyOptions) -> Iterator[Figure]:
     """Compare the moving of the bytes alone, where CRIU's is what the bytes add to its restore, and the whole."""
     middle, rounds = bench.middle, bench.count("stock restore")
     bytes_stock = middle("stock restore") - middle("ours restore: criu")

@@ -4,9 +4,9 @@ What else the machine does falls on both alike, because they take turns, and the
 round. A figure is a ratio for the same reason: seconds of one machine say nothing of another. It is the median of the
 ratios of two neighbouring rounds each, because one machine is not as fast in one minute as in the next, and of two,
 because to go first may cost something: checkpoints of 2 GiB took 5 % more, and of an odd number of rounds, whose ratios
-lie in two heaps then, the median is in the larger heap. How much such a median is worth is told beside it: between
+lie in two heaps then, the median is in the larger heap. How much such a median is worth is shown next to it: between
 which ratios the true one lies, in 95 of 100 runs. Where the bar is among them, and they are far apart because the
-machine has much else to do, three times as many rounds are made; it is looked at once, as more looks would find what
+machine has much else to do, three times as many rounds are made; it is looked once, as more looks would find what
 they wait for.
 """
 

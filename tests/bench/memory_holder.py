@@ -1,6 +1,6 @@
 """What runs in the containers: a process that holds random memory, and proves on SIGUSR1 that it is still the same.
 
-Random and of pages that are all different, so that nobody can save on them: slices of one block of random bytes that
+Random and of pages that are all different, which saves nothing on them: slices of one block of random bytes that
 begin elsewhere each time, because two GiB of fresh ones would take longer than what is measured. The proof goes to a
 file in the root filesystem, where it is found from outside, whatever has become of the container's output.
 """

@@ -46,7 +46,7 @@ def settle() -> None:
 
 
 def _settled() -> bool:
-    """Tell whether there are the server and the process for its next client; a successor comes beside them, once."""
+    """Tell whether there are the server and the process for its next client; a successor comes in addition, once."""
     return len(named(FORK_SERVER)) == 2
 
 

@@ -82,7 +82,7 @@ def _exec() -> Iterator[tuple[Work, Work]]:
 
 @contextmanager
 def _pods(count: int) -> Iterator[tuple[Work, Work]]:
-    """Run `count` pods of one started container each at once, and remove them outside the measured time."""
+    """Run `count` pods of one started container each concurrently, and remove them outside the measured time."""
     with ExitStack() as clients, ThreadPoolExecutor(count) as pool:
         cris = [Cri(handler) for handler in HANDLERS]
         for cri in cris:

@@ -21,10 +21,10 @@ import pytest
 
 from kybernate_shim.config import Deadlines
 from kybernate_shim.linux.children import Children, Exit, Finished
-from kybernate_shim.linux.libc import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
+from kybernate_shim.linux.prctl import PR_SET_CHILD_SUBREAPER, become_subreaper, prctl
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli
-from kybernate_shim.oci.runtime import Runner, Runtime
+from kybernate_shim.oci.runtime import Runtime, RuntimeRunner
 
 DEADLINE = 20.0
 NAMESPACE = "contract"
@@ -32,7 +32,7 @@ RUNTIMES = ("runc", "crun")
 APPLETS = ("sh", "sleep", "cat", "true", "readlink")
 HYBRID = Path("/sys/fs/cgroup/unified/cgroup.controllers")
 FOREVER = ("sleep", "1000")
-VERBS = ("create", "start", "pause", "resume", "delete", "state")  # of the runtime
+VERBS = ("create", "start", "pause", "resume", "delete")  # of the runtime
 
 
 @dataclass
@@ -74,12 +74,27 @@ class Bench:
         """Wait for the end of a process and return its exit status."""
         return (await asyncio.wait_for(self.exits[pid], DEADLINE)).status
 
+    async def state(self) -> dict[str, Any]:
+        """Return the runtime's state object, `status` and `pid` among its keys."""
+        return dict(await self._answer("state"))
+
+    async def pids(self) -> list[int]:
+        """Return the pids, on the host, of all processes in the container's cgroup."""
+        return list(await self._answer("ps", "--format", "json") or ())
+
+    async def _answer(self, *words: str) -> Any:
+        cli = self.runtime.cli
+        argv = [str(cli.binary), "--root", str(cli.root), *words, self.id]
+        finished = await self.children.run(argv, timeout=DEADLINE)
+        assert finished.status == 0, finished.stderr
+        return json.loads(finished.stdout)
+
     async def processes(self, count: int) -> list[int]:
         """Wait until the container has `count` processes, and return their pids."""
         pids: list[int] = []
 
         async def counted() -> bool:
-            pids[:] = await self.runtime.ps(self.id)
+            pids[:] = await self.pids()
             return len(pids) == count
 
         await until(counted, f"{count} processes")
@@ -89,7 +104,7 @@ class Bench:
         """Wait until the runtime calls the container `status`; it may lag behind the exit that we reaped."""
 
         async def reached() -> bool:
-            return bool((await self.runtime.state(self.id))["status"] == status)
+            return bool((await self.state())["status"] == status)
 
         await until(reached, f"the container is {status}")
 
@@ -127,7 +142,7 @@ def _process(args: tuple[str, ...]) -> dict[str, Any]:
 class Noting:
     """A runner that keeps the verbs of what it runs."""
 
-    runner: Runner
+    runner: RuntimeRunner
     verbs: list[str] = field(default_factory=list)
 
     async def run(self, argv: Any, **options: Any) -> Finished:

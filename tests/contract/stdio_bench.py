@@ -59,7 +59,7 @@ class Bench:
         return os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
 
     def writer(self, fifo: str) -> int:
-        """Attach a client to an input FIFO. Raises OSError (ENXIO) when nobody reads it."""
+        """Attach a client to an input FIFO. Raises OSError (ENXIO) when no process reads it."""
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(fd, True)
         return fd

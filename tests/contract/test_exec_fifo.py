@@ -59,7 +59,7 @@ def test_runtime_takes_it_for_running(bench: Run) -> None:
     async def work(b: Bench) -> None:
         pid = await b.create(*FOREVER)
         await start(b, pid)
-        assert (await b.runtime.state(b.id))["status"] == "running"
+        assert (await b.state())["status"] == "running"
         with pytest.raises(RuntimeFailed, match="running" if is_runc(b) else "exec.fifo"):
             await b.runtime.start(b.id, waiting=pid)
         await b.exec("e", "true")
@@ -109,7 +109,7 @@ def test_init_that_has_ended_is_refused_in_the_runtimes_words(bench: Run) -> Non
 
 @RUNC_ALONE
 def test_init_that_ends_instead_of_starting(bench: Run) -> None:
-    """It is stopped when it is told to start, and killed then; nobody waits for it."""
+    """It is stopped when it is told to start, and killed then; no process waits for it."""
 
     async def work(b: Bench) -> None:
         pid = await b.create(*FOREVER)
@@ -142,13 +142,13 @@ def test_other_process_of_that_number_is_no_init(bench: Run) -> None:
         begun = start_time(pid)
         assert await start(b, pid + 1) == ["start"]
         assert start_time(pid) == begun
-        assert (await b.runtime.state(b.id))["status"] == "running"
+        assert (await b.state())["status"] == "running"
 
     bench(work)
 
 
 async def stop(b: Bench, pid: int) -> None:
-    """Let init stand still where it waits, without its runtime's knowledge."""
+    """Freeze init where it waits, without its runtime's knowledge."""
     os.kill(pid, signal.SIGSTOP)
 
     async def stopped() -> bool:

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from kybernate_shim.linux.cgroups import Cgroup, FreezeTimedOut
+from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
 from kybernate_shim.oci import freezer
 from kybernate_shim.oci.runtime import Runtime, RuntimeFailed, RuntimeTimedOut
 from tests.contract.runtime_bench import FOREVER, Bench, Noting, Run, fixture_bench, pipe, write_program
@@ -44,17 +44,17 @@ def test_runtime_is_spared_and_takes_it_for_its_own(bench: Run) -> None:
             os.set_blocking(out[0], False)
             for _ in range(3):
                 assert await verbs_of(b, lambda runtime: runtime.pause(b.id, cgroup)) == []
-                assert (await b.runtime.state(b.id))["status"] == "paused"
+                assert (await b.state())["status"] == "paused"
                 os.read(out[0], 1 << 20)
                 await asyncio.sleep(0.1)
                 with pytest.raises(BlockingIOError):
                     os.read(out[0], 1)
                 assert await verbs_of(b, lambda runtime: runtime.resume(b.id, cgroup)) == []
-                assert (await b.runtime.state(b.id))["status"] == "running"
+                assert (await b.state())["status"] == "running"
                 await asyncio.sleep(0.1)
                 assert os.read(out[0], 4) == b"tick"
             await verbs_of(b, lambda runtime: runtime.pause(b.id, cgroup))
-            await b.runtime.resume(b.id)  # whoever has paused it
+            await b.runtime.resume(b.id)  # by whatever it was paused
             await b.runtime.pause(b.id)
             await b.until_state("paused")
             assert await verbs_of(b, lambda runtime: runtime.resume(b.id, cgroup)) == []

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux import libc
-from kybernate_shim.linux.mountinfo import below, read_mountinfo
-from kybernate_shim.linux.mounts import Mount, MountFailed, UnmountFailed, mount_rootfs, unmount_tree
-from kybernate_shim.linux.overlay import fits
+from kybernate_shim.linux.mount import syscalls
+from kybernate_shim.linux.mount.mountinfo import below, read_mountinfo
+from kybernate_shim.linux.mount.overlay import fits
+from kybernate_shim.linux.mount.rootfs import Mount, MountFailed, UnmountFailed, mount_rootfs, unmount_tree
 
 pytestmark = pytest.mark.root
 
@@ -29,8 +29,8 @@ def descriptors() -> set[str]:
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A private tmpfs, because an upper directory cannot be on an overlay, which a lab's root may be."""
     before, temporary = descriptors(), set(Path(tempfile.gettempdir()).glob("kybernate-idmap-*"))
-    libc.mount("disk", str(tmp_path), "tmpfs")
-    libc.mount("", str(tmp_path), "", libc.MS_PRIVATE)
+    syscalls.mount("disk", str(tmp_path), "tmpfs")
+    syscalls.mount("", str(tmp_path), "", syscalls.MS_PRIVATE)
     try:
         yield tmp_path
         left = [str(mount.path) for mount in below(tmp_path)]
@@ -39,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         assert set(Path(tempfile.gettempdir()).glob("kybernate-idmap-*")) == temporary
     finally:
         for mount in below(tmp_path):
-            libc.umount(str(mount.path), libc.MNT_DETACH)
+            syscalls.umount(str(mount.path), syscalls.MNT_DETACH)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_five_hundred_layers(disk: Path, root: Path) -> None:
 def test_read_only_bind_keeps_the_sources_attributes(disk: Path, root: Path) -> None:
     source = disk / "source"
     source.mkdir()
-    libc.mount("t", str(source), "tmpfs", libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME)
+    syscalls.mount("t", str(source), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOATIME)
     mount_rootfs([Mount("bind", str(source), ["rbind", "ro"])], root)
     with pytest.raises(OSError, match="Read-only"):
         (root / "new").touch()
@@ -184,7 +184,7 @@ def test_bind_takes_attributes_without_ro(disk: Path, root: Path) -> None:
 def test_recursive_bind_shows_inner_mounts_and_loses_them_all(disk: Path, root: Path) -> None:
     source = disk / "source"
     (source / "inner").mkdir(parents=True)
-    libc.mount("t", str(source / "inner"), "tmpfs")
+    syscalls.mount("t", str(source / "inner"), "tmpfs")
     (source / "inner" / "file").touch()
     mount_rootfs([Mount("bind", str(source), ["rbind", "rprivate"])], root)
     assert (root / "inner" / "file").exists()
@@ -206,12 +206,12 @@ def test_slave_receives_but_does_not_send(disk: Path, root: Path) -> None:
     source = disk / "source"
     (source / "a").mkdir(parents=True)
     (source / "b").mkdir()
-    libc.mount(str(source), str(source), "", libc.MS_BIND)
-    libc.mount("", str(source), "", libc.MS_SHARED)
+    syscalls.mount(str(source), str(source), "", syscalls.MS_BIND)
+    syscalls.mount("", str(source), "", syscalls.MS_SHARED)
     mount_rootfs([Mount("bind", str(source), ["bind", "rslave"])], root)
-    libc.mount("t", str(source / "a"), "tmpfs")
+    syscalls.mount("t", str(source / "a"), "tmpfs")
     assert root / "a" in [mount.path for mount in read_mountinfo()]
-    libc.mount("t", str(root / "b"), "tmpfs")
+    syscalls.mount("t", str(root / "b"), "tmpfs")
     assert source / "b" not in [mount.path for mount in read_mountinfo()]
     unmount_tree(root)
     unmount_tree(source)
@@ -371,14 +371,14 @@ def test_unmounting_nothing_is_no_error(disk: Path, root: Path) -> None:
 
 def test_stacked_and_nested_mounts_all_go(disk: Path, root: Path) -> None:
     for _ in range(3):
-        libc.mount("stack", str(root), "tmpfs")
+        syscalls.mount("stack", str(root), "tmpfs")
     (root / "a b\tc\\d").mkdir()
-    libc.mount("inner", str(root / "a b\tc\\d"), "tmpfs")
+    syscalls.mount("inner", str(root / "a b\tc\\d"), "tmpfs")
     (root / "a b\tc\\d" / "deeper").mkdir()
-    libc.mount("deeper", str(root / "a b\tc\\d" / "deeper"), "tmpfs")
+    syscalls.mount("deeper", str(root / "a b\tc\\d" / "deeper"), "tmpfs")
     neighbour = disk / "rootfs-2"
     neighbour.mkdir()
-    libc.mount("neighbour", str(neighbour), "tmpfs")
+    syscalls.mount("neighbour", str(neighbour), "tmpfs")
     unmount_tree(root)
     assert [mount.path for mount in below(neighbour)] == [neighbour]
     unmount_tree(neighbour)

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.cuda.device_files import look
-from kybernate_shim.cuda.heirs import identity
-from kybernate_shim.cuda.release import MOST_DESCRIPTORS, Heir, NotReleased, release
-from kybernate_shim.linux.memory import read_maps
-from kybernate_shim.linux.tracee import InjectionFailed, TargetEnded
+from kybernate_shim.gpu.inheritors import identity
+from kybernate_shim.linux.nvidia_devices import look
+from kybernate_shim.linux.process_memory import read_maps
+from kybernate_shim.linux.ptrace.seized import SeizedProcess
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded
+from kybernate_shim.vram_mover.release import MOST_DESCRIPTORS, Inheritor, NotReleased, release
 
 pytestmark = pytest.mark.root
 WANTED = frozenset({(stat.S_IFCHR, 1)})
@@ -33,7 +34,7 @@ def pauses() -> None:
 
 
 @contextmanager
-def forked(flags: int = 0, descriptors: int = 1) -> Iterator[Heir]:
+def forked(flags: int = 0, descriptors: int = 1) -> Iterator[Inheritor]:
     """A child that maps /dev/zero and has it open, as proven; with `flags` of clone(2)."""
     device = os.open("/dev/zero", os.O_RDONLY)
     mapped = mmap.mmap(device, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -48,7 +49,7 @@ def forked(flags: int = 0, descriptors: int = 1) -> Iterator[Heir]:
     try:
         who = identity(pid)
         assert who is not None
-        yield Heir(pid, who.started, look(pid, WANTED).descriptors)
+        yield Inheritor(pid, who.started, look(pid, WANTED).descriptors)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -58,15 +59,15 @@ def forked(flags: int = 0, descriptors: int = 1) -> Iterator[Heir]:
 
 
 def test_numbers_and_addresses_stay_taken() -> None:
-    with forked() as heir:
-        (mapping, *_), descriptors = look(heir.pid, WANTED).mappings, heir.inherited
-        given = release(heir, [], WANTED, seconds=SECONDS)
+    with forked() as inheritor:
+        (mapping, *_), descriptors = look(inheritor.pid, WANTED).mappings, inheritor.inherited
+        given = release(inheritor, [], WANTED, seconds=SECONDS)
         assert (given.descriptors, given.kept_bytes) == (len(descriptors), 0)
         assert given.bytes >= mmap.PAGESIZE
-        assert not look(heir.pid, WANTED)
+        assert not look(inheritor.pid, WANTED)
         for number in descriptors:
-            assert str(Path(f"/proc/{heir.pid}/fd/{number}").readlink()) == "anon_inode:[eventfd]"
-        assert any(r.start <= mapping.start < r.end and r.perms == "---p" for r in read_maps(heir.pid))
+            assert str(Path(f"/proc/{inheritor.pid}/fd/{number}").readlink()) == "anon_inode:[eventfd]"
+        assert any(r.start <= mapping.start < r.end and r.perms == "---p" for r in read_maps(inheritor.pid))
 
 
 @pytest.mark.parametrize(
@@ -79,30 +80,40 @@ def test_numbers_and_addresses_stay_taken() -> None:
     ids=["own descriptor", "pid of another", "descriptors of a CUDA process"],
 )
 def test_process_is_left_alone(flags: int, change: dict[str, object], why: str) -> None:
-    with forked(flags) as heir:
-        before = look(heir.pid, WANTED)
+    with forked(flags) as inheritor:
+        before = look(inheritor.pid, WANTED)
         with pytest.raises(NotReleased, match=why):
-            release(replace(heir, **change), [os.getpid()], WANTED, seconds=SECONDS)  # type: ignore[arg-type]
-        assert look(heir.pid, WANTED) == before
+            release(replace(inheritor, **change), [os.getpid()], WANTED, seconds=SECONDS)  # type: ignore[arg-type]
+        assert look(inheritor.pid, WANTED) == before
+
+
+def test_process_that_has_got_the_pid_is_not_even_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> SeizedProcess:
+        raise AssertionError("it was stopped")
+
+    with forked() as inheritor:
+        monkeypatch.setattr("kybernate_shim.vram_mover.release.SeizedProcess", never)
+        with pytest.raises(NotReleased, match="another process has its pid"):
+            release(replace(inheritor, started=inheritor.started + 1), [], WANTED, seconds=SECONDS)
 
 
 def test_process_with_too_many_descriptors_is_left_alone() -> None:
-    with forked(descriptors=MOST_DESCRIPTORS + 1) as heir:
+    with forked(descriptors=MOST_DESCRIPTORS + 1) as inheritor:
         with pytest.raises(NotReleased, match="at most"):
-            release(heir, [], WANTED, seconds=SECONDS)
-        assert look(heir.pid, WANTED).descriptors == heir.inherited
+            release(inheritor, [], WANTED, seconds=SECONDS)
+        assert look(inheritor.pid, WANTED).descriptors == inheritor.inherited
 
 
 def test_nothing_is_done_when_the_time_is_over() -> None:
-    with forked() as heir:
-        before = look(heir.pid, WANTED)
+    with forked() as inheritor:
+        before = look(inheritor.pid, WANTED)
         with pytest.raises(InjectionFailed, match="too long"):
-            release(heir, [], WANTED, seconds=SECONDS, expired=lambda: True)
-        assert look(heir.pid, WANTED) == before
+            release(inheritor, [], WANTED, seconds=SECONDS, expired=lambda: True)
+        assert look(inheritor.pid, WANTED) == before
 
 
 def test_process_that_has_ended_is_told() -> None:
-    with forked() as heir:
+    with forked() as inheritor:
         pass
     with pytest.raises(TargetEnded):
-        release(heir, [], WANTED, seconds=SECONDS)
+        release(inheritor, [], WANTED, seconds=SECONDS)

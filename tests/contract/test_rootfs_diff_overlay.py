@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kybernate_shim.checkpoint.rootfs import RootfsUnsupported, find_overlay
-from kybernate_shim.checkpoint.rootfs_apply import apply_diff
-from kybernate_shim.checkpoint.rootfs_diff import NAME, Diff, write_diff
-from kybernate_shim.linux import libc
-from kybernate_shim.linux.mountinfo import below
+from kybernate_shim.checkpoint.rootfs.apply import apply_diff
+from kybernate_shim.checkpoint.rootfs.diff import NAME, Diff, write_diff
+from kybernate_shim.checkpoint.rootfs.overlay import RootfsUnsupported, find_overlay
+from kybernate_shim.linux.mount import syscalls
+from kybernate_shim.linux.mount.mountinfo import below
 
 pytestmark = pytest.mark.root
 
@@ -44,12 +44,12 @@ class Layers:
             path.mkdir()
         lower, up, down = (str(path).replace(",", "\\,") for path in (self.image, upper, work))
         data = f"lowerdir={lower},upperdir={up},workdir={down}{self.options}"
-        libc.mount("overlay", str(root), "overlay", 0, data)
+        syscalls.mount("overlay", str(root), "overlay", 0, data)
         return root
 
     def unmount(self) -> None:
         for mount in below(self.base):
-            libc.umount(str(mount.path))
+            syscalls.umount(str(mount.path))
 
 
 @contextmanager
@@ -282,7 +282,7 @@ def test_other_root_filesystems_are_refused(overlay: Layers, tmp_path: Path) -> 
     second = overlay.base / "second"
     second.mkdir()
     lower = str(overlay.image).replace(",", "\\,")
-    libc.mount("overlay", str(read_only), "overlay", 0, f"lowerdir={lower}:{second}")
+    syscalls.mount("overlay", str(read_only), "overlay", 0, f"lowerdir={lower}:{second}")
     with pytest.raises(RootfsUnsupported, match="no upper directory"):
         find_overlay(read_only)
 
@@ -292,7 +292,7 @@ def test_a_full_disk_leaves_no_half_diff(overlay: Layers) -> None:
     (changed / "big").write_bytes(os.urandom(4 << 20))
     small = overlay.base / "small"
     small.mkdir()
-    libc.mount("tmpfs", str(small), "tmpfs", 0, "size=1m")
+    syscalls.mount("tmpfs", str(small), "tmpfs", 0, "size=1m")
     with pytest.raises(OSError, match="No space left"):
         write_diff(find_overlay(changed), small / NAME)
     assert list(small.iterdir()) == []

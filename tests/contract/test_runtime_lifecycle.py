@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, RuntimeFailed
 from kybernate_shim.oci.spec import edit_spec
@@ -33,16 +35,16 @@ pytestmark = pytest.mark.root
 def test_container_lives_from_create_to_delete(bench: Run) -> None:
     async def work(b: Bench) -> None:
         pid = await b.create(*FOREVER)
-        state = await b.runtime.state(b.id)
+        state = await b.state()
         assert (state["status"], state["pid"], state["id"]) == ("created", pid, b.id)
         await b.runtime.start(b.id)
-        assert (await b.runtime.state(b.id))["status"] == "running"
+        assert (await b.state())["status"] == "running"
         await b.runtime.kill(b.id, signal.SIGKILL)
         assert await b.status_of(pid) == 128 + signal.SIGKILL
         await b.until_state("stopped")
         await b.runtime.delete(b.id)
         with pytest.raises(ContainerMissing):
-            await b.runtime.state(b.id)
+            await b.runtime.delete(b.id)
 
     bench(work)
 
@@ -90,8 +92,6 @@ def test_what_the_runtime_does_not_know_is_told_apart(bench: Run) -> None:
     async def work(b: Bench) -> None:
         with pytest.raises(ContainerMissing):
             await b.runtime.delete(b.id)
-        with pytest.raises(ContainerMissing):
-            await b.runtime.ps(b.id)
         with pytest.raises(ProcessGone):
             await b.runtime.kill(b.id, signal.SIGTERM)
         await b.runtime.delete(b.id, force=True)
@@ -134,11 +134,11 @@ def test_kill_all_reaches_children_in_the_hosts_pid_namespace(bench: Run) -> Non
     bench(work)
 
 
-def test_ps_lists_init_and_execs(bench: Run) -> None:
+def test_cgroup_has_init_and_execs(bench: Run) -> None:
     async def work(b: Bench) -> None:
         init = await b.run(*FOREVER)
         exec_ = await b.exec("e", *FOREVER)
-        assert sorted(await b.runtime.ps(b.id)) == sorted([init, exec_])
+        assert sorted(Cgroup.of(init).processes()) == sorted([init, exec_])
 
     bench(work)
 
@@ -255,27 +255,15 @@ def test_edited_spec_is_what_the_container_gets(bench: Run) -> None:
     bench(work)
 
 
-def test_recorded_command_line_removes_the_container_without_a_daemon(bench: Run) -> None:
+def test_what_is_recorded_removes_the_container_without_a_daemon(bench: Run) -> None:
     async def work(b: Bench) -> None:
         cli = b.runtime.cli
         b.bundle.write_runtime(cli.binary, RuntimeOptions(), root=cli.root.parent, systemd_cgroup=False)
         await b.run(*FOREVER)
-        argv = b.bundle.recorded_cli(NAMESPACE).delete(b.id, force=True)
-        result = await b.children.run(argv, timeout=10)
+        recorded = Cli(Path(b.bundle.runtime()), Path(b.bundle.options()["root"]) / NAMESPACE, b.bundle.log)
+        result = await b.children.run(recorded.delete(b.id, force=True), timeout=10)
         assert (result.status, result.stderr) == (0, "")
         with pytest.raises(ContainerMissing):
             await b.runtime.delete(b.id)
-
-    bench(work)
-
-
-def test_features_are_told_by_runtimes_that_know_the_command(bench: Run) -> None:
-    async def work(b: Bench) -> None:
-        usage = (await b.children.run([str(b.runtime.cli.binary), "--help"])).stdout
-        if "features" in usage:
-            assert "ociVersionMin" in await b.runtime.features()
-        else:
-            with pytest.raises(RuntimeFailed, match=r"OCI runtime features failed: .*unknown command features"):
-                await b.runtime.features()
 
     bench(work)

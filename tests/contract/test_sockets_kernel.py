@@ -46,7 +46,7 @@ def program(tmp_path: Path) -> Iterator[tuple[int, int]]:
         )
         assert process.stdout
         line = process.stdout.readline()
-        # A connection that nobody has accepted has no other end yet.
+        # A connection that no process has accepted has no other end yet.
         connection, _ = outside.accept()
         assert line, "the program with the sockets did not start"
         yield process.pid, json.loads(line)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kybernate_shim.task import logger as logger_module
@@ -20,6 +20,7 @@ from tests.contract.test_stdio_terminal import start_shell as start_in_terminal
 __all__ = ["fixture_bench"]
 
 # Writes what it was given, says that it is ready, then keeps both outputs, apart from each other
+OTHERS: set[int] = set()  # children of this process that are not of the test
 KEEPS = """
 import json, os, sys, time
 given = {"argv": sys.argv[1:], "env": dict(os.environ), "fds": os.listdir("/proc/self/fd")}
@@ -55,7 +56,7 @@ def test_logger_gets_arguments_environment_and_both_outputs(bench: Run[None]) ->
         assert (b.directory / "err").read_bytes() == b"err\n"
         given = json.loads((b.directory / "given").read_text())
         given["env"].pop("LC_CTYPE", None)  # set by Python itself (PEP 538)
-        # less the one that listed the directory, and what whoever runs the tests lets every child inherit
+        # less the one that listed the directory, and what the program that runs the tests lets every child inherit
         given["fds"] = [fd for fd in sorted(map(int, given["fds"])) if fd != 6 and fd not in inherited - {0, 1, 2}]
         assert given == {
             "argv": ["id", "a b", "flag", ""],
@@ -135,12 +136,16 @@ def test_logger_that_does_not_become_ready_is_gone(bench: Run[None], source: str
     bench(work)
 
 
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Note what earlier tests have left behind, such as multiprocessing's tracker of resources."""
+    OTHERS.clear()
+    OTHERS.update(child.pid for child in psutil.Process().children())
+
+
 def has_no_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return True
-    return False
+    """Return whether every child of the test, dead ones included, is gone."""
+    return {child.pid for child in psutil.Process().children()} <= OTHERS
 
 
 def test_logger_that_goes_on_after_the_end_is_asked_to_stop(bench: Run[None]) -> None:

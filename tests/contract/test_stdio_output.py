@@ -106,7 +106,7 @@ def test_client_may_leave_and_another_go_on(bench: Run[None]) -> None:
         os.close(client)
         os.write(typist, b"second")
         os.close(typist)
-        await asyncio.sleep(0.2)  # written while nobody reads: by then an error or a loss would have happened
+        await asyncio.sleep(0.2)  # written while no process reads: by then an error or a loss would have happened
         second = b.reader(out)
         assert await read_some(second) == b"second"
         os.close(second)

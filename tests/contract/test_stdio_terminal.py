@@ -88,7 +88,7 @@ def test_typed_text_reaches_the_process_and_its_echo_the_client(bench: Run[None]
         typist = b.writer(stdin)
         os.write(typist, b"hello\n")
         assert await read_to_end(client) == b"hello\r\ngot hello\r\n"
-        with pytest.raises(BrokenPipeError):  # at once, not at Delete
+        with pytest.raises(BrokenPipeError):  # immediately, not at Delete
             os.write(typist, b"nobody reads this")
         os.close(typist)
 
@@ -217,7 +217,7 @@ HANGS_UP = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys
     [
         (SENDS_NOTHING, "sent no terminal"),
         (SENDS_NO_DESCRIPTOR, "carried no descriptor"),
-        (SENDS_A_FILE, "is no terminal"),
+        (SENDS_A_FILE, "is not a terminal"),
         (HANGS_UP, "carried no descriptor"),
     ],
 )

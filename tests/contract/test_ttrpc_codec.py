@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.messages import task_pb2
 from kybernate_shim.ttrpc.codes import Code, RpcError
-from kybernate_shim.ttrpc.connection import (
-    Answered,
-    ClientConnection,
-    Opened,
-    Refused,
-    ServerConnection,
-    failure,
-)
+from kybernate_shim.ttrpc.connection import Answered, CallRefused, ClientConnection, Opened, ServerConnection, failure
 from kybernate_shim.ttrpc.frames import FrameReader
 
 CONNECT = (
@@ -125,7 +118,7 @@ def test_requests_of_another_encoder_are_understood(
     (item,) = FrameReader().feed(frame(stream, 1, data))
     event = ServerConnection().receive(item)
     if timeout_nano < 0:
-        assert isinstance(event, Refused)
+        assert isinstance(event, CallRefused)
         assert event.code == Code.DEADLINE_EXCEEDED
         return
     assert isinstance(event, Opened)

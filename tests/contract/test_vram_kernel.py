@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.cuda.vram import errors, files
-from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.load import load, map_in
-from kybernate_shim.cuda.vram.save import save
-from kybernate_shim.linux.cgroups import Cgroup
-from kybernate_shim.linux.hierarchies import UNIFIED, hierarchy_mounts
-from kybernate_shim.linux.mountinfo import read_mountinfo
-from kybernate_shim.linux.ptrace import Held, drop_pages
-from kybernate_shim.linux.tracee import TargetUnresponsive
-from tests.fakes.memory_process import MemoryProcess
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, hierarchy_mounts
+from kybernate_shim.linux.mount.mountinfo import read_mountinfo
+from kybernate_shim.linux.ptrace.seized import SeizedProcess
+from kybernate_shim.linux.ptrace.tracee import TargetUnresponsive
+from kybernate_shim.vram_io import errors, files
+from kybernate_shim.vram_io.thread_pool import CopyOptions
+from kybernate_shim.vram_mover.load import load, map_in
+from kybernate_shim.vram_mover.save import save
+from tests.fakes.memory_process import MemoryProcess, drop_pages
 
 pytestmark = pytest.mark.root
 
@@ -80,7 +80,7 @@ def test_frozen_threads_that_were_all_told_to_stop_go_on_after_the_thaw(target: 
         target.ask("threading.Thread(target=lambda: time.sleep(60), daemon=True).start()")
     cgroup.freeze()
     refused = pytest.raises(TargetUnresponsive) if cgroup.version == 1 else nullcontext()
-    with refused, Held(target.pid, spare=lambda name: False, seconds=0.2):
+    with refused, SeizedProcess(target.pid, spare=lambda name: False, seconds=0.2):
         pass
     cgroup.thaw()
     assert target.ask("1 + 1") == 2
@@ -92,7 +92,7 @@ def test_frozen_threads_that_were_all_told_to_stop_go_on_after_the_thaw(target: 
 def test_target_frozen_while_held_goes_on_unharmed_after_the_thaw(target: MemoryProcess, cgroup: Cgroup) -> None:
     """Where an interrupt does not reach a frozen thread, the tracing thread stays until the thaw."""
     target.tell("[1, time.sleep(0.01), 2]")
-    with Held(target.pid, seconds=0.2) as held:
+    with SeizedProcess(target.pid, seconds=0.2) as held:
         freezing = threading.Thread(target=cgroup.freeze)
         freezing.start()
         freezing.join()
@@ -100,7 +100,7 @@ def test_target_frozen_while_held_goes_on_unharmed_after_the_thaw(target: Memory
             held.madvise(1 << 40, 4096, 4)
     cgroup.thaw()
     assert target.answer() == [1, None, 2]
-    with Held(target.pid) as held:
+    with SeizedProcess(target.pid) as held:
         assert held.madvise(1 << 40, 4096, 4) == -errno.ENOMEM
     assert target.ask("1 + 1") == 2
 
@@ -122,7 +122,7 @@ def test_full_tmpfs_fails_the_save_and_is_left_empty(target: MemoryProcess, moun
     target.fill("a", 0, SIZE)
     before = target.digest("a")
     with pytest.raises(errors.FileFailed, match="v cannot be written: No space left on device"):
-        save(target.pid, [region], mounted, ["v"], Transfer(threads=threads, piece_bytes=MIB))
+        save(target.pid, [region], mounted, ["v"], CopyOptions(threads=threads, piece_bytes=MIB))
     assert not list(mounted.iterdir())
     assert target.digest("a") == before
 
@@ -136,7 +136,7 @@ def test_tmpfs_of_small_and_huge_pages_keeps_the_bytes(
     region = target.region("a", 3 * SIZE + 4096)
     target.fill("a", SIZE, 2 * SIZE + 99)
     before = target.digest("a")
-    how = Transfer(threads=threads, piece_bytes=MIB, direct=direct)
+    how = CopyOptions(threads=threads, piece_bytes=MIB, direct=direct)
     saved = save(target.pid, [region], mounted, ["v"], how)
     target.drop(saved)
     assert target.resident_kib(region) == 0

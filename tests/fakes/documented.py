@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 Commands = Mapping[tuple[str, ...], Mapping[str, bool]]
 
 CTR: Commands = {
+    ("images", "import"): {},
     ("images", "pull"): {},
     ("run",): {"-d": False, "--runtime": True, "--log-uri": True},
 }

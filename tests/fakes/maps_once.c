@@ -1,7 +1,7 @@
 /* A program that asks the kernel for memory by itself and then looks at its registers, as no C library lets it.
  *
  * It waits for a line, makes one anonymous mapping of so many bytes, writes to it and prints where it is; or says that
- * one of the call's arguments did not stay what it was. A test double for whoever changes calls under way.
+ * one of the call's arguments did not stay what it was. A test double for a program that changes calls in progress.
  */
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kybernate_shim.cuda.vram.saved import SavedRegion
-from kybernate_shim.linux.memory import Region, read_maps
-from kybernate_shim.linux.ptrace import drop_pages
+from kybernate_shim.linux.process_memory import Region, read_maps
+from kybernate_shim.linux.ptrace.seized import DEADLINE, SeizedProcess, drop_pages_of
+from kybernate_shim.vram_io.saved_regions import SavedRegion
 
 LOOP = """
 import ctypes, hashlib, mmap, os, random, signal, sys, threading, time
@@ -114,3 +114,9 @@ class MemoryProcess:
             elif inside and head == f"{field}:":
                 total += int(line.split()[1])
         return total
+
+
+def drop_pages(pid: int, start: int, size: int, *, seconds: float = DEADLINE) -> None:
+    """Hold process `pid`, and give the pages of a range back to the kernel. Raises InjectionFailed."""
+    with SeizedProcess(pid, seconds=seconds) as held:
+        drop_pages_of(held, pid, start, size)

@@ -8,16 +8,19 @@ import select
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from kybernate_shim.address import answers
-from kybernate_shim.cuda.arena import kernel
-from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper
-from kybernate_shim.linux.mounts import unmount_tree
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.cuda_worker import kernel
+from kybernate_shim.gpu.errors import CudaUnavailable
+from kybernate_shim.gpu.helper_client import CudaHelper
+from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.helper_processes import kill
 from tests.fakes.cuda import GIB, Cards
 from tests.fakes.cuda.programs import Holder
@@ -52,6 +55,11 @@ class Tenant(Holder):
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """How it has ended."""
+        return self._process.poll()
+
     def change(self) -> None:
         """Change all pieces but the first, so that a part of what the arena has is as it was."""
         for piece in range(1, PIECES[self.name]):
@@ -81,6 +89,7 @@ class Bench:
         self.root = root
         self.cards = Cards.create(root / "machine", size=GIB)
         self.memory = Memory(ARENA_BYTES, root / "arena")
+        self.images = root / "images"
         self.tenants: dict[str, Tenant] = {}
         self.socket = root / "run" / "cuda.sock"
         self.helper = Client(self.socket, self.ensure_helper)
@@ -105,10 +114,10 @@ class Bench:
 
     async def ensure_helper(self) -> None:
         """Start the helper where none lives, as its client would, and wait until it listens."""
-        if self._helper is None or self._helper.poll() is not None:
-            self._start_helper()
         async with asyncio.timeout(PATIENCE):
-            while not answers(self.socket):  # noqa: ASYNC110  # of another process
+            while not answers(self.socket):
+                if self._helper is None or self._helper.poll() is not None:
+                    self._start_helper()
                 await asyncio.sleep(0.01)
 
     def _start_helper(self) -> None:
@@ -128,9 +137,7 @@ class Bench:
 
     def arenas_worker(self) -> psutil.Process | None:
         """Return the worker process that has the arena, if it lives."""
-        if self._helper is None or self._helper.poll() is not None:
-            return None
-        for child in psutil.Process(self._helper.pid).children():
+        for child in self.workers():
             try:
                 if "arena" in child.cmdline():
                     return child
@@ -138,19 +145,37 @@ class Bench:
                 pass
         return None
 
+    def workers(self) -> list[psutil.Process]:
+        """Return the workers of the helper, if it lives; none that is starting."""
+        found: list[psutil.Process] = []
+        for helper in self._helpers():
+            with suppress(psutil.NoSuchProcess):
+                found += helper.children()
+        return found
+
+    def _helpers(self) -> list[psutil.Process]:
+        """Return the helpers that serve this bench's socket."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.socket) in (process.info["cmdline"] or []):
+                found.append(process)
+        return found
+
     def kill_helper(self) -> None:
         """Kill the helper, as the kernel might when memory is short; its workers see that and end."""
-        assert self._helper is not None
-        self._helper.kill()
-        self._helper.wait()
+        started = self._helper  # by the time that it is dead, a client may have started another one
+        kill(self._helpers())
+        if started is not None:
+            started.kill()
+            started.wait()
 
     def in_arena(self, name: str) -> int:
         """Return the bytes of a program that the arena has, or has room for."""
         try:
-            note = self.memory.note(Owner.of(self.tenants[name].pid))
+            record = self.memory.record(ArenaOwner.of(self.tenants[name].pid))
         except (FileNotFoundError, ProcessLookupError):
             return 0
-        return sum(one.size for one in (*note.kept, *note.pending))
+        return sum(one.size for one in (*record.kept, *record.pending))
 
     def _prepare(self) -> None:
         self.socket.parent.mkdir(mode=0o700)
@@ -160,10 +185,9 @@ class Bench:
     def _end(self) -> None:
         for tenant in self.tenants.values():
             tenant.kill()
-        if self._helper is not None:
-            workers = psutil.Process(self._helper.pid).children() if self._helper.poll() is None else []
-            self.kill_helper()
-            kill(workers)
+        workers = self.workers()
+        self.kill_helper()
+        kill(workers)
         if self.memory.file.parent.is_mount():
             unmount_tree(self.memory.file.parent)
 
@@ -176,5 +200,9 @@ class Client(CudaHelper):
         self._ensure = ensure
 
     async def _connect(self) -> Any:
-        await self._ensure()
-        return await super()._connect()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                await self._ensure()
+                with suppress(CudaUnavailable):  # the helper that was there is just being killed
+                    return await super()._connect()
+                await asyncio.sleep(0.02)

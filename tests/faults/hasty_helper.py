@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from kybernate_shim.cuda import helper
-from kybernate_shim.cuda.arena import jobs, keeper, shared_worker
+from kybernate_shim.cuda_helper import driver_lock, helper, library_calls, node_arena, service, shared_worker
+from kybernate_shim.cuda_worker import deadline
 
 SHORTER = {
-    (helper, "LOCK_GRACE_SECONDS"): 0.5,
-    (keeper, "RELOCK_SECONDS"): 1.0,
-    (shared_worker, "REACT_SECONDS"): jobs.UNDO_SECONDS + 1.0,  # a job that undoes something ends by then
+    (service, "LOCK_GRACE_SECONDS"): 0.5,
+    (driver_lock, "RELOCK_SECONDS"): 1.0,
+    (library_calls, "UNDO_SECONDS"): 1.0,
+    (node_arena, "DROP_SECONDS"): 1.0,
+    (shared_worker, "REACT_SECONDS"): deadline.UNDO_SECONDS + 1.0,  # a job that undoes something ends by then
     (shared_worker, "PING_SECONDS"): 1.0,
 }
 

@@ -37,6 +37,7 @@ TOLD = {
     OUT_OF_MEMORY: r"OUT_OF_MEMORY|CUDA error 2\b|NO_ROOM",
     "crash": "SIGSEGV|has ended|gone",
     "kill": "SIGKILL|has ended|gone",
+    "full": r"has room|No space left",
 }
 
 
@@ -45,7 +46,8 @@ class Fault:
     """What becomes of the `nth` call of `call`, of which a dry run had `of`.
 
     `who` makes it: "arena", the arena's worker; a program's name, the library in it; or, of a verb, "driver" with the
-    name of the program that it is for.
+    name of the program that it is for. "daemon" NAME is who has made the operation, and is "killed" where the driver is
+    about to be called for a program; "node" has something that is "full".
     """
 
     operation: str
@@ -82,6 +84,19 @@ def faults(operation: str, calls: Sequence[Call], names: dict[int, str], *, cold
                 yield Fault(operation, who, call, nth, count, what)
 
 
+def killed(operation: str, calls: Sequence[Call], names: dict[int, str]) -> Iterator[Fault]:
+    """Yield the deaths of who does an operation: at each call of the driver for a program."""
+    for (who, call), count in sorted(Counter(sites(calls, names)).items()):
+        if who.startswith("driver "):
+            for nth in sorted({1, (count + 1) // 2, count}):
+                yield Fault(operation, f"daemon {who[-1]}", call, nth, count, "killed")
+
+
+def shortages(operation: str, short_of: Iterable[str]) -> Iterator[Fault]:
+    for what in short_of:
+        yield Fault(operation, "node", what, 1, 1, "full")
+
+
 def sites(calls: Sequence[Call], names: dict[int, str]) -> Iterator[tuple[str, str]]:
     for call in calls:
         if call.name in VERBS:
@@ -96,7 +111,7 @@ def _ways(who: str, call: str) -> Iterator[str]:
     yield UNKNOWN
     if call in GREEDY:
         yield OUT_OF_MEMORY
-    yield "hang" if who != who[:1] else "hold"  # what hangs in a program itself, hangs for ever
+    yield "hang" if who != who[:1] else "hold"  # what hangs in a program itself, hangs forever
     if call in VERBS[2:]:
         yield "hang-after"
     yield "crash"

@@ -7,18 +7,18 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from kybernate_shim.cuda.arena import saved
-from kybernate_shim.cuda.client import State
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import Ahead, Limits, Suspended, bring_back, resume, suspend, undisturbed
-from kybernate_shim.cuda.vram.crew import Transfer
+from kybernate_shim.gpu.errors import CudaError
+from kybernate_shim.gpu.helper_client import State
+from kybernate_shim.gpu.sequence import Ahead, StepSeconds, Suspended, bring_back, resume, suspend, undisturbed
+from kybernate_shim.vram_io.thread_pool import CopyOptions
+from kybernate_shim.vram_mover import arena_files
 from tests.faults.bench import MIB, PATIENCE, Bench
 
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=PATIENCE)
+LIMITS = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=PATIENCE)
 ROOM = 64 * MIB  # that a prefetch leaves free on a card
-HOW = Transfer(threads=1)
+HOW = CopyOptions(threads=1)
 ATTEMPTS, PAUSE = 100, 0.2  # to bring a process back whose driver hangs for a while
-Act = Callable[[Bench, Limits], Awaitable[Sequence[Suspended]]]
+Act = Callable[[Bench, StepSeconds], Awaitable[Sequence[Suspended]]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Operation:
     """What is done, by `act`, to the programs of which `away` are suspended before; `left` are suspended afterwards.
 
     After a failure, those that it has to do with are as before or after, or half way where it has `between`.
-    `cold`: by a worker of the arena that has done nothing yet.
+    `cold`: by a worker of the arena that has done nothing yet. `short_of` is what it may find full.
     """
 
     name: str
@@ -35,14 +35,15 @@ class Operation:
     left: str
     cold: bool = False
     between: str = ""
+    short_of: tuple[str, ...] = ()
 
 
-async def leave(bench: Bench, names: str, limits: Limits, *, arena: bool = True) -> list[Suspended]:
+async def leave(bench: Bench, names: str, limits: StepSeconds, *, arena: bool = True) -> list[Suspended]:
     pids = [bench.tenants[name].pid for name in names]
     return [await suspend(bench.helper, lambda: pids, limits, arena=arena)]
 
 
-async def come(bench: Bench, names: str, limits: Limits, **options: object) -> list[Suspended]:
+async def come(bench: Bench, names: str, limits: StepSeconds, **options: object) -> list[Suspended]:
     await resume(bench.helper, [bench.tenants[name].pid for name in names], limits=limits, **options)  # type: ignore[arg-type]
     return []
 
@@ -51,7 +52,11 @@ def ahead(bench: Bench, name: str) -> list[Ahead]:
     return [Ahead(bench.tenants[name].pid, bench.cards.uuids[0], ROOM)]
 
 
-async def swap(bench: Bench, limits: Limits) -> list[Suspended]:
+async def prefetch(bench: Bench, limits: StepSeconds) -> list[Suspended]:
+    return await come(bench, "a", limits, ahead=ahead(bench, "a"))
+
+
+async def swap(bench: Bench, limits: StepSeconds) -> list[Suspended]:
     """Suspend a, and resume b, which waits for a's room; if either fails, both do what they can."""
     gone = asyncio.Event()
 
@@ -76,56 +81,58 @@ async def swap(bench: Bench, limits: Limits) -> list[Suspended]:
     return [one for found in done if not isinstance(found, BaseException) for one in found]
 
 
-async def checkpoint(bench: Bench, limits: Limits) -> list[Suspended]:
+async def checkpoint(bench: Bench, limits: StepSeconds) -> list[Suspended]:
     """Suspend a and c, write what the arena has of them into an image, and resume them."""
     done = await leave(bench, "ac", limits)
-    await undisturbed(_write(bench))
-    await come(bench, "ac", limits)
+    try:
+        await undisturbed(_write(bench))
+    finally:
+        await come(bench, "ac", limits)
     return done
 
 
 async def _write(bench: Bench) -> None:
     pid = bench.tenants["a"].pid
-    path = bench.root / "image"
+    path = bench.images / "image"
     path.unlink(missing_ok=True)
-    kept = saved.hold(bench.memory, [pid])[pid]
+    kept = arena_files.hold(bench.memory, [pid])[pid]
     try:
         if kept:
-            saved.save(bench.memory, kept, path, HOW)
+            arena_files.save(bench.memory, kept, path, HOW, pid=pid)
     finally:
-        saved.let_go(bench.memory)
+        arena_files.let_go(bench.memory)
 
 
-async def restore(bench: Bench, limits: Limits) -> list[Suspended]:
+async def restore(bench: Bench, limits: StepSeconds) -> list[Suspended]:
     """Bring a back as a restored process: its bytes are read from an image into other room, and handed over to it."""
     pid = bench.tenants["a"].pid
-    path = bench.root / "image"
+    path = bench.images / "image"
     path.unlink(missing_ok=True)
-    image = [saved.save(bench.memory, saved.hold(bench.memory, [pid])[pid], path, HOW)]
-    saved.let_go(bench.memory)
-    shares = saved.claim(bench.memory, image)
+    image = [arena_files.save(bench.memory, arena_files.hold(bench.memory, [pid])[pid], path, HOW, pid=pid)]
+    arena_files.let_go(bench.memory)
+    shares = arena_files.claim(bench.memory, image)
     try:
         await bench.helper.expect(os.getpid(), bench.cards.uuids[:1], limits.restore)
     except CudaError:
         pass  # nothing depends on it
-    saved.load(bench.memory, image, shares, path.parent, HOW)
-    saved.hand_over(bench.memory, {pid: shares[0]})
+    arena_files.load(bench.memory, image, shares, path.parent, HOW)
+    arena_files.hand_over(bench.memory, {pid: shares[0]})
     return await come(bench, "a", limits, ahead=ahead(bench, "a"))
 
 
 OPERATIONS = [
-    Operation("suspend", "", lambda bench, limits: leave(bench, "a", limits), "a"),
+    Operation("suspend", "", lambda bench, limits: leave(bench, "a", limits), "a", short_of=("arena",)),
     Operation("suspend by a new worker", "", lambda bench, limits: leave(bench, "a", limits), "a", cold=True),
-    Operation("suspend several", "", lambda bench, limits: leave(bench, "abc", limits), "abc"),
+    Operation("suspend several", "", lambda bench, limits: leave(bench, "abc", limits), "abc", short_of=("arena",)),
     Operation("suspend without the arena", "", lambda bench, limits: leave(bench, "ac", limits, arena=False), "ac"),
-    Operation("resume", "a", lambda bench, limits: come(bench, "a", limits), ""),
+    Operation("resume", "a", lambda bench, limits: come(bench, "a", limits), "", short_of=("card",)),
     Operation("resume by a new worker", "a", lambda bench, limits: come(bench, "a", limits), "", cold=True),
     Operation("resume several", "abc", lambda bench, limits: come(bench, "abc", limits), ""),
     Operation("resume without the arena", "c", lambda bench, limits: come(bench, "c", limits), ""),
-    Operation("prefetch", "a", lambda bench, limits: come(bench, "a", limits, ahead=ahead(bench, "a")), ""),
-    Operation("swap", "b", swap, "a", between="ab"),
-    Operation("checkpoint", "", checkpoint, "", between="ac"),
-    Operation("restore", "a", restore, ""),
+    Operation("prefetch", "a", prefetch, "", short_of=("card",)),
+    Operation("swap", "b", swap, "a", between="ab", short_of=("arena",)),
+    Operation("checkpoint", "", checkpoint, "", between="ac", short_of=("arena", "images")),
+    Operation("restore", "a", restore, "", short_of=("card",)),
 ]
 
 

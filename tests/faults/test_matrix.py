@@ -1,5 +1,7 @@
 """Each call of the driver, in each operation, fails, hangs, or loses the process that makes it: no container is lost.
 
+Nor where who does the operation is killed at such a call, or where the arena, the image's tmpfs or the card is full.
+
 KYBERNATE_FAULT, a part of a fault's name as it is printed, picks faults, all of them where it is "/";
 KYBERNATE_FAULTS_SEED makes another choice of them.
 """
@@ -22,8 +24,9 @@ from kybernate_shim.native import PRELOAD
 from kybernate_shim.native import build as build_native
 from tests.fakes.cuda import build
 from tests.faults.bench import Bench
-from tests.faults.matrix import Fault, chosen, faults
+from tests.faults.matrix import Fault, chosen, faults, killed, shortages
 from tests.faults.operations import LIMITS, OPERATIONS, Operation, leave, recover
+from tests.faults.shortages import mount_images, unmount_images
 from tests.faults.trial import Trial, end_worker
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -45,10 +48,14 @@ class Benches:
         preload = build_native(PRELOAD, self.libraries)
         bench = Bench(self.root / str(next(self._numbers)), self.libraries, preload)
         await bench.start()
+        mount_images(bench.images)
+        await leave(bench, "a", LIMITS)  # by a worker that has to be started first, and makes more calls than later
+        assert not await recover(bench)
         return bench
 
     async def discard(self, bench: Bench) -> None:
         await bench.stop()
+        unmount_images(bench.images)
         shutil.rmtree(bench.root)
 
 
@@ -65,13 +72,13 @@ async def dry_run(bench: Bench, operation: Operation) -> list[Fault]:
     for tenant in bench.tenants.values():
         await asyncio.to_thread(tenant.change)
     names = {tenant.pid: name for name, tenant in bench.tenants.items()}
-    return list(faults(operation.name, calls, names, cold=operation.cold))
+    made = list(faults(operation.name, calls, names, cold=operation.cold))
+    return [*made, *killed(operation.name, calls, names), *shortages(operation.name, operation.short_of)]
 
 
 async def all_faults(benches: Benches) -> list[Fault]:
     bench = await benches.make()
     try:
-        await dry_run(bench, OPERATIONS[0])  # or the first one makes more calls than the others
         return [fault for operation in OPERATIONS for fault in await dry_run(bench, operation)]
     finally:
         await benches.discard(bench)
@@ -91,6 +98,7 @@ async def try_all(benches: Benches, wanted: Sequence[Fault]) -> list[Trial]:
                 await trial.run()
                 trials.append(trial)
                 if trial.wrong:
+                    print(f"{trial.fault}: the helper's log:", *bench.log.read_text().splitlines()[-40:], sep="\n")
                     await benches.discard(bench)
                     bench = await benches.make()
         finally:

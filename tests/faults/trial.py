@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import psutil
 
-from kybernate_shim.cuda.client import State
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import Limits, Suspended
-from tests.faults.bench import ARENA_BYTES, CONTEXT, MIB, PATIENCE, PIECE, PIECES, Bench
+from kybernate_shim.gpu.errors import CudaError
+from kybernate_shim.gpu.helper_client import State
+from kybernate_shim.gpu.sequence import StepSeconds, Suspended
+from kybernate_shim.vram_io.errors import VramError
+from tests.faults import daemon
+from tests.faults.bench import ARENA_BYTES, CONTEXT, MIB, PATIENCE, PIECE, PIECES, ROOT, Bench
 from tests.faults.matrix import TOLD, VERBS, Fault, sites
 from tests.faults.operations import LIMITS, Operation, leave, recover
+from tests.faults.shortages import SHORTAGES
 
 SHORT = 0.5  # s for the step that hangs
 ENDLESS = 4 * PATIENCE
 SCRATCH = 2 * MIB  # what hashing takes of a card
+
+
+class Died(Exception):
+    """Who has made the operation was killed, and reports nothing."""
 
 
 @dataclass
@@ -36,47 +46,84 @@ class Trial:
     reached: bool = False
     wrong: list[str] = field(default_factory=list)
     error: str = ""
+    _step: str = "preparation"
 
     async def run(self) -> None:
         try:
             async with asyncio.timeout(ENDLESS):
                 await self._prepare()
-                failed, done = await self._attempt()
+                self._step = "attempt"
+                failed, done = await self._elsewhere() if self.fault.what == "killed" else await self._attempt()
+                self._step = "look"
                 await self._look(failed, done)
+                self._step = "second attempt"
                 await self._try_again()
         except Exception as error:  # noqa: BLE001  # also of the bench itself: it is to be named with its fault
-            self.wrong.append(f"{type(error).__name__}: {error}")
+            self.wrong.append(f"{self._step}: {type(error).__name__}: {error}")
 
     async def _prepare(self) -> None:
         if self.operation.away:
             await leave(self.bench, self.operation.away, LIMITS)
         if self.operation.cold:
             await end_worker(self.bench)
+        elif self.fault.who == "arena":
+            await self.bench.helper.warm(self.bench.pids, PATIENCE)  # its last worker may have died
 
-    async def _attempt(self) -> tuple[CudaError | None, Sequence[Suspended]]:
+    async def _attempt(self) -> tuple[Exception | None, Sequence[Suspended]]:
         """Do the operation with the fault; return how it failed, or what it did."""
         cards, names = self.bench.cards, {tenant.pid: name for name, tenant in self.bench.tenants.items()}
+        full = self.fault.what == "full"
+        shortage = SHORTAGES[self.fault.call](self.bench) if full else nullcontext()
         cards.record()
-        cards.switch(self._switch())
+        cards.switch("" if full else self._switch())
         try:
-            return None, await self.operation.act(self.bench, self._limits())
-        except CudaError as error:
+            with shortage:
+                return None, await self.operation.act(self.bench, self._limits())
+        except (CudaError, VramError, OSError) as error:
             self.error = everything_in(error)
             return error, []
         finally:
             cards.switch("")
             made = list(sites(cards.recorded(), names)).count((self.fault.who, self.fault.call))
-            self.reached = made >= self.fault.nth
+            self.reached = full or made >= self.fault.nth
+
+    async def _elsewhere(self) -> tuple[Died | None, Sequence[Suspended]]:
+        """Do the operation in another process, and kill that where the driver is about to be called."""
+        bench, fault = self.bench, self.fault
+        target = bench.tenants[fault.who[-1]].pid
+        calls = bench.cards.directory / "calls"
+        bench.cards.record()
+        bench.cards.switch(f"{fault.call}:{fault.nth}:hold@{target}")
+        programs = [f"{name}={tenant.pid}" for name, tenant in bench.tenants.items()]
+        argv = [sys.executable, "-m", daemon.__name__, self.operation.name, str(bench.root), *programs]
+        process = subprocess.Popen(argv, cwd=ROOT)  # noqa: ASYNC220  # a moment
+
+        def at_the_call() -> bool:
+            return calls.read_text().count(f" {fault.call} {target} ") >= fault.nth
+
+        try:
+            while not (reached := at_the_call()) and process.poll() is None:  # noqa: ASYNC110  # of other processes
+                await asyncio.sleep(0.01)
+        finally:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            bench.cards.recorded()
+            bench.cards.switch("")
+        self.reached = reached
+        return Died() if reached else None, []
 
     def _switch(self) -> str:
         fault, bench = self.fault, self.bench
         switch = f"{fault.call}:{fault.nth}:{fault.what}"
         if fault.who != "arena":
             return f"{switch}@{bench.tenants[fault.who[-1]].pid}"
+        if self.operation.cold:
+            return switch  # of what no program calls
         worker = bench.arenas_worker()
-        return f"{switch}@{worker.pid}" if worker else switch
+        assert worker, "the arena has no worker, and a program would meet the fault"
+        return f"{switch}@{worker.pid}"
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> StepSeconds:
         """Have the step that hangs given up soon; what else needs as long is given up too, which is a fault as well."""
         if self.fault.what not in ("hang", "hang-after", "hold"):
             return LIMITS
@@ -87,8 +134,12 @@ class Trial:
             return replace(LIMITS, **{call: SHORT})
         return replace(LIMITS, lock=SHORT, checkpoint=SHORT, restore=SHORT, unlock=SHORT)
 
-    async def _look(self, failed: CudaError | None, done: Sequence[Suspended]) -> None:
+    async def _look(self, failed: Exception | None, done: Sequence[Suspended]) -> None:
         bench, fault = self.bench, self.fault
+        if isinstance(failed, Died):
+            return  # the next helper has to bring back what it leaves behind
+        if fault.what == "full" and fault.call != "arena" and not failed:
+            self.wrong.append("there was room")
         if failed and fault.what in TOLD and not re.search(TOLD[fault.what], self.error):
             self.wrong.append("the error does not tell the reason")
         if fault.ends_program and self.reached:
@@ -96,7 +147,7 @@ class Trial:
         states = (await bench.helper.states(bench.pids, PATIENCE)).processes
         for name, tenant in bench.tenants.items():
             if not tenant.alive:
-                self.wrong.append(f"{name} has ended")
+                self.wrong.append(f"{name} has ended with status {tenant.status}")
             elif tenant.pid not in states:
                 self.wrong.append(f"{name} does not tell its state")
             else:
@@ -104,7 +155,7 @@ class Trial:
         for one in done:
             self._look_at_suspended(one)
 
-    async def _look_at(self, name: str, state: State, failed: CudaError | None) -> None:
+    async def _look_at(self, name: str, state: State, failed: Exception | None) -> None:
         tenant = self.bench.tenants[name]
         if state is State.RUNNING:
             if self.bench.in_arena(name):

@@ -4,10 +4,10 @@ For each size, one PyTorch program that computes, checks and allocates without a
 and again, every other time through the arena, after it has changed a share of its memory (--changed); what it holds of
 descriptors and threads must not grow. Then two of them change places, with the rest of the card filled up so that only
 one of them fits. Then, where there are two cards, one goes from the first to the second, and two programs leave and
-come back at once, each on a card. Then a transformer is served, and suspended between requests and during them. Then
-what allocations and steps cost with the preload library and without it. It needs root, a driver of 580 or newer, a C
-compiler, and a `python3` with torch, transformers, cuda-bindings, protobuf and structlog (from build/gpu-kit where that
-is there); no containerd.
+come back concurrently, each on a card. Then a transformer is served, and suspended between requests and during them.
+Then what allocations and steps cost with the preload library and without it. It needs root, a driver of 580 or newer,
+a C compiler, and a `python3` with torch, transformers, cuda-bindings, msgspec, protobuf and structlog (from
+build/gpu-kit where that is there); no containerd.
 
 A JSON line per figure goes to build/bench-gpu.jsonl. Figures named `….limit` compare with what must be reached.
 """
@@ -29,21 +29,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kybernate_shim.cuda import pages
-from kybernate_shim.cuda.arena.extents import total
-from kybernate_shim.cuda.arena.memory import FOLDER, Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper
-from kybernate_shim.cuda.sequence import Step, resume, suspend
+from kybernate_shim.arena.extents import total
+from kybernate_shim.arena.memory import FOLDER, Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
+from kybernate_shim.gpu.sequence import resume, suspend
+from kybernate_shim.linux import huge_pages
 from kybernate_shim.native import PRELOAD, build
+from kybernate_shim.steps import Step
 from tests.bench.figures import HEADING, Figure, record, row
+from tests.gpu.against.compare import compare
 from tests.gpu.arena_moving import moving
 from tests.gpu.arena_pairing import pairing
 from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, node, resumed
 from tests.gpu.arena_serving import serving
+from tests.gpu.machine import CHECKOUT
 
 PAYLOAD = Path(__file__).with_name("arena_payload.py")
 WAYS = ("arena", "plain")
-# What a program of so many GiB may take at most, in seconds; measured on an H200 these hold as they are.
+# What a program of so many GiB may take at most, in seconds, on the card on which that was measured.
+LIMITS_CARD = "H200"
 LIMITS = {
     (16, "swap", 1.0): 0.95,
     (16, "suspend", 1.0): 0.70,
@@ -85,7 +90,9 @@ def _holdings(pid: int) -> tuple[int, int]:
 
 @dataclass
 class Measured:
-    """Seconds by verb and way, and of the last cycle of each, by step."""
+    """Seconds by verb and way, and of the last cycle of each, by step. `card` is the name of the GPU."""
+
+    card: str = ""
 
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -102,7 +109,7 @@ class Measured:
             if ours and plain:
                 middles = statistics.median(ours), statistics.median(plain)
                 yield Figure(f"arena.{verb}.{gib:g}GiB.{changed:.0%}", lane, *middles, "s", None, len(ours))
-            if ours and (limit := LIMITS.get((int(gib), verb, changed))):
+            if ours and LIMITS_CARD in self.card and (limit := LIMITS.get((int(gib), verb, changed))):
                 name = f"arena.{verb}.{gib:g}GiB.{changed:.0%}.limit"
                 yield Figure(name, lane, statistics.median(ours), limit, "s", 1.0, len(ours))
 
@@ -112,7 +119,7 @@ def _bytes_of(steps: Sequence[Step]) -> tuple[list[int], list[int]]:
 
 
 async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds: int, measured: Measured) -> None:
-    """Suspend and resume in turns. Raises AssertionError where the program does not go on, or holds more and more."""
+    """Suspend and resume in turns. Raises AssertionError where the program stops, or holds more and more."""
     pid = program.process.pid
     before: tuple[int, int] | None = None
     for number in range(rounds + 1):
@@ -120,7 +127,7 @@ async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds
             if way == "plain" and (number > plain_rounds or not plain_rounds):
                 continue
             program.change()
-            with pages.huge_pages("node"):
+            with huge_pages.huge_pages("node"):
                 began = time.monotonic()
                 out = await suspend(helper, lambda: [pid], arena=way == "arena")
                 spent = time.monotonic() - began
@@ -155,7 +162,7 @@ async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: i
             out.change()
             began = time.monotonic()
             coming = asyncio.create_task(resume(helper, [back.process.pid], room=room))
-            left = await suspend(helper, lambda: [pid], arena=True)  # noqa: B023  # asked at once
+            left = await suspend(helper, lambda: [pid], arena=True)  # noqa: B023  # asked immediately
             steps = [*left.steps, *(await coming)]
             spent = time.monotonic() - began
             back.wait_for_steps(STEPS)
@@ -235,7 +242,7 @@ async def _held(helper: CudaHelper, program: Program, socket: Path) -> dict[str,
     counted = [_holdings(pid) for pid in (program.process.pid, theirs, *workers)]
     return {
         "vram": gpu.used_bytes >> 20,
-        "arena": total(Memory(0, FOLDER).copies(Owner.of(program.process.pid)).extents) >> 20,
+        "arena": total(Memory(0, FOLDER).copies(ArenaOwner.of(program.process.pid)).extents) >> 20,
         "descriptors": sum(descriptors for descriptors, _ in counted),
         "threads": sum(threads for _, threads in counted),
     }
@@ -268,6 +275,7 @@ def measure(gib: float, changed: float, arguments: argparse.Namespace, library: 
 
         async def main() -> None:
             async with cuda_helper(socket, start=False) as helper:
+                measured.card = (await helper.info()).gpus[0].name
                 await cycles(helper, programs[0], arguments.rounds, arguments.plain_rounds, measured)
                 if swapping:
                     programs.append(computing(gib, changed, library, Path(name), "two"))
@@ -281,10 +289,27 @@ def measure(gib: float, changed: float, arguments: argparse.Namespace, library: 
     return list(measured.figures(gib, changed, arguments.lane))
 
 
+def _add_comparison(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("comparison with another checkout, with --gib, --rounds and --swap-rounds")
+    group.add_argument(
+        "--against", type=Path, metavar="DIRECTORY", help="the other checkout: both are measured in turns"
+    )
+    group.add_argument("--out", type=Path, default=CHECKOUT / "build/against", help="its results (build/against)")
+    group.add_argument("--pack", type=Path, metavar="FILE.tar.gz", help="pack the results, at most 16 MiB")
+    group.add_argument("--minutes", type=float, default=7.0, help="after which nothing begins (7)")
+    group.add_argument("--container-gib", type=float, default=16, help="payload of a whole container (16)")
+    group.add_argument("--container-rounds", type=int, default=3, help="its restores; 0: left out (3)")
+    group.add_argument("--first-rounds", type=int, default=1, help="of first suspends for each size; 0: left out (1)")
+    group.add_argument("--kit", type=Path, default=CHECKOUT / "build/gpu-kit", help="for the container")
+    group.add_argument("--root", default="", help="the container's nodes, removed afterwards")
+    group.add_argument("--pretended", default="", metavar="LIBRARIES", help="rehearse on the pretended driver in there")
+    parser.set_defaults(most_swapped=MOST_SWAPPED)
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gib", default="16,40", help="sizes, separated by commas (16,40)")
-    parser.add_argument("--changed", default="0.05,1", help="shares of it that change between suspends (0.05,1)")
+    parser.add_argument("--changed", help="shares of it that change between suspends (0.05,1; with --against 1)")
     parser.add_argument("--cycles", type=int, default=200, help="of the endurance run of 4 GiB; 0: left out (200)")
     parser.add_argument("--rounds", type=int, default=5, help="through the arena (5)")
     parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
@@ -296,7 +321,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cost-rounds", type=int, default=3, help="with the library and without it; 0: left out (3)")
     parser.add_argument("--lane", default="gpu", help="what to call the machine in the figures (gpu)")
     parser.add_argument("--output", type=Path, default=Path("build/bench-gpu.jsonl"))
+    _add_comparison(parser)
     arguments = parser.parse_args(argv)
+    arguments.changed = arguments.changed or ("1" if arguments.against else "0.05,1")
+    if arguments.against:
+        return compare(arguments)
     library = build(PRELOAD, Path(tempfile.mkdtemp()))
     found: list[Figure] = []
     sizes, shares = (list(map(float, text.split(","))) for text in (arguments.gib, arguments.changed))

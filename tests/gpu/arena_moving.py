@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper
-from kybernate_shim.cuda.errors import GpuPair
-from kybernate_shim.cuda.sequence import suspend
+from kybernate_shim.gpu.errors import GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
+from kybernate_shim.gpu.sequence import suspend
 from tests.bench.figures import Figure
 from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, node, resumed
 
@@ -19,7 +19,7 @@ from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, node, r
 def moving(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, lane: str) -> Iterator[Figure]:
     """Measure it with a payload that begins on the first card; nothing where the machine has only one.
 
-    Raises AssertionError where the program does not go on, or is on another card than it should be.
+    Raises AssertionError where the program does not continue, or is on another card than it should be.
     """
     moved: list[float] = []
     stayed: list[float] = []

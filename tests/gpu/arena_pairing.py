@@ -1,4 +1,4 @@
-"""Two programs, each on a card of its own, leave and come back at once, as the processes of one container do."""
+"""Two programs, each on a card of its own, leave and come back concurrently, as the processes of one container do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper
-from kybernate_shim.cuda.sequence import resume, suspend
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
+from kybernate_shim.gpu.sequence import resume, suspend
 from tests.bench.figures import Figure
 from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, ahead, node
 
@@ -20,9 +20,9 @@ Seconds = dict[tuple[str, int], list[float]]  # by verb, and how many programs i
 
 
 def pairing(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, lane: str) -> Iterator[Figure]:
-    """Compare both at once with one alone, in turns; nothing where the machine has only one card.
+    """Compare both concurrently with one alone, in turns; nothing where the machine has only one card.
 
-    Raises AssertionError where a program does not go on, or is not on its card.
+    Raises AssertionError where a program does not continue, or is not on its card.
     """
     seconds: Seconds = defaultdict(list)
     with tempfile.TemporaryDirectory() as name, node(gib, Path(name), CARDS) as socket:

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 BLOCKS = 8
-PIECE = 64 << 20  # numbers that are added up at once: a sum in 64 bits makes a copy of twice the size
+PIECE = 64 << 20  # numbers that are added up together: a sum in 64 bits makes a copy of twice the size
 CHECK_SECONDS = 0.25
 REPLAYS = 20
 ROW = (2 << 20) // 4  # numbers of a piece that changes as a whole
 
 
 def run(gib: float, changed: float) -> None:
-    """Compute for ever."""
+    """Compute forever."""
     import torch  # of the machine
 
     wanted: list[int] = []

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from kybernate_shim.checkpoint.gpu_room import KEPT_FREE
-from kybernate_shim.cuda.arena.memory import FOLDER
-from kybernate_shim.cuda.client import CudaHelper, log_path, start_helper
-from kybernate_shim.cuda.errors import GpuPair
-from kybernate_shim.cuda.sequence import Ahead, Step, resume
+from kybernate_shim.arena.memory import FOLDER
+from kybernate_shim.checkpoint.gpu.room import KEPT_FREE
+from kybernate_shim.gpu.errors import GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path, start_helper
+from kybernate_shim.gpu.sequence import Ahead, resume
+from kybernate_shim.steps import Step
 
 GIB = 1 << 30
 DRIVERS_BYTES = 2 * GIB  # what a program has of a card that the arena does not take
@@ -100,11 +101,11 @@ class Program:
 
 
 @contextmanager
-def node(gib: float, folder: Path, programs: int = 1) -> Iterator[Path]:
-    """Run a CUDA helper with an arena for so many programs of `gib`; yields its socket."""
+def node(gib: float, folder: Path, programs: int = 1, arena: Path = FOLDER) -> Iterator[Path]:
+    """Run a CUDA helper with an arena, in a folder of that name, for so many programs of `gib`; yields its socket."""
     socket = folder / "cuda.sock"
     size = int(gib * 1.1 + 2) * GIB * programs
-    pid = start_helper(socket, options=["--arena", str(size), "--arena-folder", str(FOLDER)])
+    pid = start_helper(socket, options=["--arena", str(size), "--arena-folder", str(arena)])
     try:
         while not socket.exists():
             time.sleep(0.02)
@@ -113,7 +114,7 @@ def node(gib: float, folder: Path, programs: int = 1) -> Iterator[Path]:
         os.kill(pid, 15)
         os.waitpid(pid, 0)
         print("".join(f"  {line}\n" for line in log_path(socket).read_text().splitlines() if '"error"' in line), end="")
-        subprocess.run(["umount", "--lazy", FOLDER], check=False)  # a worker gives its memory back for a while
+        subprocess.run(["umount", "--lazy", arena], check=False)  # a worker gives its memory back for a while
 
 
 async def ahead(helper: CudaHelper, pid: int, taken: int, card: int = 0) -> Ahead:

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from kybernate_shim.cuda import pages
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper
-from kybernate_shim.cuda.sequence import suspend
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
+from kybernate_shim.gpu.sequence import suspend
+from kybernate_shim.linux import huge_pages
 from tests.bench.figures import Figure
 from tests.gpu.arena_programs import GIB, START_SECONDS, Program, node, resumed
 
@@ -69,9 +69,9 @@ def _ask(program: Program, question: int) -> None:
 
 
 async def _cycle(helper: CudaHelper, program: Program, way: str, when: str) -> dict[str, float]:
-    """Suspend, look whether it stands still, resume, and return what both took."""
+    """Suspend, look whether it is frozen, resume, and return what both took."""
     pid, began = program.process.pid, time.monotonic()
-    with pages.huge_pages("node"):
+    with huge_pages.huge_pages("node"):
         out = await suspend(helper, lambda: [pid], arena=way == "arena")
     spent, step = time.monotonic() - began, program.step
     for reason in out.taken.reasons.values():

@@ -7,7 +7,7 @@ own, so that both are measured on both verbs in every two cycles. Then suspend a
 calls of the driver. At last two containers in turns, one whose memory goes through the arena and one that takes the
 fast way, each checkpointed and restored.
 
-A JSON line per figure goes to build/bench-gpu.jsonl, as `make bench` writes them; the steps of each go beside it.
+A JSON line per figure goes to build/bench-gpu.jsonl, as `make bench` writes them; the steps of each go next to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from kybernate_shim.cuda.arena.memory import FOLDER
+from kybernate_shim.arena.memory import FOLDER
 from tests.bench.figures import HEADING, Figure, record, row
+from tests.gpu.host_memory import touch, used
 from tests.gpu.machine import CHECKOUT, IMAGE, Machine, filesystem_for_overlays, mounts, remove
 from tests.gpu.report import prepared
 from tests.gpu.scenarios import ARENA, Bench
@@ -53,16 +54,6 @@ BAR_GIB = 16
 START_SECONDS = 300
 POLL_SECONDS = 0.02
 NAME = "bench"
-# The kernel shall end this process, and no other, where there is not enough.
-TOUCH = """
-import mmap, sys
-piece = bytes(2 << 20)
-open("/proc/self/oom_score_adj", "w").write("1000")
-memory = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-memory.madvise(mmap.MADV_HUGEPAGE)
-for offset in range(0, len(memory) // len(piece) * len(piece), len(piece)):
-    memory[offset : offset + len(piece)] = piece
-"""
 SETTINGS = """runtime = "runc"
 verify = false
 log_file = "{log}"
@@ -200,14 +191,14 @@ class Cycle:
         return {step["name"]: step["seconds"] for step in answer["steps"]}
 
     def _steps_of_restore(self, began: float, seconds: float) -> dict[str, float]:
-        """Return what the daemon tells of its steps, and what came before, between and after them."""
+        """Return what the daemon reports of its steps, and what came before, between and after them."""
         lines = [json.loads(line) for line in self.shim_log.read_text().splitlines()]
         events = {line["event"]: line for line in lines if line.get("task") == self.id}
         created, restored = (
             datetime.fromisoformat(events[name]["time"]).timestamp() - began
             for name in ("task.created", "task.restored")
         )
-        told = dict(events["task.restored"]["seconds"])
+        told = dict(events["task.restored"]["step_seconds"])
         between = restored - created - sum(told.values())
         return {"until it is created": created, **told, "between": between, "until it computes": seconds - restored}
 
@@ -221,7 +212,7 @@ class Peak:
     """Samples the machine's memory in use; `bytes` is the most above what it was at first."""
 
     def __enter__(self) -> Peak:
-        self.bytes, self._first = 0, _used()
+        self.bytes, self._first = 0, used()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -233,12 +224,7 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._end.wait(0.05):
-            self.bytes = max(self.bytes, _used() - self._first)
-
-
-def _used() -> int:
-    found = dict(re.findall(r"^(\w+):\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE))
-    return (int(found["MemTotal"]) - int(found["MemAvailable"])) << 10
+            self.bytes = max(self.bytes, used() - self._first)
 
 
 def _computes(log: Path, since: int) -> bool:
@@ -282,14 +268,6 @@ def tmpfs(directory: Path, size: int) -> Iterator[Path]:
         yield directory
     finally:
         subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-def warm(size: int) -> bool:
-    """Touch `size` bytes of memory once, in another process: a virtual machine may get its memory only then.
-
-    Return whether they were to be had.
-    """
-    return subprocess.run([sys.executable, "-c", TOUCH, str(size)], check=False).returncode == 0
 
 
 def measure(bench: Bench, size: int, rounds: Rounds, *, kinds: Sequence[str] = tuple(PAGES)) -> Measured:
@@ -363,7 +341,7 @@ def _is_helper(path: Path) -> bool:
     """Whether it is the helper of this node: another may live in another root, as the lab's do."""
     try:
         here = (path.parent / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
-        return here and b"kybernate_shim.cuda.helper" in path.read_bytes()
+        return here and b"kybernate_shim.cuda_helper.helper" in path.read_bytes()
     except OSError:  # it has ended
         return False
 
@@ -420,7 +398,7 @@ def main(argv: Sequence[str]) -> int:
         for gib in map(float, arguments.gib.split(",")):
             size = int(gib * GIB)
             print(f"{gib:g} GiB on {lane}, huge pages {THP.read_text().strip()}", flush=True)
-            if gib >= 1 and not warm(2 * size + 4 * GIB):
+            if gib >= 1 and not touch(2 * size + 4 * GIB):
                 print(f"  left out: the machine has not {2 * gib + 4:g} GiB of memory", flush=True)
                 continue
             bench = prepared(machine, replace_mib(arguments, size >> 20))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim import launcher
-from kybernate_shim.native import CLIENT, PACKAGE, PRELOAD, build
+from kybernate_shim.native import CLIENT, PACKAGE, PRODUCTS, build
 from tests.lab import oci
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ class Machine:
         Path("/etc/kybernate").mkdir(exist_ok=True)
         Path("/etc/kybernate/shim.toml").write_text('runtime = "runc"\n')  # the devices are given one by one
         Path("/etc/criu").mkdir(exist_ok=True)
-        # Connections stay inside a container, whose processes all stand still: nobody can write to them meanwhile.
+        # Connections stay inside a container, whose processes are all frozen: no process can write to them meanwhile.
         Path("/etc/criu/runc.conf").write_text("network-lock skip\n")
         with (root / "containerd.log").open("wb") as log:
             containerd = subprocess.Popen(
@@ -116,8 +116,8 @@ def _unpack(root: Path, kit: Path) -> dict[str, str]:
     for lane in lanes:
         with tarfile.open(kit / f"{lane.name}.tar.xz") as tar:
             tar.extractall(lane, filter="data")
-    build(PRELOAD)  # into the checkout, from where the shim runs
-    client = build(CLIENT)
+    for product in PRODUCTS:  # into the checkout, from where the shim runs
+        build(product)
     programs = root / "bin"
     programs.mkdir(exist_ok=True)
     site = root / "site"
@@ -125,9 +125,10 @@ def _unpack(root: Path, kit: Path) -> dict[str, str]:
     subprocess.run([*pip, *sorted((kit / "wheels").glob("*.whl"))], check=True)
     for program in (program for lane in lanes for program in (lane / "libexec").iterdir()):
         _script(programs / program.name, f'LD_LIBRARY_PATH={program.parents[1]}/lib exec {program} "$@"')
-    (site / PACKAGE.name).symlink_to(PACKAGE)  # as an installation has it: beside all that it needs
+    for package in (PACKAGE, PACKAGE.with_name("kybernate")):  # as an installation has it: next to all that it needs
+        (site / package.name).symlink_to(package)
     shim = programs / launcher.NAME
-    shim.write_bytes(launcher.program(sys.executable, site, client))
+    shim.write_bytes(launcher.program(sys.executable, site, CLIENT.of()))
     shim.chmod(0o755)
     _script(
         programs / "kybernate",

@@ -11,11 +11,11 @@ import sys
 import time
 
 STEP_SECONDS = 0.1
-PIECE = 64 << 20  # numbers added up at once: a sum in 64 bits first makes a copy of twice the size
+PIECE = 64 << 20  # numbers added up together: a sum in 64 bits first makes a copy of twice the size
 
 
 def one(mib: int, gpu: int, *, prefix: str = "", group: bool = False) -> None:
-    """Compute for ever on one GPU; with `group`, every step includes an all-reduce among the ranks."""
+    """Compute forever on one GPU; with `group`, every step includes an all-reduce among the ranks."""
     import torch  # of the machine, as is its CUDA; only a container with a GPU gets here
 
     device = torch.device("cuda", gpu)

@@ -1,8 +1,9 @@
 """Rehearses `tests/gpu/run` in the lab, on the pretended driver: `python -m tests.gpu.rehearse [its options]`.
 
-Run by tests/lab/run LANE -- /opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python
-(python -m tests.gpu.kit --python 3.13), of which it uses the wheels. What runs there also proves the code of this
-folder; seconds and bytes mean nothing.
+With `against` first, it rehearses `tests/gpu/arena_bench --against DIRECTORY`. Run by tests/lab/run LANE --
+/opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python (python -m tests.gpu.kit
+--python 3.13), of which it uses the wheels. What runs there also proves the code of this folder; seconds and bytes mean
+nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +14,24 @@ from pathlib import Path
 
 import psutil
 
-from kybernate_shim.cuda.arena.kernel import machine_code
-from kybernate_shim.cuda.arena.memory import FOLDER, Memory
-from tests.gpu.report import main
+from kybernate_shim.arena.memory import FOLDER, Memory
+from kybernate_shim.cuda_worker.kernel import machine_code
+from tests.gpu import arena_bench, report
 from tests.system.gpu import CAPABILITY, LIBRARIES, install_driver
 
 ARENA_GIB = 1
+TINY = (
+    "--gib",
+    "0.06,0.12",
+    "--container-gib",
+    "0.01",
+    "--rounds",
+    "2",
+    "--swap-rounds",
+    "2",
+    "--container-rounds",
+    "2",
+)
 ROOT = Path("/run/kybernate-gpu")  # a tmpfs: the lab's own root is an overlay, on which no other can lie
 
 
@@ -26,12 +39,13 @@ def rehearse(argv: list[str]) -> int:
     end_containerd()
     install_driver()
     Memory(((0, ARENA_GIB << 30),)).prepare()
-    machine_code(FOLDER, *CAPABILITY)  # here, where the compiler may be slow, and before anything stands still
+    machine_code(FOLDER, *CAPABILITY)  # here, where the compiler may be slow, and before anything is frozen
     ROOT.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", ROOT], check=True)
-    return main(
-        ["--root", str(ROOT / "node"), "--pretended", str(LIBRARIES), "--arena", str(ARENA_GIB), "--mib", "16", *argv]
-    )
+    where = ["--root", str(ROOT / "node"), "--pretended", str(LIBRARIES)]
+    if argv[:1] == ["against"]:
+        return arena_bench.main([*where, *TINY, "--against", *argv[1:]])
+    return report.main([*where, "--arena", str(ARENA_GIB), "--mib", "16", *argv])
 
 
 def end_containerd() -> None:

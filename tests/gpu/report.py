@@ -13,7 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.gpu import scenarios
+from tests.gpu.host_memory import GIB, total, touch_what_is_there
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
+from tests.gpu.pack import pack
 from tests.gpu.scenarios import ARENA, PAYLOAD, Bench
 from tests.gpu.zoo.cycles import run_cycles
 from tests.gpu.zoo.keeper import run_zoo
@@ -22,7 +24,8 @@ from tests.gpu.zoo.table import WAYS, UnknownProgram, chosen
 SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 PRETENDED = "computes.py"
 SETTINGS = 'runtime = "runc"\n{more}[gpu]\narena = "{gib}GiB"\n'
-ZOO_ARENA = 16  # GiB, where --arena says nothing
+ZOO_ARENA = 16  # GiB at most, where --arena says nothing
+ARENA_SHARE = 4  # which part of the machine's memory it is then
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
             print(machine.log(), file=sys.stderr)
         machine.stop()
         remove(root)
+        if arguments.pack:
+            print("\n".join(pack(arguments.out, arguments.pack)), flush=True)
     return 1 if failures else 0
 
 
@@ -62,15 +67,18 @@ def _zoo(machine: Machine, arguments: argparse.Namespace) -> int:
     bench = prepared(machine, arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     log = f'log_file = "{arguments.out.absolute() / "shim.log"}"\n'
-    Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=arguments.arena or ZOO_ARENA, more=log))
+    gib = arguments.arena or max(1, min(ZOO_ARENA, total() // GIB // ARENA_SHARE))
+    Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=gib, more=log))
     if arguments.pretended:
         tests = CHECKOUT / "tests"  # alone: in the lab, another mount lies below the checkout
         bench.flags += ["--mount", f"type=bind,src={tests},dst={tests},options=rbind:ro"]
+    else:
+        touch_what_is_there(2 * gib * GIB)  # or the first programs would seem slow
     gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
     how = {"out": arguments.out, "jobs": arguments.jobs, "pretended": bool(arguments.pretended), "until": until}
+    name = f"{len(gpus)} of {gpus[0]['name']}, {gpus[0]['total_bytes'] >> 30} GiB each, {total() >> 30} GiB of memory"
     if arguments.cycles:
-        return run_cycles(bench, arguments.zoo or "", count=arguments.cycles, seed=arguments.seed, **how)
-    name = f"{len(gpus)} of {gpus[0]['name']}"
+        return run_cycles(bench, arguments.zoo or "", count=arguments.cycles, seed=arguments.seed, machine=name, **how)
     ways = arguments.ways.split(",")
     return run_zoo(bench, arguments.zoo, ways=ways, machine=name, gpus=len(gpus), **how)
 
@@ -79,6 +87,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/gpu/run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kit", type=Path, default=CHECKOUT / "build/gpu-kit", help="made by python -m tests.gpu.kit")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build/gpu", help="where RESULTS.md goes")
+    parser.add_argument("--pack", type=Path, metavar="FILE.tar.gz", help="pack what --out has then, at most 16 MiB")
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
     parser.add_argument("--arena", type=int, default=0, metavar="GIB", help="through an arena of so many GiB (0: none)")

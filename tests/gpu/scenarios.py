@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kybernate_shim.cuda.arena.keeper import IDLE_SECONDS
+from kybernate_shim.cuda_helper.node_arena import IDLE_SECONDS
 from tests.gpu.machine import IMAGE, Machine, mounts
 
 PAYLOAD = Path(__file__).with_name("payload.py")
@@ -166,7 +166,7 @@ def restored(
 
 
 def exit_and_restore(bench: Bench) -> None:
-    """ctr's checkpoint and ours: the container is gone, the card idle, and a new container goes on."""
+    """ctr's checkpoint and ours: the container is gone, the card idle, and a new container continues."""
     name, image = "exit-and-restore", bench.images / "exit"
     idle = bench.in_use()
     with container(bench, name, *bench.payload("one")) as one:
@@ -232,7 +232,7 @@ RANKS += ["--env", "NCCL_MAX_NCHANNELS=2"]
 
 
 def nccl_refused(bench: Bench) -> None:
-    """Two ranks as they are: refused, and they go on."""
+    """Two ranks as they are: refused, and they continue."""
     name = "nccl-refused"
     with container(bench, name, *bench.payload("ranks"), programs=2, flags=RANKS) as one:
         said = bench.kybernate("checkpoint", name, str(bench.images / name), "--no-rootfs", status=1)

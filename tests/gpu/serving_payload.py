@@ -18,7 +18,7 @@ WIDTH, INNER, HEADS, GROUPS, VOCABULARY = 4096, 14336, 32, 8, 32000
 LAYER_BYTES = 2 * WIDTH * (2 * WIDTH + 2 * WIDTH * GROUPS // HEADS + 3 * INNER)
 WORDS_BYTES = 2 * 2 * WIDTH * VOCABULARY
 PROMPT, QUESTION, ANSWER = 2048, 16, 96  # tokens
-PIECE = 64 << 20  # numbers that are added up at once: a sum in 64 bits makes a copy of four times the size
+PIECE = 64 << 20  # numbers that are added up together: a sum in 64 bits makes a copy of four times the size
 
 
 class Halfway:

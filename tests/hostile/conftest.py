@@ -23,9 +23,8 @@ from tests.system.cri import Cri
 
 @pytest.fixture
 def cri() -> Iterator[Cri]:
-    client = Cri()
-    yield client
-    client.close()
+    with Cri() as client:
+        yield client
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def no_helper() -> Iterator[None]:
     """End the CUDA helper that a suspend or a report of the node starts, and remove its files."""
     yield
     for process in psutil.process_iter():
-        if "kybernate_shim.cuda.helper" in process.cmdline():
+        if "kybernate_shim.cuda_helper.helper" in process.cmdline():
             process.terminate()
             process.wait(10)
     for path in Path("/run/kybernate").glob("cuda.*"):

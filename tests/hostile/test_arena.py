@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from kybernate_shim import native
-from kybernate_shim.cuda.arena import saved
-from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, State, log_path
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import Limits, resume, suspend
-from kybernate_shim.cuda.vram.crew import Transfer
-from kybernate_shim.cuda.vram.errors import NotInArena
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.gpu.errors import CudaError
+from kybernate_shim.gpu.helper_client import CudaHelper, State, log_path
+from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from kybernate_shim.native import PRELOAD
+from kybernate_shim.vram_io.errors import NotInArena
+from kybernate_shim.vram_io.thread_pool import CopyOptions
+from kybernate_shim.vram_mover import arena_files
 from tests.contract.cuda_driver.conftest import (  # noqa: F401  # fixtures
     cards,
     libraries,
@@ -71,8 +72,8 @@ def once(function, nth, after):
 
     return wrapped
 
-if "kybernate_shim.cuda.worker" in sys.orig_argv and "arena" in sys.orig_argv:
-    from kybernate_shim.cuda.arena.{module} import {kind}
+if "kybernate_shim.cuda_worker.worker" in sys.orig_argv and "arena" in sys.orig_argv:
+    from kybernate_shim.{module} import {kind}
     {kind}.{name} = once({kind}.{name}, {nth}, {after})
 """
 
@@ -82,7 +83,7 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
     """Let the arena's worker die, once, before or after the n-th call of a method."""
 
     def inject(method: str, nth: int, *, after: bool = False) -> Path:
-        module, kind, name = method.split(".")
+        module, kind, name = method.rsplit(".", 2)
         marker = tmp_path / "died"
         (tmp_path / "site").mkdir()
         words = {"marker": str(marker), "module": module, "kind": kind, "name": name, "nth": nth, "after": after}
@@ -118,7 +119,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 def secrets(use_arena: Run, start_holder: Hold, memory: Memory, socket: Path) -> None:
     """Let another tenant leave its bytes in the arena, and end."""
     victim = start_holder(PIECES)
-    owner = Owner.of(victim.pid)
+    owner = ArenaOwner.of(victim.pid)
 
     async def leave(helper: CudaHelper) -> None:
         await out(helper, victim)
@@ -147,7 +148,7 @@ def attackers(start_holder: Hold, **options: Any) -> Holder:
 
 def saved_values(memory: Memory, holder: Holder, folder: Path) -> set[int]:
     """The values of the pieces that an image would have of what the arena has of a process."""
-    saved.save(memory, memory.kept(Owner.of(holder.pid)), folder / "image", Transfer(threads=1))
+    arena_files.save(memory, memory.kept(ArenaOwner.of(holder.pid)), folder / "image", CopyOptions(threads=1), pid=1)
     content = (folder / "image").read_bytes()
     return {content[at] for at in range(0, len(content), PIECE)}
 
@@ -157,7 +158,7 @@ def arena_workers(socket: Path) -> list[int]:
     return [child.pid for child in helper.children() if "arena" in child.cmdline()]
 
 
-async def out(helper: CudaHelper, holder: Holder | Program, limits: Limits = LIMITS) -> Any:
+async def out(helper: CudaHelper, holder: Holder | Program, limits: StepSeconds = LIMITS) -> Any:
     return await suspend(helper, lambda: [holder.pid], limits, arena=True)
 
 
@@ -167,7 +168,11 @@ LIE = f"(control->blocks[8].state != HERE ? leave(control, SHARED, 0, control->u
 
 @pytest.mark.parametrize(
     ("method", "nth", "after"),
-    [("memory.Memory.update", 1, True), ("transfer.Transfer.out", 3, True), ("memory.Memory.confirm", 1, False)],
+    [
+        ("arena.memory.Memory.update", 1, True),
+        ("cuda_worker.copier.ArenaCopier.out", 3, True),
+        ("arena.memory.Memory.confirm", 1, False),
+    ],
 )
 def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
     use_arena: Run,
@@ -190,9 +195,9 @@ def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
             await out(helper, attacker)
         assert marker.exists()
         assert (await helper.states([attacker.pid])).processes[attacker.pid].state is State.LOCKED
-        assert memory.note(Owner.of(attacker.pid)).pending
+        assert memory.record(ArenaOwner.of(attacker.pid)).pending
         with pytest.raises(NotInArena, match=f"of process {attacker.pid} were never copied to the arena"):
-            saved.hold(memory, [attacker.pid])
+            arena_files.hold(memory, [attacker.pid])
         assert saved_values(memory, attacker, tmp_path) <= set(ATTACKERS)
 
     use_arena(body)
@@ -201,12 +206,12 @@ def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
 @pytest.mark.parametrize(
     ("method", "nth", "after"),
     [
-        ("memory.Memory.update", 1, False),
-        ("memory.Memory.update", 1, True),
-        ("transfer.Transfer.out", 2, True),
-        ("memory.Memory.confirm", 2, False),
-        ("memory.Memory.confirm", 2, True),
-        ("memory.Memory.confirm", 5, True),
+        ("arena.memory.Memory.update", 1, False),
+        ("arena.memory.Memory.update", 1, True),
+        ("cuda_worker.copier.ArenaCopier.out", 2, True),
+        ("arena.memory.Memory.confirm", 2, False),
+        ("arena.memory.Memory.confirm", 2, True),
+        ("arena.memory.Memory.confirm", 5, True),
     ],
 )
 def test_process_has_its_own_bytes_wherever_the_worker_dies(
@@ -239,10 +244,10 @@ def test_process_has_its_own_bytes_wherever_the_worker_dies(
 def test_process_that_never_answers_stalls_no_other(
     use_arena: Run, start_holder: Hold, hostile: Callable[[str, str], Path], socket: Path
 ) -> None:
-    """Its library takes a question and does not come back; the worker gives it up and goes on with the others."""
+    """Its library takes a question and does not come back; the worker gives it up and continues with the others."""
     silent = start_holder(1, library=hostile("case SHARE:", "case SHARE: for (;;) usleep(1000);"))
     honest = start_holder(PIECES)
-    hasty = Limits(lock=5, checkpoint=1, restore=1, unlock=5, settle=5)
+    hasty = StepSeconds(lock=5, checkpoint=1, restore=1, unlock=5, settle=5)
 
     async def body(helper: CudaHelper) -> None:
         await out(helper, honest)

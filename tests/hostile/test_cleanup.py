@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kybernate_shim.checkpoint.remains import Traces, told_of
+from kybernate_shim.checkpoint.cleanup import Traces, told_of
 from kybernate_shim.delete import OPERATION_SECONDS
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from tests.system.checkpoints import PYTHON
 from tests.system.ctr import Ctr, eventually
 from tests.unit.checkpoint.hiding import HIDING

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.digests import Digester
-from kybernate_shim.checkpoint.image import read_image, write_manifest
-from kybernate_shim.checkpoint.manifest import Signature
+from kybernate_shim.checkpoint.image.digests import Digester
+from kybernate_shim.checkpoint.image.manifest import Signature
+from kybernate_shim.checkpoint.image.store import read_image, write_manifest
 from tests.system.checkpoints import Witness, counting, kybernate, refused
 from tests.system.ctr import Ctr, run
 from tests.system.tenants import ROOT

@@ -12,7 +12,8 @@ from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.cri import Cri
 from tests.system.ctr import eventually
-from tests.system.test_gpu import cards, cri, node, pod_container, steps_of  # noqa: F401  # fixtures
+from tests.system.gpu.conftest import cards, cri, node  # noqa: F401  # fixtures
+from tests.system.gpu.pods import pod_container, steps_of
 
 # ruff: noqa: F811  (pytest finds fixtures by the names of parameters)
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kybernate_shim.checkpoint import criu_images
 from kybernate_shim.checkpoint.compat import read_host
-from kybernate_shim.checkpoint.criu_images import COMMON
-from kybernate_shim.checkpoint.digests import Digester
-from kybernate_shim.checkpoint.image import payload_names, write_manifest
-from kybernate_shim.checkpoint.manifest import NAME, Manifest, Program, Source
-from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.checkpoint.criu import images
+from kybernate_shim.checkpoint.criu.images import COMMON
+from kybernate_shim.checkpoint.image.digests import Digester
+from kybernate_shim.checkpoint.image.manifest import NAME, Manifest, Program, Source
+from kybernate_shim.checkpoint.image.store import payload_names, write_manifest
+from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.messages import criu_pb2 as criu
 from tests.hostile.tenant import Tenant
 from tests.system.checkpoints import refused, shim_of
 from tests.system.ctr import Ctr
-from tests.unit.checkpoint.test_criu_images import write
+from tests.unit.checkpoint.criu.test_criu_images import write
 
 IMAGES = Path("/var/lib/kybernate/checkpoints")
 MOST_RSS = 160 << 20  # of a daemon that has loaded what it needs for restores; the attacks took 700 MiB and more
@@ -40,7 +40,7 @@ class Neighbour:
     group: list[str]
 
     def attacked(self, image: Path) -> str:
-        """Start a container from the image beside it, and return the reason for which it is refused."""
+        """Start a container from the image next to it, and return the reason for which it is refused."""
         flags = [*self.group, "--annotation", f"kybernate.io/restore-from={image}", "-d"]
         id = self.ctr.new_id()
         try:
@@ -66,9 +66,9 @@ def neighbour(ours: Ctr) -> Iterator[Neighbour]:
 def forged(directory: Path) -> Path:
     """Make an image with all that is read of one before CRIU."""
     directory.mkdir(exist_ok=True)
-    write(directory / "pstree.img", (COMMON, criu_images.PSTREE), criu.Process(pid=1).SerializeToString())
-    write(directory / "files.img", (COMMON, criu_images.FILES))
-    write(directory / "mountpoints-1.img", (COMMON, criu_images.MOUNTS))
+    write(directory / "pstree.img", (COMMON, images.PSTREE), criu.Process(pid=1).SerializeToString())
+    write(directory / "files.img", (COMMON, images.FILES))
+    write(directory / "mountpoints-1.img", (COMMON, images.MOUNTS))
     return directory
 
 
@@ -160,7 +160,7 @@ def test_millions_of_empty_mounts_are_refused(neighbour: Neighbour, tmp_path: Pa
 def test_mount_point_on_the_host_is_not_made(neighbour: Neighbour, tmp_path: Path) -> None:
     image = tmp_path / "image"
     mount = criu.Mount(type=5, id=9, mountpoint=f"/../../../../../../../..{tmp_path}/made", root="/")
-    write(forged(image) / "mountpoints-1.img", (COMMON, criu_images.MOUNTS), mount.SerializeToString())
-    assert "is no path where a mount of a container can be" in neighbour.attacked(finished(image))
+    write(forged(image) / "mountpoints-1.img", (COMMON, images.MOUNTS), mount.SerializeToString())
+    assert "is not a path where a container can have a mount" in neighbour.attacked(finished(image))
     assert not (tmp_path / "made").exists()
     neighbour.assert_unharmed()

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.ptrace import Held, own_abi
-from kybernate_shim.linux.tracee import InjectionFailed, Tracee
+from kybernate_shim.linux.ptrace.followed import FollowedTracee
+from kybernate_shim.linux.ptrace.seized import SeizedProcess, own_abi
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 
 pytestmark = [
     pytest.mark.root,
@@ -69,7 +70,7 @@ def inject(pid: int, caught: int, seconds: float = 10.0) -> tuple[set[int], set[
     """Have the process ask for its pid until so many calls have failed; return results and names of failures."""
     results, failures = set(), []
     until = time.monotonic() + PATIENCE_SECONDS
-    with Held(pid) as held:
+    with SeizedProcess(pid) as held:
         held._seconds = seconds
         while len(failures) < caught or not results:
             assert time.monotonic() < until, f"results {results}, failures {failures}"
@@ -108,7 +109,7 @@ def test_filter_holds_while_the_thread_is_held(program: Path, tmp_path: Path) ->
     forbidden = tmp_path / "forbidden"
 
     def follow(process: Rewritten) -> list[int]:
-        tracee = Tracee(process.pid, own_abi(), time.monotonic() + PATIENCE_SECONDS)
+        tracee = FollowedTracee(process.pid, own_abi(), time.monotonic() + PATIENCE_SECONDS)
         reach_call(tracee)  # the read in which it waits
         process.ask()
         reach_call(tracee)
@@ -125,7 +126,7 @@ def test_filter_holds_while_the_thread_is_held(program: Path, tmp_path: Path) ->
     assert not forbidden.exists()
 
 
-def reach_call(tracee: Tracee) -> None:
+def reach_call(tracee: FollowedTracee) -> None:
     tracee.go_to_call()
     while not tracee.at_call():
         time.sleep(0.001)

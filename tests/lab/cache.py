@@ -46,7 +46,7 @@ def discard_unfinished(parent: Path, pattern: str = "*") -> None:
 def hold_layer(path: Path, build: Callable[[Path], None]) -> int:
     """Make sure that the layer `path` exists and return a descriptor that keeps it from being removed.
 
-    `build` fills an empty directory. The caller holds the lock that guards all layers beside this one.
+    `build` fills an empty directory. The caller holds the lock that guards all other layers.
     """
     if not path.exists():
         unfinished = path.with_name(f".{path.name}")

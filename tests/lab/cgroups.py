@@ -108,7 +108,7 @@ def _delegate(group: Path) -> None:
 def _vacate(group: Path) -> None:
     """Move the processes of `group` into a leaf of it, as every container that starts containers must do.
 
-    Only the machine's true root, which has no type, may hold processes beside children with controllers. Asking first
+    Only the machine's true root, which has no type, may hold processes and children with controllers. Asking first
     and mending afterwards does not work: the first controller can turn the group into one that refuses the others.
     """
     leaf = group / f"{PREFIX}machine"

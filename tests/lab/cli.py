@@ -122,6 +122,12 @@ def _build(lane: Lane, into: Path) -> None:
     print(f"lab {lane.name}: built after {time.monotonic() - begin:.0f} s", file=sys.stderr)
 
 
+def _unless_gone(function: object, path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+    """Let a process that ends with its node remove its own files."""
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]
+
+
 def _run(lane: Lane, layers: tuple[Path, ...], command: Sequence[str], *, unified: bool) -> int:
     """Run `command` in a node made of `layers`, then remove all that belonged to the node."""
     name = f"{lane.name}-{os.getpid()}-{_start_time()}"
@@ -132,7 +138,7 @@ def _run(lane: Lane, layers: tuple[Path, ...], command: Sequence[str], *, unifie
         return _supervise(_fork(node, [lane.name, *command]))
     finally:
         cgroups.remove(name)
-        shutil.rmtree(scratch)
+        shutil.rmtree(scratch, onerror=_unless_gone)
         os.close(lock)
 
 

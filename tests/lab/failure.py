@@ -19,7 +19,7 @@ class LabFailed(Exception):
 def check(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> None:
     """Run `argv` with its output on stderr; raise LabFailed with argv and status when it fails.
 
-    It is killed if this process is, so that a build never goes on without the lock that guards it.
+    It is killed if this process is, so that a build never continues without the lock that guards it.
     """
     words = [str(word) for word in argv]
     try:

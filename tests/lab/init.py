@@ -108,7 +108,7 @@ def reap(child: int) -> int | None:
 
 
 def keep_logs(lane: str) -> None:
-    """Copy the daemons' logs to build/lab/LANE/ of the checkout, for whoever looks into a failure."""
+    """Copy the daemons' logs to build/lab/LANE/ of the checkout, for the examination of a failure."""
     kept = CHECKOUT / "build/lab" / lane
     kept.mkdir(parents=True, exist_ok=True)
     for log in LOGS.glob("*.log"):

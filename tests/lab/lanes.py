@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Lane:
     """A Debian suite, and the form of configuration that its containerd wants.
 
-    `rolling`: the suite changes daily; its index is valid for a week, which a mirror that stands still outlives.
+    `rolling`: the suite changes daily; its index is valid for a week, which a mirror that is frozen outlives.
     """
 
     name: str
@@ -28,5 +28,8 @@ PACKAGES = (
     "busybox-static", "catatonit",  # the images' content
     "ca-certificates", "e2fsprogs", "procps", "strace", "util-linux", "zstd",
     "python3", "python3-venv",
+    "postgresql",  # a cluster's registry
+    "systemd",  # the service manager of the packaged units
+    "fio",  # the measure of a disk
     "gcc", "libc6-dev",  # tests compile libraries that stand in for the driver's
 )  # fmt: skip

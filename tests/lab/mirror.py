@@ -64,7 +64,7 @@ def one_line(text: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def deb822(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Parse sources in the deb822 format: stanzas of fields, a field goes on where a line begins with a space."""
+    """Parse sources in the deb822 format: stanzas of fields, a field continues where a line begins with a space."""
     text = re.sub(r"(?m)^#.*\n?", "", text)
     for stanza in re.split(r"\n\s*\n", text):
         lines = re.sub(r"\n[ \t]+", " ", stanza).splitlines()

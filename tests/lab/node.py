@@ -60,7 +60,7 @@ class Daemon:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
     def start(self) -> None:
-        """Start the program as a child of the node's first process, and return at once."""
+        """Start the program as a child of the node's first process, and return immediately."""
         STATE.mkdir(exist_ok=True)
         script = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         pid = subprocess.check_output(
@@ -90,7 +90,7 @@ class Daemon:
             os.close(descriptor)
 
     def restart(self, number: int = signal.SIGKILL) -> None:
-        """End the program by a signal, start it anew, wait until it serves."""
+        """End the program by a signal, start it again, wait until it serves."""
         self.kill(number)
         self.start()
         self.wait_ready()

@@ -1,6 +1,6 @@
 """Installs the checkout's project, as a user would by pip, into a layer of its own above a lane's root.
 
-The layer is named by a hash of the sources, so a run whose sources were installed before starts at once.
+The layer is named by a hash of the sources, so a run whose sources were installed before starts immediately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def stage(checkout: Path, area: Path) -> str:
             shutil.copytree(
                 checkout / name,
                 source / name,
-                ignore=shutil.ignore_patterns(*COMPILED),
+                ignore=_compiled,
             )
         elif (checkout / name).exists():
             shutil.copy(checkout / name, source)
@@ -43,6 +43,12 @@ def stage(checkout: Path, area: Path) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(source)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
+
+
+def _compiled(directory: str, names: list[str]) -> set[str]:
+    """Return what is not to be copied of a directory: a package may have the name of a program."""
+    found = shutil.ignore_patterns(*COMPILED)(directory, names)
+    return {name for name in found if name == "__pycache__" or not Path(directory, name).is_dir()}
 
 
 def install_shim() -> None:

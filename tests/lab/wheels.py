@@ -16,13 +16,16 @@ LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
 OLDEST_GLIBC, NEWEST_GLIBC = 5, 41
 
 
+# What the tests in a node need of the project's extras; those of a developer's machine are left out.
+EXTRAS = ("agent", "store", "oci", "postgresql", "tracing", "test")
+
+
 def requirements(checkout: Path) -> list[str]:
     """Return what the project needs to be built, to run and to be tested, as pyproject.toml lists it."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
     needs = project["project"]
-    return sorted(
-        {*project["build-system"]["requires"], *needs["dependencies"], *needs["optional-dependencies"]["test"]}
-    )
+    extras = [need for name in EXTRAS for need in needs["optional-dependencies"][name]]
+    return sorted({*project["build-system"]["requires"], *needs["dependencies"], *extras})
 
 
 def download(wanted: list[str], version: str, into: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints as users make them, and containers whose log proves that they go on where they were."""
+"""Checkpoints as users make them, and containers whose log proves that they continue where they were."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from kybernate_shim.checkpoint.image import read_image, verify
-from kybernate_shim.checkpoint.manifest import Manifest
+from kybernate_shim.checkpoint.criu.versions import parse_version
+from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.checkpoint.image.store import read_image, verify
 from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
 from kybernate_shim.start import socket_path
 from kybernate_shim.ttrpc import Client, RpcError
@@ -27,6 +28,7 @@ PYTHON = "localhost:5000/python:latest"
 MANIFEST = "kybernate-manifest.json"
 ADDRESS = "/run/containerd/containerd.sock"
 TASK = "containerd.task.v2.Task"
+PROMPTLY = 3.0  # seconds for what must not wait for a checkpoint or a restore
 
 COUNT = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"]
 # Counts as well, and checks all of its memory between two numbers; a damaged byte ends it.
@@ -41,7 +43,7 @@ while True:
     print(number, flush=True)
     time.sleep(0.05)
 """
-# Holds that many MiB and only counts, for whoever wants a dump that takes its time.
+# Holds that many MiB and only counts, for a dump that takes its time.
 HOLDING = """
 import os, sys, time
 piece = os.urandom(1 << 20)
@@ -72,7 +74,19 @@ while True:
     wait_for_it = (os.POSIX_SPAWN_OPEN, 9, "/fifo", os.O_RDONLY, 0)
     os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=[wait_for_it]), 0)
 """
-
+# Counts by what comes back to it over a TCP connection of its own.
+LOOP = """
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+near = socket.create_connection(listener.getsockname())
+far = listener.accept()[0]
+number = 0
+while True:
+    number += 1
+    near.sendall(b"%d\\n" % number)
+    print(far.recv(100).decode().strip(), flush=True)
+    time.sleep(0.05)
+"""
 
 T = TypeVar("T")
 
@@ -117,7 +131,7 @@ def assert_no_image(image: Path) -> None:
 
 @dataclass
 class Witness:
-    """A container that writes 1, 2, 3 … into a file on the host, whoever restores it."""
+    """A container that writes 1, 2, 3 … into a file on the host, by whatever command it is restored."""
 
     id: str
     log: Path
@@ -131,7 +145,7 @@ class Witness:
         return (self.numbers() or [0])[-1]
 
     def assert_goes_on(self) -> None:
-        """It counts, and has never left a number out or begun anew."""
+        """It counts, and has never left a number out or begun again."""
         seen = self.count()
         eventually(lambda: self.count() > seen + 2)
         numbers = self.numbers()
@@ -183,6 +197,12 @@ def restored(
         yield Witness(id, log)
 
 
+def dumps_sockets() -> bool:
+    """Tell whether this CRIU can dump network sockets on this kernel: before 4.2 it cannot on Linux 6.16 and later."""
+    criu = parse_version(run(["criu", "--version"]).split("Version:")[1].split()[0])
+    return criu >= (4, 2) or parse_version(os.uname().release) < (6, 16)
+
+
 # -- processes of a node --------------------------------------------------------------------------------------------
 
 
@@ -212,6 +232,11 @@ def named(program: str) -> list[psutil.Process]:
     return found
 
 
+def first(program: str) -> psutil.Process:
+    """Return the running `program`; of CRIU's processes the one that leads the others, which bear its name as well."""
+    return min(named(program), key=lambda process: process.pid)
+
+
 def working(program: str, verb: str = "") -> psutil.Process:
     """Wait for a running `program` (criu, runc) with `verb` in its arguments, and return it."""
 
@@ -233,7 +258,7 @@ def in_the_middle(image: Path, mib: int = 32) -> None:
 
 @contextmanager
 def in_background(work: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run `work` in a thread beside the block, which does not end before it."""
+    """Run `work` in a thread in parallel with the block, which does not end before it."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(work)
 

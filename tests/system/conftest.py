@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.node import Containerd
 from tests.system.ctr import KYBERNATE, STOCK, Ctr, Events
 from tests.system.leftovers import Snapshot, assert_nothing_left
 from tests.system.tenants import pods_place
@@ -25,7 +26,12 @@ def _nothing_left_over() -> Iterator[None]:
     assert_nothing_left(before)
 
 
-@pytest.fixture(params=[KYBERNATE, STOCK], ids=["kybernate", "stock"])
+# containerd's own shim loses the output of one exec in some thousands, and now and then an event: what it answers is
+# the oracle for the expectation, which one passage of three shows. A test of our shim is never repeated.
+_ORACLE = pytest.param(STOCK, id="stock", marks=pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture(params=[pytest.param(KYBERNATE, id="kybernate"), _ORACLE])
 def ctr(request: pytest.FixtureRequest) -> Ctr:
     """`ctr` under our shim and, as the oracle for the same test, under containerd's own."""
     return Ctr(runtime=request.param)
@@ -34,6 +40,16 @@ def ctr(request: pytest.FixtureRequest) -> Ctr:
 @pytest.fixture
 def ours() -> Ctr:
     return Ctr()
+
+
+@pytest.fixture
+def containerd() -> Iterator[Containerd]:
+    """containerd's process, which runs again in the end, lest one failed test fails all that follow."""
+    daemon = Containerd()
+    yield daemon
+    if not daemon.alive():
+        daemon.start()
+    daemon.wait_ready()
 
 
 @pytest.fixture

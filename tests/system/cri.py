@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import websocket
 
-from kybernate.messages import cri_config_pb2 as config
-from kybernate.messages import cri_images_pb2 as image_messages
-from kybernate.messages import cri_images_pb2_grpc as images
-from kybernate.messages import cri_runtime_pb2 as wire
-from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
+from tests.messages import cri_config_pb2 as config
+from tests.messages import cri_images_pb2 as image_messages
+from tests.messages import cri_images_pb2_grpc as images
+from tests.messages import cri_runtime_pb2 as wire
+from tests.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from tests.system.ctr import BUSYBOX, eventually
 
 SOCKET = "unix:///run/containerd/containerd.sock"
@@ -58,6 +58,12 @@ class Cri:
     def __post_init__(self) -> None:
         self._channel = grpc.insecure_channel(SOCKET)
         self.service = RuntimeServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._channel.close()

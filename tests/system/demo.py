@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.system import node_agent
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import Ctr, eventually, run
 
@@ -83,6 +86,36 @@ class Story:
         assert same == content, f"{first!r} has another content than {last!r}"
 
 
+def tell_of_the_agent() -> None:
+    """A container whose checkpoint is an operation of the node agent, which is killed meanwhile."""
+    ctr = Ctr()
+    again = ctr.new_id("again")
+    with node_agent.short_place() as place, ctr.running(*COUNTER) as id:
+        image = place / "image"
+        with told("The node agent is started; it finds the container that is there"):
+            agent = node_agent.NodeAgent(place)
+            agent.start()
+            agent.wait_ready()
+            os.environ["KYBERNATE_AGENT"] = agent.address
+            show(run(["kybernate", "ps"]))
+        with told("A checkpoint is an operation: it is in the journal before it begins, and has an identifier"):
+            operation = run(["kybernate", "checkpoint", id, str(image), "--exit", "--no-wait"]).strip()
+            show(operation)
+        with told("The agent is killed with SIGKILL, and started again"):
+            agent.stop(signal.SIGKILL)
+            agent.start()
+            agent.wait_ready()
+        with told("It has found what became of the operation"):
+            show(run(["kybernate", "wait", operation]))
+        with told("The container comes back by the agent"):
+            show(run(["kybernate", "restore", str(image), "-d", "--name", again]))
+            show(run(["kybernate", "ops"]))
+            show(run(["kybernate", "events", "operation.*"]))
+        ctr.remove(again)
+        agent.stop()
+        del os.environ["KYBERNATE_AGENT"]
+
+
 def main() -> int:
     cri = Cri()
     show(run(["containerd", "--version"]) + run(["containerd-shim-kybernate-v1", "-v"]) + run(["criu", "--version"]))
@@ -91,7 +124,9 @@ def main() -> int:
     Story(cri, "gibibyte", ["python3", "-c", GIBIBYTE], PYTHON).tell()
     with told("A container without a pod: ctr run --runtime io.containerd.kybernate.v1"):
         show(Ctr().run("echo", "hello from a container"))
-    print("\nDone: both came back where they were, and nothing is left of it.")
+    print("\n═══ Operations of the node agent", flush=True)
+    tell_of_the_agent()
+    print("\nDone: all came back where they were, and nothing is left of it.")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Restores that stand still in their middle, for as long as a test needs: the kernel asks before CRIU may read pages.
+"""Restores that are frozen in their middle, for as long as a test needs: the kernel asks before CRIU may read pages.
 
-fanotify(7): whoever opens or reads a marked file waits until the listener has answered; to be killed it need not wait.
+fanotify(7): a process that opens or reads a marked file waits until the listener has answered, or it is killed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def held_restore(image: Path, restore: Callable[[], T]) -> Iterator[Future[T]]:
         _checked(_libc.fanotify_mark(listener, MARK_ADD, ctypes.c_uint64(ACCESS_PERM), -1, os.fsencode(pages)))
     with ExitStack() as ending:
         done = ending.enter_context(in_background(restore))
-        ending.callback(os.close, listener)  # which lets all go on who wait
+        ending.callback(os.close, listener)  # which lets all readers continue
         ending.callback(os.close, _asked_by_criu(listener, done))
         yield done
 
 
 def _asked_by_criu(listener: int, restore: Future[T]) -> int:
-    """Wait until CRIU asks, and return the file; others, as whoever compares digests, read on meanwhile."""
+    """Wait until CRIU asks, and return the file; others, as what compares digests, read on meanwhile."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end and not restore.done():
         if not select.select([listener], [], [], 0.1)[0]:

@@ -63,3 +63,13 @@ def _write(path: Path, manifest: oci.Blob, blobs: Sequence[oci.Blob], reference:
 
 def _blob(media: str, **content: Any) -> oci.Blob:
     return oci.Blob(media, json.dumps(content).encode())
+
+
+@contextmanager
+def removed(*references: str, namespace: str = "default") -> Iterator[None]:
+    """Remove images from containerd afterwards, with what belongs to them alone."""
+    try:
+        yield
+    finally:
+        for reference in references:
+            run(["ctr", "-n", namespace, "images", "rm", "--sync", reference], status=None)

@@ -11,7 +11,7 @@ from tests.system.ctr import eventually
 STATE = Path("/run/containerd")
 SHIM_NAMES = ("kybernate-shim", "containerd-shim")
 SCRATCH = ("/run/kybernate", "/run/user")  # console sockets
-OF_THE_NODE = tuple(Path("/run/kybernate", name) for name in ("versions", "fork-server", "programs"))
+OF_THE_NODE = tuple(Path("/run/kybernate", name) for name in ("versions", "fork-server", "programs", "holders"))
 EMPTY_OF_THE_NODE = Path("/run/kybernate/restores")  # stays, but must be empty
 LEASES = Path("/var/lib/cni/networks")
 RUNTIME_STATE = ("/run/containerd/runc", "/run/runc", "/run/crun")
@@ -92,12 +92,12 @@ def _in_other_mount_namespace(pid: str) -> bool:
 
 
 def _leases() -> list[str]:
-    """Return the addresses that CNI has given to pods; each is a file, beside the allocator's own notes."""
+    """Return the addresses that CNI has given to pods; each is a file, next to the allocator's own notes."""
     return [path.name for path in LEASES.glob("*/*") if path.name[0].isdigit()]
 
 
 def _scratch() -> list[str]:
-    """Return the shims' own files, but for what serves the whole node: programs' versions, the fork server's socket."""
+    """Return the shims' own files, but for what serves the whole node: programs' versions, and some sockets."""
     found = [path for root in SCRATCH for path in Path(root).glob("**/*")]
     return [str(path) for path in found if not {path, *path.parents} & {*OF_THE_NODE} and path != EMPTY_OF_THE_NODE]
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kybernate_shim.checkpoint.image import write_manifest
-from kybernate_shim.checkpoint.manifest import NAME, decode
-from kybernate_shim.checkpoint.signature import sign
+from kybernate_shim.checkpoint.image.manifest import NAME, decode
+from kybernate_shim.checkpoint.image.signature import sign
+from kybernate_shim.checkpoint.image.store import write_manifest
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import signing_key
 

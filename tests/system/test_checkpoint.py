@@ -1,4 +1,4 @@
-"""Checkpoint and restore through every door: a counter goes on where it was, in its old place or in a new one."""
+"""Checkpoint and restore through every entry point: a counter continues where it was, in its old or a new place."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kybernate.messages import cri_runtime_pb2 as wire
 from tests.lab.node import Containerd
+from tests.messages import cri_runtime_pb2 as wire
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import BUSYBOX, KYBERNATE, CommandFailed, Ctr, Events, eventually, run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import time
@@ -16,24 +15,25 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from kybernate_shim.checkpoint.criu import parse_version
 from kybernate_shim.messages import task_pb2 as task
 from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
 from kybernate_shim.ttrpc import Client, RpcError
 from tests.system.checkpoints import (
     CHECKSUMMED,
     COUNT,
+    LOOP,
     PYTHON,
     TASK,
     ask,
     assert_whole,
     counting,
+    dumps_sockets,
     holding,
     restored,
     save,
 )
 from tests.system.cri import Cri, Pod
-from tests.system.ctr import Ctr, eventually, run
+from tests.system.ctr import Ctr, eventually
 
 FROM = "kybernate.io/restore-from"
 GENERATIONS = 5
@@ -43,9 +43,8 @@ CYCLES_MOVED = 10
 
 @pytest.fixture
 def cri() -> Iterator[Cri]:
-    client = Cri()
-    yield client
-    client.close()
+    with Cri() as client:
+        yield client
 
 
 @pytest.fixture
@@ -181,18 +180,6 @@ while True:
             print("lost", flush=True)
 """
 # Both ends of a connection are in one process; a number is printed when it has gone through.
-LOOP = """
-import socket, time
-listener = socket.create_server(("127.0.0.1", 0))
-near = socket.create_connection(listener.getsockname())
-far = listener.accept()[0]
-number = 0
-while True:
-    number += 1
-    near.sendall(b"%d\\n" % number)
-    print(far.recv(100).decode().strip(), flush=True)
-    time.sleep(0.05)
-"""
 ASK_LOOPBACK = """
 import socket
 peer = socket.create_connection(("127.0.0.1", 7001))
@@ -201,14 +188,8 @@ print(peer.recv(100).decode())
 """
 
 
-def dumps_sockets() -> bool:
-    """Tell whether this CRIU can dump network sockets on this kernel: before 4.2 it cannot on Linux 6.16 and later."""
-    criu = parse_version(run(["criu", "--version"]).split("Version:")[1].split()[0])
-    return criu >= (4, 2) or parse_version(os.uname().release) < (6, 16)
-
-
 def assert_told_of_the_newer_criu(ctr: Ctr, shim: str, image: Path, **request: str) -> None:
-    with pytest.raises(RpcError, match=r"(?s)it goes on as before.*CRIU before 4\.2.*install a newer one"):
+    with pytest.raises(RpcError, match=r"(?s)it continues as before.*CRIU before 4\.2.*install a newer one"):
         save(ctr, shim, image, **request)
     assert not image.exists()
 

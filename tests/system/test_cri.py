@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kybernate.messages import cri_runtime_pb2 as wire
+from tests.messages import cri_runtime_pb2 as wire
 from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
 from tests.system.leftovers import Snapshot
@@ -24,9 +24,8 @@ def cri(request: pytest.FixtureRequest) -> Iterator[Cri]:
 
 @pytest.fixture
 def ours() -> Iterator[Cri]:
-    client = Cri()
-    yield client
-    client.close()
+    with Cri() as client:
+        yield client
 
 
 COUNT = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done"]

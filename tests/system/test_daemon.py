@@ -79,7 +79,7 @@ def test_sigusr1_makes_the_daemon_tell_what_it_does(ours: Ctr) -> None:
 
         def told() -> bool:
             lines = (LOGS / "containerd.log").read_text(errors="replace").splitlines()
-            shown = [json.loads(line) for line in lines if "shim.stack" in line and line.startswith("{")]
+            shown = [json.loads(line) for line in lines if "shim.stack_dumped" in line and line.startswith("{")]
             return any(line["shim_pid"] == shim.pid and "Daemon" in line["stack"] for line in shown)
 
         eventually(told)

@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kybernate.messages import cri_runtime_pb2 as wire
-from kybernate_shim.checkpoint.image import read_image
+from kybernate_shim.checkpoint.image.store import read_image
 from kybernate_shim.config import Config
 from kybernate_shim.ttrpc import RpcError
+from tests.messages import cri_runtime_pb2 as wire
 from tests.system.checkpoints import (
     COUNT,
     MANIFEST,

@@ -21,16 +21,6 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
 NO_FIFOS = ["--null-io"]  # ctr removes its FIFOs with the task; containerd, which removes it here, knows none of them
 
 
-@pytest.fixture
-def containerd() -> Iterator[Containerd]:
-    """containerd's process, which runs again in the end, lest one failed test fails all that follow."""
-    daemon = Containerd()
-    yield daemon
-    if not daemon.alive():
-        daemon.start()
-    daemon.wait_ready()
-
-
 def counted(lines: list[str]) -> bool:
     """Tell whether nothing is missing and nothing came twice."""
     return lines == [str(number) for number in range(1, len(lines) + 1)]
@@ -78,7 +68,7 @@ def test_events_of_an_absence_arrive_in_order(ours: Ctr, containerd: Containerd,
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists())
-        time.sleep(6.5)  # the shim's pauses between tries grow: now the next try comes only once somebody listens
+        time.sleep(6.5)  # the shim's pauses between tries grow: now the next try comes only once a process listens
         containerd.restart()
         with Events() as stream:
             eventually(lambda: stream.topics(id) == ["exit"] * 3)
@@ -141,7 +131,7 @@ def test_failing_runtime_is_quoted(ours: Ctr, shim_config: Path, tmp_path: Path)
 def test_hanging_runtime_is_ended_at_its_deadline(ours: Ctr, shim_config: Path, tmp_path: Path) -> None:
     hangs = script(tmp_path / "hangs", 'case "$*" in *create*) sleep 1000;; *) exec runc "$@";; esac')
     shim_config.write_text(f'runtime = "{hangs}"\n[deadlines]\ncreate = 1\n')
-    with pytest.raises(CommandFailed, match=r"create failed: .*after 1 s"):
+    with pytest.raises(CommandFailed, match=r"create failed: .*did not end within 1 s"):
         ours.run("true")
 
 

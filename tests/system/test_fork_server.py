@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kybernate_shim.linux.sealed import NUMBER
+from kybernate_shim.linux.sealed_program import NUMBER
 from tests.lab.containerd_config import SHIM
 from tests.lab.node import Containerd
 from tests.system.checkpoints import ended, shim_of
@@ -29,7 +29,7 @@ from tests.system.leftovers import Snapshot
 
 NAME = "kybernate-fork"
 SOCKETS = Path("/run/kybernate/fork-server")
-PACKAGE = Path(sysconfig.get_path("purelib")) / "kybernate_shim"  # the installed one; these tests run beside another
+PACKAGE = Path(sysconfig.get_path("purelib")) / "kybernate_shim"  # the installed one, not the checkout's
 UNWANTED_SECONDS = 45.0  # how long a daemon waits for its first container
 
 

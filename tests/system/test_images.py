@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.checkpoint.image import read_image, verify, write_manifest
-from kybernate_shim.checkpoint.manifest import Signature
-from kybernate_shim.checkpoint.signature import sign
+from kybernate_shim.checkpoint.image.manifest import Signature
+from kybernate_shim.checkpoint.image.signature import sign
+from kybernate_shim.checkpoint.image.store import read_image, verify, write_manifest
 from kybernate_shim.trust.keys import Key
 from tests.system.checkpoints import Witness, counting, kybernate, refused
 from tests.system.cri import Cri
@@ -27,9 +27,8 @@ FROM = "kybernate.io/restore-from"
 
 @pytest.fixture
 def cri() -> Iterator[Cri]:
-    client = Cri()
-    yield client
-    client.close()
+    with Cri() as client:
+        yield client
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_foreign_image_is_restored_after_its_import(
     ours: Ctr, saved: tuple[Path, int], foreign: Path, name: str
 ) -> None:
     sign_elsewhere(foreign)
-    assert "stdin is no terminal" in refused("kybernate", "import", str(foreign), name)
+    assert "stdin is not a terminal" in refused("kybernate", "import", str(foreign), name)
     kybernate("import", str(foreign), name, "--yes")
     assert not verify(ROOT / name)
     assert listed(ROOT / name)["states"] == []

@@ -20,7 +20,7 @@ import pytest
 
 from tests.system.ctr import CommandFailed, Ctr, eventually
 
-SIZE = "stty size 2>/dev/null"  # a terminal that has no size yet is an error, and so many would fill what nobody reads
+SIZE = "stty size 2>/dev/null"  # without a size yet an error, of which many would fill what no process reads
 
 
 def test_output_is_the_containers(ctr: Ctr) -> None:
@@ -161,7 +161,7 @@ def test_detached_container_outlives_its_client(ctr: Ctr) -> None:
 
 
 def test_client_detaches_and_another_attaches(ctr: Ctr) -> None:
-    """Output that comes while nobody is attached waits in the FIFO, and input still reaches the container."""
+    """Output that comes while no process is attached waits in the FIFO, and input still reaches the container."""
     id = ctr.new_id()
     script = 'echo first; while read line; do echo "line $line"; done'
     argv = ctr.run_argv(id, "sh", "-c", script)

@@ -218,4 +218,4 @@ def test_limit_that_the_kernel_refuses_is_quoted_and_changes_nothing(ctr: Ctr) -
         with pytest.raises(grpc.RpcError, match=r"(?i)invalid argument|out of range|cpu"):
             update(ctr, id, {"cpu": {"cpus": "4000-5000"}})
         assert memory_limit(ctr, id) == 64 << 20
-        assert ctr.exec(id, "echo", "alive") == "alive\n"
+        ctr.exec(id, "true")  # by its status: containerd's own shim loses the output of one that ends quickly at times

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.config import NO_NODE, NODE, Config, ConfigInvalid, Deadlines, Gpu, documented, markdown_table
+from kybernate_shim.config import (
+    NO_NODE,
+    NODE,
+    Config,
+    ConfigInvalid,
+    Deadlines,
+    GpuSettings,
+)
+from kybernate_shim.config.documenting import documented, markdown_table
 
 
 def load(tmp_path: Path, content: str) -> Config:
@@ -151,7 +159,7 @@ def test_pods_may_use_the_listed_annotations(patterns: list[str] | None, annotat
 
 def test_every_key_is_documented_with_the_default_that_it_has() -> None:
     rows = {row.key: row for row in documented()}
-    tables = {"deadlines": Deadlines, "gpu": Gpu}
+    tables = {"deadlines": Deadlines, "gpu": GpuSettings}
     keys = {key.name for key in dataclasses.fields(Config)} - {*tables, "warnings"}
     keys |= {f"{table}.{key.name}" for table, kind in tables.items() for key in dataclasses.fields(kind)}
     assert set(rows) == keys

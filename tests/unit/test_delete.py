@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint import cgroup_lease
-from kybernate_shim.checkpoint.remains import RemainsStay, Traces
+from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
 from kybernate_shim.delete import answer, delete
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.messages import task_pb2 as wire
-from kybernate_shim.oci.bundle import Bundle, Remains
+from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**62))
@@ -145,13 +145,13 @@ def test_only_the_cgroup_that_the_dead_restore_held_is_cleared(
     def clear(traces: Traces, seconds: float) -> None:
         asked.append(traces.cgroups_path)
         if len(asked) == 1:
-            raise RemainsStay("it is still ending")
+            raise CleanupIncomplete("it is still ending")
 
     monkeypatch.setattr(cgroup_lease, "inherited", inherited)
     monkeypatch.setattr(cgroup_lease, "forget", forgotten.append)
     monkeypatch.setattr(Traces, "clear_restore", clear)
     (node.bundle / "config.json").write_text(json.dumps({"linux": {"cgroupsPath": cgroups_path}}))
-    Bundle(node.bundle).write_remains(Remains(root=str(tmp_path), phase="restore"))
+    Bundle(node.bundle).write_cleanup_record(CleanupRecord(root=str(tmp_path), phase="restore"))
     assert node.delete(monkeypatch)[0] == 1
     assert (asked, forgotten) == ([cleared], [])
     assert node.delete(monkeypatch)[0] == 0
@@ -164,6 +164,6 @@ def test_unreadable_configuration_keeps_nothing_from_deletion(
 ) -> None:
     node.known()
     (node.bundle / "config.json").write_text(config)
-    Bundle(node.bundle).write_remains(Remains(root=str(tmp_path), phase="checkpoint"))
+    Bundle(node.bundle).write_cleanup_record(CleanupRecord(root=str(tmp_path), phase="checkpoint"))
     assert node.delete(monkeypatch)[0] == 0
     assert "delete" in node.calls.read_text()

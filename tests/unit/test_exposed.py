@@ -10,7 +10,7 @@ import pytest
 
 from kybernate.node import exposed, health
 from kybernate.node.exposed import Exposed, find, repair
-from kybernate_shim.checkpoint.manifest import NAME
+from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.config import Config
 
 
@@ -149,3 +149,25 @@ def test_file_that_cannot_be_closed_is_told(node: Path, monkeypatch: pytest.Monk
     (finding,) = health._files(config(node), fix=True)
     assert finding.verdict == "note"
     assert "pages-1.img is immutable" in finding.found
+
+
+def test_sockets_of_the_agent_are_open_on_purpose_and_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(exposed, "RUN", run)
+    monkeypatch.setattr(exposed, "STATE", tmp_path / "none")
+    (run / "self").mkdir(parents=True)
+    for name, mode in {"": 0o710, "self": 0o755, "agent.sock": 0o660, "self/agent.sock": 0o666}.items():
+        if name.endswith(".sock"):
+            (run / name).touch()
+        (run / name).chmod(mode)
+    config = Config(
+        checkpoint_root=tmp_path / "a", work_root=tmp_path / "b", key_directory=tmp_path / "c", audit_log=None
+    )
+    assert exposed.find(config) == []
+    (run / "agent.sock").chmod(0o662)
+    (run / "self").chmod(0o775)
+    (run / "cuda.sock").touch(mode=0o660)
+    found = {Path(one.path).name: one.wanted for one in exposed.find(config)}
+    assert found == {"agent.sock": 0o660, "self": 0o755, "cuda.sock": 0o600}

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from kybernate.node import health
-from kybernate_shim.config import NO_NODE, Config, Gpu, NodeSizes
-from kybernate_shim.cuda.arena import banks
-from kybernate_shim.cuda.arena.banks import Bank
-from kybernate_shim.cuda.arena.extents import Extent
-from kybernate_shim.cuda.arena.memory import Memory, Owner
+from kybernate_shim.arena import banks
+from kybernate_shim.arena.banks import Bank
+from kybernate_shim.arena.extents import Extent
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.config import NO_NODE, Config, GpuSettings, NodeSizes
 
 GIB = 1 << 30
 
@@ -26,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(*sizes: tuple[int, int]) -> list[tuple[str, str, str]]:
-    config = Config(gpu=Gpu(arena=sizes))
+    config = Config(gpu=GpuSettings(arena=sizes))
     return [(found.verdict, found.found, found.advice) for found in health._arena(config)]
 
 
@@ -42,19 +43,19 @@ def test_node_without_an_arena_has_no_line(folder: Path) -> None:
 
 def test_parts_are_told_by_their_nodes(folder: Path) -> None:
     sizes: NodeSizes = ((0, 2 * GIB), (1, GIB))
-    assert look(*sizes) == [("ok", "2.0 GiB on NUMA node 0, 1.0 GiB on NUMA node 1, made when it is first used", "")]
+    assert look(*sizes) == [("ok", "2.0 GiB on NUMA node 0, 1.0 GiB on NUMA node 1, allocated at its first use", "")]
     make(folder, Bank(0, Extent(0, 2 * GIB)), Bank(1, Extent(2 * GIB, GIB)))
     assert look(*sizes) == [("ok", "2.0 GiB on NUMA node 0, 1.0 GiB on NUMA node 1; 3.0 GiB free", "")]
     ((verdict, found, advice),) = look((0, GIB), (1, 2 * GIB))
     assert (verdict, found) == ("note", "2.0 GiB on NUMA node 0, 1.0 GiB on NUMA node 1; 3.0 GiB free")
-    assert "the CUDA helper makes it so when it is called next" in advice
+    assert "in effect at the next call of the CUDA helper" in advice
 
 
 def test_room_is_told_by_who_has_it(folder: Path) -> None:
     make(folder, Bank(NO_NODE, Extent(0, 3 * GIB)))
     memory = Memory(((NO_NODE, 3 * GIB),), folder)
-    memory.update(Owner.of(os.getpid()), [(0, 0x1000, GIB)], account="pod b")
-    memory.update(Owner.of(os.getppid()), [(0, 0x1000, GIB // 2)], account="pod a")
+    memory.update(ArenaOwner.of(os.getpid()), [(0, 0x1000, GIB)], account="pod b")
+    memory.update(ArenaOwner.of(os.getppid()), [(0, 0x1000, GIB // 2)], account="pod a")
     ((_, found, _),) = look((NO_NODE, 3 * GIB))
     assert found == "3.0 GiB; 1.5 GiB free; 0.5 GiB of pod a; 1.0 GiB of pod b"
 

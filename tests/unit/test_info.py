@@ -44,3 +44,13 @@ def test_wrong_configuration_is_told_and_the_rest_answered(
     assert said.name == "io.containerd.kybernate.v1"
     assert not said.HasField("features")
     assert "deadlines.create must be 0 or more" in capfd.readouterr().err
+
+
+def test_garbage_instead_of_options_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"\xff")))
+    assert info() == 1
+    out, words = capfd.readouterr()
+    assert (out, words.count("\n")) == ("", 1)
+    assert "options on stdin cannot be decoded" in words

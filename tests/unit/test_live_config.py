@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
-from kybernate_shim.config import LIVE, Config, Gpu, documented
+from kybernate_shim.config import LIVE, Config, GpuSettings
+from kybernate_shim.config.documenting import documented
 from kybernate_shim.live_config import LiveConfig
 
 
@@ -67,12 +68,12 @@ def test_broken_file_keeps_the_last_settings_and_is_told_once(file: Path) -> Non
     write(file, "[gpu]\nlock = 8")
     assert live.read().gpu.lock == 8
     assert live.problem == ""
-    assert [call.args[0] for call in log.calls] == ["config.not_used", "config.used_again"]
+    assert [call.args[0] for call in log.calls] == ["config.rejected", "config.accepted"]
 
 
 def test_container_follows_what_is_live_and_keeps_the_rest() -> None:
     old = Config()
-    new = Config(runtime="crun", verify=False, gpu=Gpu(lock=7, arena_containers="all"))
+    new = Config(runtime="crun", verify=False, gpu=GpuSettings(lock=7, arena_containers="all"))
     found = old.replaced_by(new)
     assert (found.verify, found.gpu.lock) == (False, 7)
     assert (found.runtime, found.gpu.arena_containers) == ("", "annotated")

@@ -1,4 +1,4 @@
-"""The daemon's log: whole lines for whoever reads them, and never a wait or an error for whoever writes them."""
+"""The daemon's log: whole lines for what reads them, and never a wait or an error for what writes them."""
 
 from __future__ import annotations
 

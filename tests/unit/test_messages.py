@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.messages import (
     content_pb2_grpc,
-    cri_images_pb2_grpc,
-    cri_runtime_pb2_grpc,
-    events_pb2_grpc,
     tasks_pb2_grpc,
 )
 from kybernate_shim.messages import (
@@ -29,9 +27,9 @@ from kybernate_shim.messages import (
     runc_options_pb2,
     runtime_options_pb2,
     task_pb2,
-    task_v2_pb2,
-    ttrpc_pb2,
 )
+from kybernate_shim.ttrpc import ttrpc_pb2
+from tests.messages import cri_images_pb2_grpc, cri_runtime_pb2_grpc, task_v2_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,18 +49,27 @@ def test_generated_modules_are_what_proto_says(generator: ModuleType) -> None:
     assert generator.differences(ROOT) == [], "run `make proto`"
 
 
-def test_all_modules_load_into_one_process() -> None:
+def test_packages_ship_no_messages_that_only_tests_use(generator: ModuleType) -> None:
+    shipped = [name for name in generator.PACKAGES if not name.startswith("tests/")]
+    sources = [path for name in ("kybernate", "kybernate_shim") for path in (ROOT / name).rglob("*.py")]
+    words = {path: set(re.findall(r"\w+_pb2\w*", path.read_text())) for path in sources}
+    for module in (path for name in shipped for path in (ROOT / name).glob("*_pb2.py")):
+        own = {module, module.with_name(f"{module.stem}_grpc.py")}
+        assert any(module.stem in found for path, found in words.items() if path not in own), module
+
+
+def test_all_modules_load_into_one_process(generator: ModuleType) -> None:
     """Names are global in protobuf: two files that define the same one cannot be loaded together."""
-    paths = [path for package in ("kybernate_shim", "kybernate") for path in (ROOT / package / "messages").glob("*.py")]
+    paths = [path for package in generator.PACKAGES for path in (ROOT / package).glob("*_pb2*.py")]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    assert len([importlib.import_module(name) for name in names]) > 40
+    assert len([importlib.import_module(name) for name in names]) > 30
 
 
 def test_check_names_stale_missing_and_left_over_modules(generator: ModuleType, tmp_path: Path) -> None:
-    for folder in ("proto", "kybernate_shim/messages", "kybernate/messages"):
+    for folder in ("proto", *generator.PACKAGES):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     package = tmp_path / "kybernate_shim" / "messages"
-    with (tmp_path / "proto" / "shim" / "ttrpc.proto").open("a") as proto:
+    with (tmp_path / "proto" / "ttrpc" / "ttrpc.proto").open("a") as proto:
         proto.write("message Extra {}\n")
     (package / "shim_pb2.pyi").unlink()
     (package / "gone_pb2.py").touch()
@@ -70,8 +77,8 @@ def test_check_names_stale_missing_and_left_over_modules(generator: ModuleType, 
     assert generator.differences(tmp_path) == [
         "kybernate_shim/messages/gone_pb2.py: no .proto file for it",
         "kybernate_shim/messages/shim_pb2.pyi: missing",
-        "kybernate_shim/messages/ttrpc_pb2.py: out of date",
-        "kybernate_shim/messages/ttrpc_pb2.pyi: out of date",
+        "kybernate_shim/ttrpc/ttrpc_pb2.py: out of date",
+        "kybernate_shim/ttrpc/ttrpc_pb2.pyi: out of date",
     ]
     generator.write(tmp_path)
     assert generator.differences(tmp_path) == []
@@ -172,7 +179,6 @@ def test_grpc_clients_call_containerd_and_cri_by_their_names() -> None:
     for client in (
         tasks_pb2_grpc.TasksStub,
         content_pb2_grpc.ContentStub,
-        events_pb2_grpc.EventsStub,
         cri_runtime_pb2_grpc.RuntimeServiceStub,
         cri_images_pb2_grpc.ImageServiceStub,
     ):
@@ -181,7 +187,6 @@ def test_grpc_clients_call_containerd_and_cri_by_their_names() -> None:
         "/containerd.services.tasks.v1.Tasks/Checkpoint": "unary_unary",
         "/containerd.services.content.v1.Content/Read": "unary_stream",
         "/containerd.services.content.v1.Content/Write": "stream_stream",
-        "/containerd.services.events.v1.Events/Subscribe": "unary_stream",
         "/runtime.v1.RuntimeService/CheckpointContainer": "unary_unary",
         "/runtime.v1.ImageService/PullImage": "unary_unary",
     }
@@ -189,6 +194,6 @@ def test_grpc_clients_call_containerd_and_cri_by_their_names() -> None:
 
 
 def test_options_also_decode_as_bootstrap_parameters() -> None:
-    """Both may arrive on the standard input of `start`; only the text in field 1 tells them apart."""
+    """Both may arrive on the standard input of `start`; only the text in field 1 distinguishes them."""
     options = VECTORS["configuration file"][1]
     assert bootstrap_pb2.BootstrapParams.FromString(options).instance_id == "runtimeoptions.v1.Options"

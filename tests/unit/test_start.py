@@ -89,7 +89,7 @@ def die(listener: socket.socket, ready: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"), [(raise_error, "RuntimeError: no memory for that"), (die, "died without a word")]
+    ("body", "words"), [(raise_error, "RuntimeError: no memory for that"), (die, "ended without a message")]
 )
 def test_daemon_that_does_not_come_up_is_reported_and_leaves_no_socket(
     sockets: Path,
@@ -111,7 +111,7 @@ def test_daemon_that_does_not_come_up_is_reported_and_leaves_no_socket(
 def test_bundle_that_takes_no_address_starts_no_daemon(
     sockets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a full disk: containerd would not learn of the daemon, and nobody would end it."""
+    """As on a full disk: containerd would not learn of the daemon, and no process would end it."""
     daemon(monkeypatch, lambda listener, ready: pytest.fail("a daemon"))
     Path("address").mkdir()
     assert start(CALL) == 1

@@ -12,10 +12,10 @@ import pytest
 
 from kybernate_shim import native
 from kybernate_shim.address import answers
-from kybernate_shim.cuda.arena import kernel
-from kybernate_shim.cuda.arena.memory import Memory
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper, start_helper
-from kybernate_shim.linux.mounts import unmount_tree
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.cuda_worker import kernel
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper, start_helper
+from kybernate_shim.linux.mount.rootfs import unmount_tree
 from kybernate_shim.native import PRELOAD
 from kybernate_shim.native import build as build_native
 from tests.contract.cuda_driver.helper_processes import helpers, kill_helpers

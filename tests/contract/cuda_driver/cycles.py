@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kybernate_shim.cuda.client import CudaHelper
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from kybernate_shim.gpu.errors import CudaError
+from kybernate_shim.gpu.helper_client import CudaHelper
+from kybernate_shim.gpu.sequence import StepSeconds, bring_back, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
+LIMITS = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=10)
 
 
-async def cycle(helper: CudaHelper, pid: int, limits: Limits = LIMITS) -> None:
+async def cycle(helper: CudaHelper, pid: int, limits: StepSeconds = LIMITS) -> None:
     """Suspend and resume; where that fails, what is left must be possible to bring back."""
     try:
         await suspend(helper, lambda: [pid], limits, arena=True)

@@ -16,7 +16,7 @@ def helpers(socket: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "create_time", "status"]):
         arguments = process.info["cmdline"] or []
-        if str(socket) in arguments and "kybernate_shim.cuda.helper" in arguments:
+        if str(socket) in arguments and "kybernate_shim.cuda_helper.helper" in arguments:
             found.append(process)
     return sorted(found, key=lambda process: process.info["create_time"])
 

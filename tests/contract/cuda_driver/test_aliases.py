@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper
+from kybernate_shim.gpu.helper_client import CudaHelper
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.actor import eventually
 from tests.fakes.cuda import Cards
@@ -25,7 +25,7 @@ LATER = {"cuMemsetD32": INVALID_VALUE, "cuMemGetAddressRange": NOT_FOUND}
 
 @pytest.fixture
 def aliases(cards: Cards, libraries: Path) -> Iterator[Asked]:
-    started = Asked(cards, libraries, ["aliases.py"])
+    started = Asked(cards, libraries, ["-m", "tests.fakes.cuda.aliases"])
     yield started
     started.kill()
 

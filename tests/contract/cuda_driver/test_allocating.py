@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.arena.control import BlockState, Control, ControlFailed, Verb, control_of
-from kybernate_shim.cuda.client import CudaHelper, log_path
-from kybernate_shim.cuda.sequence import resume, suspend
+from kybernate_shim.arena.control import BlockState, Control, ControlFailed, Verb, control_of
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
+from kybernate_shim.gpu.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.fakes.actor import eventually
 from tests.fakes.cuda import Cards
@@ -52,13 +52,13 @@ def page(hold: Hold) -> Iterator[tuple[Holder, Control]]:
 def busy(socket: Path) -> list[str]:
     """Return what was answered to takes that came in the middle of an allocation."""
     lines = [json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")]
-    return [line["error"] for line in lines if line["event"] == "arena.take" and "error" in line]
+    return [line["error"] for line in lines if line["event"] == "arena.taken" and "error" in line]
 
 
 def test_program_that_allocates_without_a_pause_is_hardly_ever_caught_at_it(
     use_arena: Run, hold: Hold, cards: Cards, socket: Path
 ) -> None:
-    """Never, unless this machine stands still for a second."""
+    """Never, unless this machine stalls for a second."""
     holder = hold()
 
     async def body(helper: CudaHelper) -> None:
@@ -144,7 +144,7 @@ def test_allocation_that_was_begun_is_told_of(hold: Hold) -> None:
 
 
 def busy_at_once(control: Control) -> bool:
-    """Shut the table, tell whether somebody was at it, and open it again."""
+    """Shut the table, tell whether a process was at it, and open it again."""
     try:
         control.ask(Verb.SHUT, seconds=ANSWER)
     except ControlFailed as error:

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from kybernate_shim.address import answers
+from kybernate_shim.arena import banks
+from kybernate_shim.arena.banks import Bank
+from kybernate_shim.arena.control import Verb, control_of
+from kybernate_shim.arena.extents import Extent, joined
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.config import NO_NODE
-from kybernate_shim.cuda.arena import banks
-from kybernate_shim.cuda.arena.banks import Bank
-from kybernate_shim.cuda.arena.control import Verb, control_of
-from kybernate_shim.cuda.arena.extents import Extent, joined
-from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
-from kybernate_shim.cuda.errors import GpuPair
-from kybernate_shim.cuda.sequence import Limits, resume, suspend
-from kybernate_shim.linux.mounts import unmount_tree
+from kybernate_shim.gpu.errors import GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, State, cuda_helper, log_path, start_helper
+from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
+from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.contract.cuda_driver.helper_processes import kill_helper
 from tests.fakes.cuda import Cards
@@ -69,7 +70,7 @@ async def state_of(helper: CudaHelper, program: Program) -> State:
 
 
 def in_arena(memory: Memory, program: Program) -> int:
-    return sum(one.size for one in memory.kept(Owner.of(program.pid)))
+    return sum(one.size for one in memory.kept(ArenaOwner.of(program.pid)))
 
 
 def test_memory_goes_through_the_arena_and_comes_back(use: Run, program: Program, cards: Cards, memory: Memory) -> None:
@@ -170,7 +171,7 @@ def test_room_of_a_process_that_ends_while_it_is_away_is_free_again(use: Run, pr
     async def body(helper: CudaHelper) -> None:
         await out(helper, program)
         assert memory.free() == SIZE - 8 * MIB
-        owner = Owner.of(program.pid)
+        owner = ArenaOwner.of(program.pid)
         program.signal(signal.SIGKILL)
         await until(lambda: not owner.alive)
         assert memory.free() == SIZE
@@ -226,7 +227,7 @@ def test_worker_that_dies_in_a_move_is_replaced(
     use: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, socket: Path, how: str, nth: int
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:{how}")
-    hasty = Limits(lock=5, checkpoint=2, restore=2, unlock=10, settle=10)
+    hasty = StepSeconds(lock=5, checkpoint=2, restore=2, unlock=10, settle=10)
 
     async def body(helper: CudaHelper) -> None:
         await cycle(helper, program.pid, hasty)
@@ -275,7 +276,7 @@ def test_arena_grows_with_its_setting_and_never_shrinks(tmp_path: Path) -> None:
 
 
 def test_parts_of_the_arena_lie_on_their_nodes(tmp_path: Path) -> None:
-    """Of which this machine has one, at least; whoever maps the file finds the policy there."""
+    """Of which this machine has one, at least; a process that maps the file finds the policy there."""
     folder = tmp_path / "arena"
     try:
         Memory(((NO_NODE, 4 * MIB),), folder).prepare()
@@ -387,23 +388,23 @@ def test_room_near_the_programs_card_is_used(
 
 
 def extents_of(memory: Memory, program: Program) -> list[Extent]:
-    return list(joined(extent for one in memory.kept(Owner.of(program.pid)) for extent in one.extents))
+    return list(joined(extent for one in memory.kept(ArenaOwner.of(program.pid)) for extent in one.extents))
 
 
 def test_worker_gets_ready_for_what_somebody_has_claimed(use: Run, cards: Cards, memory: Memory, socket: Path) -> None:
     """On the card where it will be wanted, with the memory for it."""
 
     async def body(helper: CudaHelper) -> None:
-        memory.claim(Owner.of(os.getpid()), [(0, 0x1000, 8 * MIB)])
+        memory.claim(ArenaOwner.of(os.getpid()), [(0, 0x1000, 8 * MIB)])
         await helper.expect(os.getpid(), cards.uuids[1:], 10)
         assert cards.used() == [0, WORKER]
-        assert memory.file.stat().st_blocks * 512 == SIZE  # what is pinned at once is more than that
-        memory.give_up(Owner.of(os.getpid()))
+        assert memory.file.stat().st_blocks * 512 == SIZE  # what is pinned together is more than that
+        memory.give_up(ArenaOwner.of(os.getpid()))
         await helper.expect(os.getpid(), cards.uuids[1:], 10)
-        await helper.expect(2**22 + 1, cards.uuids, 10)  # nobody
+        await helper.expect(2**22 + 1, cards.uuids, 10)  # no process
 
     use(body)
-    assert '"event": "arena.expect"' in log_path(socket).read_text()
+    assert '"event": "arena.expected"' in log_path(socket).read_text()
 
 
 def test_log_tells_moves(use: Run, program: Program, socket: Path) -> None:
@@ -413,5 +414,5 @@ def test_log_tells_moves(use: Run, program: Program, socket: Path) -> None:
 
     use(body)
     log = log_path(socket).read_text()
-    assert '"event": "arena.take"' in log
-    assert '"event": "arena.settle"' in log
+    assert '"event": "arena.taken"' in log
+    assert '"event": "arena.settled"' in log

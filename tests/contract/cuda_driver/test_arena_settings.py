@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kybernate_shim.address import answers
-from kybernate_shim.cuda.arena.memory import Memory
-from kybernate_shim.cuda.client import CudaHelper, cuda_helper, log_path, start_helper
-from kybernate_shim.cuda.sequence import resume, suspend
-from kybernate_shim.linux.mounts import unmount_tree
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper, log_path, start_helper
+from kybernate_shim.gpu.sequence import resume, suspend
+from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import kill_helpers
 from tests.fakes.cuda import Cards
@@ -190,11 +190,11 @@ def test_broken_file_changes_nothing_and_is_told_once(node: Node, program: Progr
     node.file.write_text("[gpu]\narena = [\n")
     node.back(program)
     assert node.out(program).bytes == 8 * MIB
-    assert len(node.logged("config.not_used")) == 1
+    assert len(node.logged("config.rejected")) == 1
     node.back(program)
     node.set('arena = "64MiB"')
     node.look()
-    assert len(node.logged("config.used_again")) == 1
+    assert len(node.logged("config.accepted")) == 1
 
 
 def test_helper_ends_after_the_idle_time_of_the_file(node: Node) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.arena.pieces import PIECE
-from kybernate_shim.cuda.client import CudaHelper, log_path
-from kybernate_shim.cuda.sequence import Suspended, resume, suspend
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.pieces import PIECE
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
+from kybernate_shim.gpu.sequence import Suspended, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.contract.cuda_driver.helper_processes import helpers, kill_helper, kill_workers
 from tests.fakes.cuda import Cards
@@ -74,7 +75,7 @@ def test_only_what_has_changed_is_copied(use_arena: Run, hold: Hold, memory: Mem
 
     use_arena(body)
     assert memory.free() == SIZE
-    told = [(event["clean_bytes"], event["zero_bytes"]) for event in events(socket, "arena.take")]
+    told = [(event["clean_bytes"], event["zero_bytes"]) for event in events(socket, "arena.taken")]
     assert told == [(clean * PIECE, 0) for clean in (0, 8, 7, 6, 8)]
 
 
@@ -115,13 +116,13 @@ def test_copies_give_way_to_what_has_no_other_place(use_arena: Run, hold: Hold, 
 
     async def body(helper: CudaHelper) -> None:
         await copied(helper, first)
-        assert memory.copies(Owner.of(first.pid)).kept != []
+        assert memory.copies(ArenaOwner.of(first.pid)).kept != []
         taken = (await out(helper, second)).taken
         assert taken.bytes == SIZE
-        assert memory.copies(Owner.of(first.pid)).kept == []
+        assert memory.copies(ArenaOwner.of(first.pid)).kept == []
         await back(helper, second)
         assert await copied(helper, first) == PIECES
-        assert memory.copies(Owner.of(second.pid)).kept == []
+        assert memory.copies(ArenaOwner.of(second.pid)).kept == []
 
     use_arena(body)
 
@@ -204,7 +205,7 @@ def test_equal_bytes_of_two_processes_are_kept_apart(use_arena: Run, hold: Hold,
     async def body(helper: CudaHelper) -> None:
         await copied(helper, first)
         assert await copied(helper, second) == PIECES
-        ours, theirs = (memory.copies(Owner.of(holder.pid)) for holder in (first, second))
+        ours, theirs = (memory.copies(ArenaOwner.of(holder.pid)) for holder in (first, second))
         assert ours.key != theirs.key
         marks = {one.marks[at : at + 16] for note in (ours, theirs) for one in note.kept for at in range(0, 128, 16)}
         assert len(marks) == 2 * PIECES
@@ -232,7 +233,7 @@ def test_without_a_compiler_all_is_copied_and_said_once(
             assert await copied(helper, holder) == PIECES
 
     use_arena(body)
-    (said,) = events(socket, "arena.all_copied")
+    (said,) = events(socket, "arena.not_hashed")
     assert "NVRTC cannot be loaded" in said["error"]
     assert "install kybernate[gpu]" in said["error"]
 
@@ -249,12 +250,12 @@ def test_launch_that_is_refused_costs_a_copy(
         assert await copied(helper, holder) == 0  # the hashes were made on the way back
 
     use_arena(body)
-    assert len(events(socket, "arena.all_copied")) == 1
+    assert len(events(socket, "arena.not_hashed")) == 1
 
 
 def forget_hashes(memory: Memory, holder: Holder) -> None:
     """Let the arena know of a process what it knows of one that was restored."""
-    owner = Owner.of(holder.pid)
+    owner = ArenaOwner.of(holder.pid)
     memory.share(owner, [owner])
 
 
@@ -298,7 +299,7 @@ def test_hashes_that_cannot_be_made_keep_nothing_from_coming_back(
         await out(helper, holder)
         forget_hashes(memory, holder)
         await back(helper, holder)
-        assert memory.copies(Owner.of(holder.pid)).kept == []
+        assert memory.copies(ArenaOwner.of(holder.pid)).kept == []
         assert await copied(helper, holder) == PIECES
 
     use_arena(body)
@@ -315,14 +316,14 @@ def test_nothing_is_compiled_while_a_process_waits_for_its_memory(
 
     async def return_(helper: CudaHelper) -> None:
         await back(helper, holder)
-        assert memory.copies(Owner.of(holder.pid)).kept == []
+        assert memory.copies(ArenaOwner.of(holder.pid)).kept == []
 
     use_arena(leave)
     (socket,) = tmp_path.glob("run/cuda.sock")
     kill_helper(socket)
     blind(machine_code, tmp_path / "site", monkeypatch)
     use_arena(return_)
-    assert events(socket, "arena.all_copied") == []
+    assert events(socket, "arena.not_hashed") == []
 
 
 def test_cycles_leak_nothing(use_arena: Run, hold: Hold, memory: Memory, cards: Cards, socket: Path) -> None:

@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, State
-from kybernate_shim.cuda.errors import GpuPair
-from kybernate_shim.cuda.sequence import Limits, resume, suspend
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.gpu.errors import GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.cuda import Cards
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = [pytest.mark.root, pytest.mark.criu]
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE)
+LIMITS = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE)
 
 
 class Detached:
@@ -140,7 +141,7 @@ def test_program_with_the_preload_library_can_use_the_arena_after_a_restore(
         program.wait_for_steps(3)
         for _ in range(3):
             suspended = await suspend(helper, lambda: [pid], LIMITS, arena=True)
-            assert suspended.taken.bytes == sum(one.size for one in memory.kept(Owner.of(pid))) == 4 << 20
+            assert suspended.taken.bytes == sum(one.size for one in memory.kept(ArenaOwner.of(pid))) == 4 << 20
             await resume(helper, [pid], limits=LIMITS)
             program.wait_for_steps(3)
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper, State, cuda_helper, log_path, start_helper
-from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied
+from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied
+from kybernate_shim.gpu.helper_client import CudaHelper, State, cuda_helper, log_path, start_helper
 from kybernate_shim.messages import cuda_pb2 as wire
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
@@ -95,7 +95,7 @@ def test_helper_that_is_killed_is_replaced(use: Run, start: Start, cards: Cards,
             await checkpoint
         _, alive = psutil.wait_procs(workers, timeout=10)
         assert not alive  # workers do not outlive their supervisor
-        # The driver goes on by itself, and asking for the state waits for it.
+        # The driver continues by itself, and asking for the state waits for it.
         assert (await helper.states([program.pid])).processes[program.pid].state is State.CHECKPOINTED
         await helper.restore([program.pid], PATIENCE)
         await helper.unlock([program.pid], PATIENCE)
@@ -208,12 +208,12 @@ def test_nobody_else_may_use_the_helper(use: Run, socket: Path) -> None:
         try:
             status = _try_as_nobody(socket)
         finally:
-            os._exit(status)  # this is a copy of the test's own process, which must not go on with other tests
+            os._exit(status)  # this is a copy of the test's own process, which must not continue with other tests
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _try_as_nobody(path: Path) -> int:
-    """Connect as another user and return 0 when the server hangs up at once."""
+    """Connect as another user and return 0 when the server hangs up immediately."""
     os.chdir(path.parent)
     os.setgroups([])
     os.setgid(65534)
@@ -231,7 +231,7 @@ def _try_as_nobody(path: Path) -> int:
 
 def test_call_without_a_time_out_is_refused(use: Run) -> None:
     async def body(helper: CudaHelper) -> None:
-        with pytest.raises(CudaHelperLost, match=r"INVALID_ARGUMENT.*could wait for ever"):
+        with pytest.raises(CudaHelperLost, match=r"INVALID_ARGUMENT.*Lock needs a time-out"):
             await helper._change("Lock", wire.VerbRequest(pids=[1]), 5)
 
     use(body)
@@ -243,5 +243,17 @@ def test_log_tells_every_verb(use: Run, start: Start, socket: Path) -> None:
     use(lambda helper: helper.unlock([program.pid], PATIENCE))
     log = log_path(socket).read_text()
     assert f'"pid": {program.pid}' in log
-    assert '"event": "cuda.lock"' in log
-    assert '"event": "cuda.unlock"' in log
+    assert '"event": "cuda.locked"' in log
+    assert '"event": "cuda.unlocked"' in log
+
+
+def test_info_has_when_processes_computed(use: Run, cards: Cards) -> None:
+    def computed() -> list[Any]:
+        return [gpu.computed for gpu in use(lambda helper: helper.info()).gpus]
+
+    count = len(cards.uuids)
+    assert computed() == [{}] * count
+    cards.load((7, 500, 30), (7, 700, 1), (7, 900, 0), (8, 900, 0), (9, 100, 100))
+    assert computed() == [{7: 700, 9: 100}] * count
+    cards.split()  # NVML has no samples then
+    assert computed() == [None] * count

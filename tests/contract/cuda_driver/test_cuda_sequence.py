@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper, State
-from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, CudaError, CudaMemoryImported, GpuPair
-from kybernate_shim.cuda.sequence import Limits, bring_back, resume, suspend
+from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaMemoryImported, GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.sequence import StepSeconds, bring_back, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
@@ -22,7 +22,7 @@ Start = Callable[..., Program]
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = pytest.mark.root
-LIMITS = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE)
+LIMITS = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE)
 WAYS = ["999", "hang", "hang-after", "crash"]
 
 
@@ -31,7 +31,7 @@ def programs(start: Start) -> list[Program]:
     return [start(device=index % 2) for index in range(3)]
 
 
-def hasty(verb: str) -> Limits:
+def hasty(verb: str) -> StepSeconds:
     """Have only `verb` given up soon: what is not meant to hang may take its time on a busy machine."""
     return replace(LIMITS, settle=5, **{"lock" if verb == "state" else verb: 2})
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper, State
-from kybernate_shim.cuda.errors import CudaCallFailed, CudaDeadline, GpuPair
-from kybernate_shim.cuda.sequence import bring_back
+from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.sequence import bring_back
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.cuda import GIB, Cards
 from tests.fakes.cuda.programs import Holder, Program
@@ -160,7 +160,7 @@ def test_lock_that_does_not_drain_in_time_leaves_the_process_running(use: Run, s
     program = start(busy_ms=1500)
 
     async def body(helper: CudaHelper) -> None:
-        with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_NOT_READY.*computes on"):
+        with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_NOT_READY.*keeps running"):
             await helper.lock([program.pid], 0.1)
         assert await state_of(helper, program.pid) is State.RUNNING
         program.wait_for_steps(1)
@@ -174,7 +174,7 @@ def test_lock_that_does_not_drain_in_time_leaves_the_process_running(use: Run, s
 def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start: Start) -> None:
     """Ranks wait for each other on the card; locked one by one, in whatever order, they would never drain.
 
-    Here all of them are stopped, and each goes on only when the one that was asked after it is locked.
+    Here all of them are stopped, and each continues only when the one that was asked after it is locked.
     """
     programs = [start(device=index % 2) for index in range(8)]
     pids = [program.pid for program in programs]
@@ -225,7 +225,7 @@ def test_stopped_process_is_given_up_and_answers_again_when_it_goes_on(use: Run,
         states = await helper.states([stopped.pid, other.pid], 0.5)
         assert list(states.processes) == [other.pid]
         assert isinstance(states.unknown[stopped.pid], CudaDeadline)
-        with pytest.raises(CudaDeadline, match=f"CUDA lock of process {stopped.pid} had no answer.*thaw") as caught:
+        with pytest.raises(CudaDeadline, match=f"CUDA lock of process {stopped.pid} was not answered.*thaw") as caught:
             await helper.lock([stopped.pid, other.pid], 0.5)
         assert caught.value.done == (other.pid,)
         stopped.signal(signal.SIGCONT)
@@ -287,7 +287,7 @@ def test_wrong_gpu_map_is_refused_and_a_plain_restore_still_works(
 
 
 def test_restore_without_room_loses_the_process(use: Run, start: Start, cards: Cards) -> None:
-    """As measured: OUT_OF_MEMORY once, then OPERATING_SYSTEM for ever, also when there is room again."""
+    """As measured: OUT_OF_MEMORY once, then OPERATING_SYSTEM forever, also when there is room again."""
     program = start(mib=600)
 
     async def body(helper: CudaHelper) -> None:

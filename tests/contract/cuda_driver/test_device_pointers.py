@@ -1,6 +1,6 @@
 """Every function of the driver that takes a device pointer, called by a program whose memory is in the arena.
 
-The driver looks at pointers before it waits for its lock, so a call that finds nothing at the pointer fails at once,
+The driver looks at pointers before it waits for its lock, so a call that finds nothing there fails immediately,
 where one that finds memory waits until the program is resumed. Which functions there are, NVIDIA's declarations say.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper
-from kybernate_shim.cuda.sequence import resume, suspend
+from kybernate_shim.gpu.helper_client import CudaHelper
+from kybernate_shim.gpu.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.declarations import device_pointer_functions
 from tests.fakes.actor import eventually
@@ -26,7 +26,7 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 MOMENT = 0.2
 PATIENCE = 30.0
-AT_ONCE = {"cuPointerGetAttribute", "cuPointerGetAttributes"}  # of what is mapped, whoever holds the lock
+AT_ONCE = {"cuPointerGetAttribute", "cuPointerGetAttributes"}  # of what is mapped, with the lock held by any process
 
 VERBS = "the caller's own part of a checkpoint; the pointers are for storage that the node does not use"
 CALLED_BY_NO_PROGRAM = {"cuCheckpointProcessCheckpoint": VERBS, "cuCheckpointProcessRestore": VERBS}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.cuda.arena import kernel
-from kybernate_shim.cuda.arena.pieces import PIECE
+from kybernate_shim.arena.pieces import PIECE
+from kybernate_shim.cuda_worker import kernel
 from tests.fakes.cuda import Cards
 
 P = 2**61 - 1
@@ -23,8 +23,8 @@ KEY = bytes(range(32))
 ON_A_CARD = """
 import json, sys
 from cuda.bindings import driver as cuda
-from kybernate_shim.cuda.arena.calls import checked
-from kybernate_shim.cuda.arena.hashing import Hasher
+from kybernate_shim.cuda_worker.calls import checked
+from kybernate_shim.cuda_worker.hashing import Hasher
 
 data = open(sys.argv[1], "rb").read()
 checked(cuda.cuInit(0))
@@ -146,7 +146,7 @@ def test_machine_code_is_made_once(tmp_path: Path) -> None:
 
 def test_card_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        kernel.KernelUnavailable, match="for sm_990 are not compiled: NVRTC does not compile for sm_990"
+        kernel.KernelUnavailable, match="for sm_990 cannot be compiled: NVRTC does not compile for sm_990"
     ):
         kernel.machine_code(tmp_path, 99, 0)
     assert list(tmp_path.iterdir()) == []
@@ -155,5 +155,5 @@ def test_card_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
 def test_compiler_that_crashes_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(kernel.KernelUnavailable, match="sm_90 are not compiled: "):
+    with pytest.raises(kernel.KernelUnavailable, match="sm_90 cannot be compiled: "):
         kernel.machine_code(tmp_path / "none", 9, 0)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.arena.control import BlockState, Verb, control_of
-from kybernate_shim.cuda.arena.memory import Memory, Owner
-from kybernate_shim.cuda.client import CudaHelper, log_path
-from kybernate_shim.cuda.sequence import Suspended, resume, suspend
+from kybernate_shim.arena.control import BlockState, Verb, control_of
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
+from kybernate_shim.gpu.sequence import Suspended, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Holder
@@ -97,7 +98,7 @@ def test_worker_that_fails_between_two_blocks_loses_nothing(
 def test_program_that_releases_no_block_goes_on_with_all(
     use_arena: Run, hold: Hold, memory: Memory, socket: Path
 ) -> None:
-    """Its first group is given up, its second is not: what is in the arena comes back before it goes on."""
+    """Its first group is given up, its second is not: what is in the arena comes back before it continues."""
     holder = hold(switches=f"vmm:{4 * BLOCKS + BLOCKS + 2 * 2 + 1}:2")
 
     async def body(helper: CudaHelper) -> None:
@@ -109,8 +110,8 @@ def test_program_that_releases_no_block_goes_on_with_all(
 
     use_arena(body)
     assert holder.is_right()
-    assert memory.kept(Owner.of(holder.pid)) == []
-    assert '"event": "arena.settle"' in log_path(socket).read_text()
+    assert memory.kept(ArenaOwner.of(holder.pid)) == []
+    assert '"event": "arena.settled"' in log_path(socket).read_text()
 
 
 def test_older_library_releases_all_in_the_end(use_arena: Run, hold: Hold, older: Callable[[str], Path]) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper, log_path
-from kybernate_shim.cuda.errors import CudaError, GpuPair
-from kybernate_shim.cuda.sequence import Ahead, Limits, resume, suspend
+from kybernate_shim.gpu.errors import CudaError, GpuPair
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
+from kybernate_shim.gpu.sequence import Ahead, StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
+from tests.fakes.actor import eventually
 from tests.fakes.cuda import Cards
 from tests.fakes.cuda.programs import Program
 
@@ -50,9 +51,21 @@ async def back(helper: CudaHelper, ahead: Ahead, *pairs: GpuPair) -> None:
 
 
 def prefetched(socket: Path) -> list[int]:
-    """Return how many bytes of each settling had been prefetched."""
-    lines = [json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")]
-    return [line["prefetched_bytes"] for line in lines if line["event"] == "arena.settle"]
+    """Return how many bytes of each resume had been prefetched.
+
+    A suspend that cannot lock in time settles, too, and begins again; what it settles was never checkpointed.
+    """
+    found: list[int] = []
+    checkpointed = False
+    for line in (json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")):
+        match line["event"]:
+            case "arena.taken":
+                checkpointed = False
+            case "cuda.checkpointed":
+                checkpointed = True
+            case "arena.settled" if checkpointed:
+                found.append(line["prefetched_bytes"])
+    return found
 
 
 def test_what_is_there_before_the_program_is_not_copied_again(
@@ -114,24 +127,32 @@ def test_bytes_on_a_wrong_card_are_of_no_use_and_no_harm(
 
 
 def test_copies_that_take_the_programs_own_room_are_given_up(
-    use_arena: Run, start: Start, program: Program, cards: Cards
+    use_arena: Run, start: Start, program: Program, cards: Cards, socket: Path
 ) -> None:
+    """Another program comes, after which there is room for the copies or for the program, and not for both."""
+
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
+        await helper.restore([program.pid], PATIENCE)
+        restored = cards.used()[0]
+        await helper.prefetch(program.pid, cards.uuids[0], 0, PATIENCE)
+        assert await asyncio.to_thread(eventually, lambda: cards.used()[0] == restored + SIZE)
         free = CARD - cards.used()[0]
-        other = start(mib=(free - 2 * CONTEXT - SIZE) // MIB - 2)
-        await back(helper, Ahead(program.pid, cards.uuids[0], 0))
+        other = await asyncio.to_thread(start, mib=(free - CONTEXT) // MIB - 1)
+        await helper.reload([program.pid], PATIENCE)
+        await helper.unlock([program.pid], PATIENCE)
         await asyncio.to_thread(other.computes_on)
 
     use_arena(body)
     program.computes_on()
+    assert prefetched(socket) == [0]
 
 
 def test_restore_that_fails_gives_the_memory_back(use_arena: Run, program: Program, cards: Cards) -> None:
     async def body(helper: CudaHelper) -> None:
         await away(helper, cards, program)
         cards.switch(f"restore:1:hang@{program.pid}")
-        hasty = Limits(lock=PATIENCE, checkpoint=PATIENCE, restore=2, unlock=PATIENCE, settle=5)
+        hasty = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=2, unlock=PATIENCE, settle=5)
         with pytest.raises(CudaError):
             await resume(helper, [program.pid], limits=hasty, ahead=[Ahead(program.pid, cards.uuids[0], ROOM)])
         assert cards.used() == [WORKER, 0]

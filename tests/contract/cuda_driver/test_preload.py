@@ -1,4 +1,4 @@
-"""The preload library inside programs: what it takes over, what it leaves, and that nobody notices otherwise."""
+"""The preload library inside programs: what it takes over, what it leaves, and that no process notices otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLDEST = (2, 17)  # of glibc: what the images of ten years ago have
 # Every call must succeed, but those that are asked `code` of.
 PRELUDE = """
 import ctypes, os, sys
-from kybernate_shim.cuda.arena.control import BlockState, control_of
+from kybernate_shim.arena.control import BlockState, control_of
 MIB = 1 << 20
 library = ctypes.CDLL("libcuda.so.1")
 u64, size, ref = ctypes.c_uint64, ctypes.c_size_t, ctypes.byref
@@ -208,7 +208,7 @@ BODIES = {
         assert keeps(memory, 2 * MIB) and blocks() == [(2, False)]
     """,
     "memory_that_is_freed_while_it_is_handed_out_is_gone": """
-        from kybernate_shim.cuda.arena.control import Verb
+        from kybernate_shim.arena.control import Verb
         call("cuMemFree_v2", allocate(2 * MIB))
         with control_of(os.getpid()) as control:
             before = len(os.listdir("/proc/self/fd"))
@@ -242,7 +242,7 @@ def test_library_needs_an_old_glibc_and_nothing_else(preload: Path) -> None:
 
 
 def test_lookups_of_other_libraries_are_made_from_where_they_stand(tmp_path: Path, preload: Path) -> None:
-    """RTLD_NEXT means: after the library that asks, whoever passes the question on."""
+    """RTLD_NEXT means: after the library that asks, whichever library passes the question on."""
     sources = {
         "second": "int probe(void) { return 2; }",
         "first": '#include <dlfcn.h>\nint probe(void) { return 10 + ((int (*)(void))dlsym(RTLD_NEXT, "probe"))(); }',

@@ -1,4 +1,4 @@
-"""A program that calls the driver without a pause, suspended and resumed at moments that nobody has chosen."""
+"""A program that calls the driver without a pause, suspended and resumed at random moments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.cuda.client import CudaHelper
-from kybernate_shim.cuda.errors import CudaError
-from kybernate_shim.cuda.sequence import resume, suspend
+from kybernate_shim.gpu.errors import CudaError
+from kybernate_shim.gpu.helper_client import CudaHelper
+from kybernate_shim.gpu.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.fakes.actor import eventually
 from tests.fakes.cuda import Cards

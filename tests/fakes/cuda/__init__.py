@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,8 @@ __all__ = ["GIB", "Call", "Cards", "build", "card_uuid"]
 
 GIB = 1 << 30
 _MAX_CARDS = 16
+_PAGE = 4096
+_ACCOUNT_MAGIC = 0x46414B4544415256  # of an account, as in cards.c
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,28 @@ class Cards:
     def recorded(self) -> list[Call]:
         """Return what was called since `record`, and end that."""
         path = self.directory / "calls"
-        ended = path.rename(path.with_suffix(".ended"))
-        words = [line.split(maxsplit=3) for line in ended.read_text().splitlines()]
-        return [Call(int(pid), thread, name, int(target)) for pid, name, target, thread in words]
+        return _calls(path.rename(path.with_suffix(".ended")))
+
+    def calls(self) -> list[Call]:
+        """Return what was called since `record` until now."""
+        return _calls(self.directory / "calls")
+
+    @contextmanager
+    def occupied(self, card: int, *, leaving: int) -> Iterator[None]:
+        """Hold the memory of a card, all but so many bytes of what is free now, as another program may."""
+        size = int((self.directory / "cards").read_text().splitlines()[card].split()[1])
+        held = [0] * _MAX_CARDS
+        held[card] = max(0, size - self.used()[card] - leaving)
+        path = self.directory / "held" / "occupied"
+        with (self.directory / "held.new").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(struct.pack(f"Q{_MAX_CARDS}Q", _ACCOUNT_MAGIC, *held).ljust(_PAGE, b"\0"))
+            file.flush()
+            Path(file.name).rename(path)
+            try:
+                yield
+            finally:
+                path.unlink()
 
     def slow(self, seconds_per_gib: float) -> None:
         self._write("seconds-per-gib", str(seconds_per_gib))
@@ -94,6 +117,14 @@ class Cards:
         """Let NVML name no processes, as in a container or on a virtual GPU."""
         self._write("hidden", "1")
 
+    def load(self, *samples: tuple[int, int, int]) -> None:
+        """Let NVML have these samples of every card: pid, microseconds, percent."""
+        self._write("load", "".join(f"{pid} {time} {percent}\n" for pid, time, percent in samples))
+
+    def split(self) -> None:
+        """Switch the cards to MIG mode."""
+        self._write("mig", "1")
+
     def environment(self, libraries: Path) -> dict[str, str]:
         """What a program on this machine needs in its environment to use the cards."""
         return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA_DIR": str(self.directory)}
@@ -106,6 +137,11 @@ class Cards:
 
 def card_uuid(index: int, seed: int = 0) -> str:
     return f"GPU-{seed:08x}-0000-4000-8000-{index + 1:012x}"
+
+
+def _calls(path: Path) -> list[Call]:
+    words = [line.split(maxsplit=3) for line in path.read_text().splitlines()]
+    return [Call(int(pid), thread, name, int(target)) for pid, name, target, thread in words]
 
 
 def _account(path: Path) -> tuple[int, ...]:

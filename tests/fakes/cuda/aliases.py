@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Map one piece of memory at several addresses that adjoin, and tell what calls on them answer: `aliases.py`.
+"""Map one piece of memory at several addresses that adjoin, and tell what calls on them answer.
 
 Asked on the standard input, a line each, and answered by a line:
     write ALIAS VALUE   fills the memory, seen at an address
-    content             tells the value at each address, and that of a copy over all of them
-    cut, unmap          unmaps a part of a mapping, or all of them by one call; tells the code
+    content             reports the value at each address, and that of a copy over all of them
+    cut, unmap          unmaps a part of a mapping, or all of them by one call; reports the code
     call                has each call made in a thread of its own
-    answers             tells which have returned by now, as NAME=CODE, ...
-Needs only the standard library. A test workload.
+    answers             reports which have returned by now, as NAME=CODE, ...
+Started by `python -m tests.fakes.cuda.aliases`. A test workload.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 import threading
 from ctypes import c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
-sys.path.insert(0, __file__.rpartition("/")[0])
-from zoo import GRAIN, MEMORY_TYPE, NONE, READ_WRITE, Access, Driver, Location, Wanted  # it is beside this file
+from tests.fakes.cuda.zoo.structures import MEMORY_TYPE, Access, Location, Wanted
+from tests.fakes.cuda.zoo.visit import GRAIN, NONE, READ_WRITE, Driver
 
 SIZE, ALIASES = 2 * GRAIN, 3
 ALL = SIZE * ALIASES

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-HASHING = SOURCES.parents[2] / "kybernate_shim/cuda/arena/hashing.cu"  # runs on a pretended card, too
+HASHING = SOURCES.parents[2] / "kybernate_shim/cuda_worker/hashing.cu"  # runs on a pretended card, too
 DRIVER = (
     "entry",
     "errors",
@@ -46,7 +46,7 @@ def build(out: Path | None = None) -> Path:
     """Compile what has changed and return the folder that holds libcuda.so.1, libnvidia-ml.so.1 and `computes`.
 
     `out` defaults to a folder of this checkout's build/ that is named after the C library, since one checkout serves
-    machines with different ones. Two builds at once wait for each other.
+    machines with different ones. Two concurrent builds wait for each other.
     Raises subprocess.CalledProcessError; the compiler's words are on stderr.
     """
     out = out or SOURCES.parents[2] / "build" / f"fake-cuda-{'-'.join(platform.libc_ver())}"

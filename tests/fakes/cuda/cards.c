@@ -90,7 +90,7 @@ static int lock_accounts(void)
 
 int open_held(char *path, size_t size)
 {
-    int accounts = lock_accounts(); /* or a count beside us takes the file that is not yet locked for a dead one's */
+    int accounts = lock_accounts(); /* or a concurrent count takes the file that is not yet locked for a dead one's */
     state_path(path, size, "held");
     mkdir(path, 0777);
     state_path(path, size, "held/XXXXXX");

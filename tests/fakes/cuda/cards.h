@@ -4,7 +4,7 @@
  *   cards       one line per card: UUID, bytes, model
  *   driver      optional: API version and driver version, such as "13000 580.159.04"
  *   held/       one file per process that is on a card: a page with the bytes per card, then the memory itself.
- *               Its owner holds it by flock(2), so that the memory of a killed process is free at once.
+ *               Its owner holds it by flock(2), so that the memory of a killed process is free immediately.
  *   lock        taken by flock(2) around every change of the accounts
  * and what switches.h adds.
  */

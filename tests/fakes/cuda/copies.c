@@ -55,11 +55,11 @@ CUresult do_copy(const struct copy *copy)
     return CUDA_SUCCESS;
 }
 
-static CUresult run(const struct copy *copy)
+static CUresult run(const char *name, const struct copy *copy)
 {
     if (process.started && !copy_is_valid(copy))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     result = do_copy(copy);
@@ -67,66 +67,66 @@ static CUresult run(const struct copy *copy)
     return result;
 }
 
-static CUresult run_bytes(CUdeviceptr to, CUdeviceptr from, size_t size, bool is_async)
+static CUresult run_bytes(const char *name, CUdeviceptr to, CUdeviceptr from, size_t size, bool is_async)
 {
-    return run(&(struct copy){{to, size, size}, {from, size, size}, size, 1, 1, is_async});
+    return run(name, &(struct copy){{to, size, size}, {from, size, size}, size, 1, 1, is_async});
 }
 
 EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
-    return run_bytes(to, from, size, false);
+    return run_bytes(__func__, to, from, size, false);
 }
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
 {
     (void)stream;
-    return run_bytes(to, from, size, true);
+    return run_bytes(__func__, to, from, size, true);
 }
 
 EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
 {
-    return run_bytes(to, HOST(from), size, false);
+    return run_bytes(__func__, to, HOST(from), size, false);
 }
 
 EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
 {
-    return run_bytes(HOST(to), from, size, false);
+    return run_bytes(__func__, HOST(to), from, size, false);
 }
 
 EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
-    return run_bytes(to, from, size, false);
+    return run_bytes(__func__, to, from, size, false);
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
     (void)stream;
-    return run_bytes(to, HOST(from), size, true);
+    return run_bytes(__func__, to, HOST(from), size, true);
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
 {
     (void)stream;
-    return run_bytes(HOST(to), from, size, true);
+    return run_bytes(__func__, HOST(to), from, size, true);
 }
 
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
 {
     (void)stream;
-    return run_bytes(to, from, size, true);
+    return run_bytes(__func__, to, from, size, true);
 }
 
 EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t size)
 {
     (void)there, (void)here;
-    return run_bytes(to, from, size, false);
+    return run_bytes(__func__, to, from, size, false);
 }
 
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t size,
                                   CUstream stream)
 {
     (void)there, (void)here, (void)stream;
-    return run_bytes(to, from, size, true);
+    return run_bytes(__func__, to, from, size, true);
 }
 
 EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
@@ -135,7 +135,7 @@ EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t
     (void)attributes, (void)indices, (void)attribute_count, (void)stream;
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < count && !result; i++)
-        result = run_bytes(to[i], from[i], sizes[i], true);
+        result = run_bytes(__func__, to[i], from[i], sizes[i], true);
     return result;
 }
 
@@ -168,28 +168,28 @@ static bool read_side2d(const struct side2d *side, size_t width, struct end *end
     return known;
 }
 
-static CUresult run2d(const CUDA_MEMCPY2D *asked, bool is_async)
+static CUresult run2d(const char *name, const CUDA_MEMCPY2D *asked, bool is_async)
 {
     struct copy copy = {.width = asked->width, .height = asked->height, .depth = 1, .is_async = is_async};
     if (!read_side2d(&asked->to, asked->width, &copy.to) || !read_side2d(&asked->from, asked->width, &copy.from))
         return CUDA_ERROR_NOT_SUPPORTED;
-    return run(&copy);
+    return run(name, &copy);
 }
 
 EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *asked)
 {
-    return run2d(asked, false);
+    return run2d(__func__, asked, false);
 }
 
 EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *asked)
 {
-    return run2d(asked, false);
+    return run2d(__func__, asked, false);
 }
 
 EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *asked, CUstream stream)
 {
     (void)stream;
-    return run2d(asked, true);
+    return run2d(__func__, asked, true);
 }
 
 static bool read_side3d(const struct side3d *side, const CUDA_MEMCPY3D *asked, struct end *end)
@@ -208,22 +208,22 @@ bool read_copy3d(const CUDA_MEMCPY3D *asked, struct copy *copy)
     return read_side3d(&asked->to, asked, &copy->to) && read_side3d(&asked->from, asked, &copy->from);
 }
 
-static CUresult run3d(const CUDA_MEMCPY3D *asked, bool is_async)
+static CUresult run3d(const char *name, const CUDA_MEMCPY3D *asked, bool is_async)
 {
     struct copy copy;
     if (!read_copy3d(asked, &copy))
         return CUDA_ERROR_NOT_SUPPORTED;
     copy.is_async = is_async;
-    return run(&copy);
+    return run(name, &copy);
 }
 
 EXPORT CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *asked)
 {
-    return run3d(asked, false);
+    return run3d(__func__, asked, false);
 }
 
 EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *asked, CUstream stream)
 {
     (void)stream;
-    return run3d(asked, true);
+    return run3d(__func__, asked, true);
 }

@@ -17,9 +17,9 @@ CUresult do_fill(const struct fill *fill)
     return CUDA_SUCCESS;
 }
 
-static CUresult run(const struct fill *fill)
+static CUresult run(const char *name, const struct fill *fill)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     result = do_fill(fill);
@@ -30,23 +30,23 @@ static CUresult run(const struct fill *fill)
 #define FILLS(bits)                                                                                                    \
     EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr to, uint##bits##_t value, size_t count)                           \
     {                                                                                                                  \
-        return run(&(struct fill){to, value, bits / 8, 0, count, 1});                                                  \
+        return run(__func__, &(struct fill){to, value, bits / 8, 0, count, 1});                                        \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD##bits##Async(CUdeviceptr to, uint##bits##_t value, size_t count, CUstream stream)        \
     {                                                                                                                  \
         (void)stream;                                                                                                  \
-        return run(&(struct fill){to, value, bits / 8, 0, count, 1});                                                  \
+        return run(__func__, &(struct fill){to, value, bits / 8, 0, count, 1});                                        \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, uint##bits##_t value, size_t width,           \
                                            size_t height)                                                              \
     {                                                                                                                  \
-        return run(&(struct fill){to, value, bits / 8, pitch, width, height});                                         \
+        return run(__func__, &(struct fill){to, value, bits / 8, pitch, width, height});                               \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, uint##bits##_t value, size_t width,         \
                                              size_t height, CUstream stream)                                           \
     {                                                                                                                  \
         (void)stream;                                                                                                  \
-        return run(&(struct fill){to, value, bits / 8, pitch, width, height});                                         \
+        return run(__func__, &(struct fill){to, value, bits / 8, pitch, width, height});                               \
     }
 
 FILLS(8)

@@ -30,9 +30,9 @@ struct asked_fill {
     size_t width, height;
 };
 
-static CUresult add(CUgraphNode *node, CUgraph graph, const struct node *new)
+static CUresult add(const char *name, CUgraphNode *node, CUgraph graph, const struct node *new)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     result = graph->count < MOST_NODES ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -62,7 +62,7 @@ EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUg
     (void)after, (void)count, (void)context;
     if (!read_copy3d(asked, &new.copy))
         return CUDA_ERROR_NOT_SUPPORTED;
-    return process.started && !copy_is_valid(&new.copy) ? CUDA_ERROR_INVALID_VALUE : add(node, graph, &new);
+    return process.started && !copy_is_valid(&new.copy) ? CUDA_ERROR_INVALID_VALUE : add(__func__, node, graph, &new);
 }
 
 EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -72,7 +72,9 @@ EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUg
     (void)after, (void)count, (void)context;
     new.fill = (struct fill){asked->to, asked->value, asked->bytes, asked->pitch, asked->width, asked->height};
     size_t size = asked->height ? (asked->height - 1) * asked->pitch + asked->width * asked->bytes : 0;
-    return process.started && !names_memory(asked->to, size, NULL) ? CUDA_ERROR_INVALID_VALUE : add(node, graph, &new);
+    if (process.started && !names_memory(asked->to, size, NULL))
+        return CUDA_ERROR_INVALID_VALUE;
+    return add(__func__, node, graph, &new);
 }
 
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, unsigned long long flags)

@@ -22,7 +22,7 @@ static __thread struct {
 #define __ldcs(pointer) (*(pointer))
 #define atomicAdd(pointer, value) (*(pointer) += (value))
 
-#include "../../../kybernate_shim/cuda/arena/hashing.cu"
+#include "../../../kybernate_shim/cuda_worker/hashing.cu"
 
 /* The host's address of device memory that a parameter points to. */
 #define AT(parameter, bytes) translate(*(CUdeviceptr *)(parameter), bytes)

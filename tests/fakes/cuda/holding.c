@@ -1,6 +1,6 @@
 /* What a process has on the cards: its file in held/, with the account and the memory of its allocations.
  *
- * On the card, memory is a shared mapping of that file. Beside it the process maps a TCP socket, which CRIU refuses
+ * On the card, memory is a shared mapping of that file. In addition the process maps a TCP socket, which CRIU refuses
  * ("Can't find packet socket ... to mmap"), as it refuses the real driver's device mappings; unlike a device it needs
  * no permission, so that it works in any container. A test double: see abi.h.
  */

@@ -5,7 +5,7 @@ The pieces, of 2 MiB each, are all zeros at first, and belong to so many allocat
 
 Asked on the standard input, a line each, and answered by a line:
     fill PIECE VALUE    every byte of the piece becomes VALUE
-    content             tells the value of each piece, "?" where its bytes differ
+    content             reports the value of each piece, "?" where its bytes differ
     renew               frees the memory, and allocates it again
     churn               from then on, in a thread of its own, allocates and frees a piece without a pause, and makes,
                         maps, fills, unmaps and releases another one

@@ -33,7 +33,7 @@ struct mailbox {
     int32_t tid; /* of the restore thread, in the target's own pid namespace */
     int32_t result;
     int32_t state;
-    _Atomic uint32_t asked, answered; /* equal while nothing is under way */
+    _Atomic uint32_t asked, answered; /* equal while nothing is in progress */
     struct question question;
     struct counted calls[VERBS]; /* by the callers, for the switches */
     char switches[512];    /* the target's FAKE_CUDA_FAIL */

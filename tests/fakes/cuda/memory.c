@@ -89,9 +89,9 @@ void discharge_context(int device)
     pthread_mutex_unlock(&lock);
 }
 
-CUresult allocate(CUdeviceptr *address, size_t size)
+static CUresult allocate(const char *name, CUdeviceptr *address, size_t size)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     pthread_mutex_lock(&lock);
@@ -106,9 +106,9 @@ CUresult allocate(CUdeviceptr *address, size_t size)
     return result;
 }
 
-CUresult free_allocated(CUdeviceptr address)
+static CUresult free_allocated(const char *name, CUdeviceptr address)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     result = CUDA_ERROR_INVALID_VALUE;
@@ -125,32 +125,32 @@ CUresult free_allocated(CUdeviceptr address)
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
-    return allocate(address, size);
+    return allocate(__func__, address, size);
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
-    return free_allocated(address);
+    return free_allocated(__func__, address);
 }
 
-/* In the order of a stream, where all is done at once. */
+/* In the order of a stream, where all is done immediately. */
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream)
 {
     (void)stream;
-    return allocate(address, size);
+    return allocate(__func__, address, size);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
     (void)stream;
-    return free_allocated(address);
+    return free_allocated(__func__, address);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
 {
     (void)element;
     *pitch = (width + PITCH - 1) / PITCH * PITCH;
-    return allocate(address, *pitch * height);
+    return allocate(__func__, address, *pitch * height);
 }
 
 /* Managed memory shows from outside: the process maps as much of the device for unified memory. */
@@ -158,7 +158,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned in
 {
     char path[512];
     (void)flags;
-    CUresult result = allocate(address, size);
+    CUresult result = allocate(__func__, address, size);
     state_path(path, sizeof path, "nvidia-uvm");
     int fd = result == CUDA_SUCCESS ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
     if (fd >= 0) {
@@ -216,7 +216,7 @@ char *allocated_to_host(char *data)
     for (int i = 0; i < allocation_count; data += allocations[i++].size)
         if (allocations[i].data) {
             memcpy(data, allocations[i].data, allocations[i].size);
-            take_off(&allocations[i]); /* or both copies exist at once */
+            take_off(&allocations[i]); /* or both copies exist concurrently */
         }
     return data;
 }

@@ -24,8 +24,4 @@ bool has_managed_memory(void);
 CUresult charge_context(int device);
 void discharge_context(int device);
 
-/* For functions of the driver that allocate: by the exported symbol they would reach the library that is preloaded. */
-CUresult allocate(CUdeviceptr *address, size_t size);
-CUresult free_allocated(CUdeviceptr address);
-
 #endif

@@ -23,7 +23,7 @@ static void take_time(uint64_t bytes)
         ;
 }
 
-/* Map memory for the host's copy by the call that the real driver makes. Pages around it that nobody may touch keep the
+/* Map memory for the host's copy by the call that the real driver makes. Pages around it that no process may touch keep the
  * kernel from merging it with a neighbour; it takes the gap between them as the address that is wished for. */
 static char *map_apart(uint64_t size)
 {

@@ -132,7 +132,7 @@ struct holder {
     unsigned int gpu_instance, compute_instance;
 };
 
-/* The kernel tells who holds the lock of a file in held/, by pids of this namespace. */
+/* The kernel shows who holds the lock of a file in held/, by pids of this namespace. */
 static unsigned int owner(const struct stat *file)
 {
     char line[256];
@@ -150,7 +150,7 @@ static unsigned int owner(const struct stat *file)
     return found;
 }
 
-/* The state directory's file `hidden` makes it name nobody, as in a container or on a virtual GPU. */
+/* The state directory's file `hidden` makes it name no process, as in a container or on a virtual GPU. */
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *count, struct holder *holders)
 {
     char path[512], text[8];
@@ -175,6 +175,37 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *
     if (directory)
         closedir(directory);
     return result;
+}
+
+struct sample {
+    unsigned int pid;
+    unsigned long long microseconds;
+    unsigned int multiprocessors, memory, encoder, decoder;
+};
+
+/* The state directory's file `load` has lines of a pid, microseconds and a percentage, for every card. As NVML does, it
+ * answers that nothing is found where there is no sample, and takes none in MIG mode. */
+EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples, unsigned int *count,
+                                           unsigned long long since)
+{
+    char text[4096], *line, *rest = text;
+    struct card card;
+    unsigned int room = *count, current, pending;
+    int result = nvmlDeviceGetMigMode(device, &current, &pending);
+    *count = 0;
+    if (result != NVML_SUCCESS)
+        return result;
+    if (current || card_at(device, &card) != NVML_SUCCESS)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (!read_state("load", text, sizeof text))
+        return NVML_ERROR_NOT_FOUND;
+    while ((line = strsep(&rest, "\n")) && *count < room) {
+        struct sample one = {0};
+        if (sscanf(line, "%u %llu %u", &one.pid, &one.microseconds, &one.multiprocessors) == 3 &&
+            one.microseconds > since)
+            samples[(*count)++] = one;
+    }
+    return *count ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
 EXPORT int nvmlDeviceGetPersistenceMode(handle device, unsigned int *mode)

@@ -2,7 +2,7 @@
  *
  * Memory is a memfd, so that a descriptor of it can be handed to another process, and is the same memory there; and so
  * that it can be mapped more than once. What was measured with driver 580.159.04 on an H100: exportable memory is
- * checkpointed and restored like any other, also after it was exported and the importer has let go of it.
+ * checkpointed and restored like any other, also after it was exported and the importer has released it.
  */
 #include "physical.h"
 

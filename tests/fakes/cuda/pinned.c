@@ -33,9 +33,9 @@ static CUresult add(void *start, size_t size, bool made)
     return result;
 }
 
-static CUresult drop(void *start, bool made)
+static CUresult drop(const char *name, void *start, bool made)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result)
         return result;
     pthread_mutex_lock(&lock);
@@ -63,7 +63,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *start, size_t size, unsigned int flag
 
 EXPORT CUresult cuMemHostUnregister(void *start)
 {
-    return drop(start, false);
+    return drop(__func__, start, false);
 }
 
 EXPORT CUresult cuMemHostAlloc(void **start, size_t size, unsigned int flags)
@@ -89,7 +89,7 @@ EXPORT CUresult cuMemAllocHost_v2(void **start, size_t size)
 
 EXPORT CUresult cuMemFreeHost(void *start)
 {
-    return drop(start, true);
+    return drop(__func__, start, true);
 }
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int flags)

@@ -41,9 +41,9 @@ void *translate(CUdeviceptr address, size_t size)
     return data ? data : translate_virtual(address, size);
 }
 
-CUresult enter_with(CUdeviceptr address, size_t size)
+CUresult enter_with(const char *name, CUdeviceptr address, size_t size)
 {
     if (process.started && !names_memory(address, size, NULL))
         return CUDA_ERROR_INVALID_VALUE;
-    return enter();
+    return enter_function(name);
 }

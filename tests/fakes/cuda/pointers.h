@@ -1,7 +1,7 @@
 /* What device pointers name, and when the driver looks at them. A test double: see abi.h.
  *
  * The driver looks at the pointers of a copy before it waits for its lock: while the process is locked or checkpointed,
- * it answers INVALID_VALUE at once where nothing is mapped, and waits where something is. cuMemset and
+ * it answers INVALID_VALUE immediately where nothing is mapped, and waits where something is. cuMemset and
  * cuMemGetAddressRange wait first. cuPointerGetAttribute never waits. Measured with driver 580.159 on an H200 for
  * cuMemcpyHtoD, DtoH and DtoD, and their Async forms. What was not measured is as strict as those here.
  */
@@ -36,7 +36,8 @@ void end_change(void);
 /* The host address of [address, address + size) of device memory, or NULL; inside the gate. */
 void *translate(CUdeviceptr address, size_t size);
 
-/* Pass the gate with a pointer: INVALID_VALUE, at once, where it names nothing; leave() is owed on CUDA_SUCCESS. */
-CUresult enter_with(CUdeviceptr address, size_t size);
+/* Pass the gate as the driver's function `name` with a pointer: INVALID_VALUE, immediately, where it names nothing; leave()
+ * is owed on CUDA_SUCCESS. */
+CUresult enter_with(const char *name, CUdeviceptr address, size_t size);
 
 #endif

@@ -58,7 +58,7 @@ CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARD
 /* Map new memory of a card into this process; NULL: the machine has not enough. */
 char *map_on_card(uint64_t size);
 
-/* moving.c: move everything from the cards to ONE anonymous mapping, and let go of the cards. */
+/* moving.c: move everything from the cards to ONE anonymous mapping, and release the cards. */
 CUresult move_to_host(void);
 
 /* Move it back. `moves[old card]` is the new one. OUT_OF_MEMORY: a card has not enough free; nothing has changed. */

@@ -1,4 +1,4 @@
-"""Starts programs that compute on the pretended cards and watches whether they go on with the right numbers."""
+"""Starts programs that compute on the pretended cards and watches whether they continue with the right numbers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Program:
             select.select([self._output], [], [], min(left, 0.5))
 
     def computes_on(self) -> None:
-        """Assert that it goes on, beyond what it may have printed before."""
+        """Assert that it continues, beyond what it may have printed before."""
         self._read()
         self.wait_for_steps(3)
 
@@ -104,7 +104,10 @@ class Program:
 
 
 class Asked:
-    """A running program of this folder that is asked on its standard input, a line each, and answers by a line."""
+    """A running program of this folder that is asked on its standard input, a line each, and answers by a line.
+
+    `argv` begins with its file, or with -m and its package.
+    """
 
     def __init__(
         self,
@@ -118,8 +121,10 @@ class Asked:
         environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
         environment |= {"LD_PRELOAD": str(preload)} if preload else {}
         pipe = subprocess.PIPE
-        script = [sys.executable, str(SOURCES / argv[0]), *argv[1:]]
-        self._process = subprocess.Popen(script, env=environment, stdin=pipe, stdout=pipe, text=True)
+        script = argv if argv[0] == "-m" else [str(SOURCES / argv[0]), *argv[1:]]
+        self._process = subprocess.Popen(
+            [sys.executable, *script], env=environment, stdin=pipe, stdout=pipe, text=True, cwd=SOURCES.parents[2]
+        )
         assert self._told() == "ready"
 
     @property
@@ -192,10 +197,10 @@ class Holder(Asked):
 
 
 class Zoo(Asked):
-    """A running `zoo.py`: the calls on device memory that programs make, once each or again and again."""
+    """A running `zoo`: the calls on device memory that programs make, once each or again and again."""
 
     def __init__(self, cards: Cards, libraries: Path, preload: Path | None = None) -> None:
-        super().__init__(cards, libraries, ["zoo.py"], preload)
+        super().__init__(cards, libraries, ["-m", "tests.fakes.cuda.zoo"], preload)
 
     def prepare(self, cases: Iterable[str]) -> None:
         assert self.ask(f"prepare {', '.join(cases)}") == "prepared"

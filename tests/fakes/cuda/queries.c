@@ -113,7 +113,7 @@ EXPORT CUresult cuPointerGetAttributes(unsigned int count, const int *attributes
 EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address)
 {
     (void)value;
-    CUresult result = enter_with(address, 1);
+    CUresult result = enter_with(__func__, address, 1);
     if (result)
         return result;
     leave();

@@ -9,13 +9,14 @@ typedef struct event {
 } *CUevent;
 
 /* What a call does that waits for nothing but the gate. */
-static CUresult pass(void)
+static CUresult pass_function(const char *name)
 {
-    CUresult result = enter();
+    CUresult result = enter_function(name);
     if (result == CUDA_SUCCESS)
         leave();
     return result;
 }
+#define pass() pass_function(__func__)
 
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {

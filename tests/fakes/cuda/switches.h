@@ -10,7 +10,7 @@
  *         hang        the caller hangs before anything is done
  *         hang-after  the caller hangs when it has been done (verbs only)
  *         hold        the caller waits before anything is done, until the switches are changed
- *         stuck       the target never answers: nobody can help it any more (verbs only)
+ *         stuck       the target never answers: no process can help it any more (verbs only)
  *         crash       the caller dies of SIGSEGV
  *         kill        the caller is killed by SIGKILL
  *   PID   only this process, by the pid that the caller uses; of a function, only if this process calls it

@@ -20,9 +20,9 @@ union operation {
     uint64_t room[6];
 };
 
-static CUresult write_word(CUdeviceptr address, uint64_t value, size_t size)
+static CUresult write_word(const char *name, CUdeviceptr address, uint64_t value, size_t size)
 {
-    CUresult result = enter_with(address, size);
+    CUresult result = enter_with(name, address, size);
     if (result)
         return result;
     void *word = translate(address, size);
@@ -48,11 +48,11 @@ static bool fulfils(uint64_t word, uint64_t value, unsigned condition, size_t si
 }
 
 /* Here, the caller waits, where it is its stream on a real card; a lock does not wait for that. */
-static CUresult await_word(CUdeviceptr address, uint64_t value, unsigned condition, size_t size)
+static CUresult await_word(const char *name, CUdeviceptr address, uint64_t value, unsigned condition, size_t size)
 {
     for (;; usleep(100)) {
         uint64_t word = 0;
-        CUresult result = condition < CONDITIONS ? enter_with(address, size) : CUDA_ERROR_INVALID_VALUE;
+        CUresult result = condition < CONDITIONS ? enter_with(name, address, size) : CUDA_ERROR_INVALID_VALUE;
         if (result)
             return result;
         const void *data = translate(address, size);
@@ -67,35 +67,35 @@ static CUresult await_word(CUdeviceptr address, uint64_t value, unsigned conditi
 EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags)
 {
     (void)stream, (void)flags;
-    return write_word(address, value, sizeof value);
+    return write_word(__func__, address, value, sizeof value);
 }
 
 EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned int flags)
 {
     (void)stream, (void)flags;
-    return write_word(address, value, sizeof value);
+    return write_word(__func__, address, value, sizeof value);
 }
 
 EXPORT CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags)
 {
     (void)stream;
-    return await_word(address, value, flags, sizeof value);
+    return await_word(__func__, address, value, flags, sizeof value);
 }
 
 EXPORT CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned int flags)
 {
     (void)stream;
-    return await_word(address, value, flags, sizeof value);
+    return await_word(__func__, address, value, flags, sizeof value);
 }
 
-static CUresult do_operation(const union operation *it)
+static CUresult do_operation(const char *name, const union operation *it)
 {
     size_t size = it->kind == WAIT_64 || it->kind == WRITE_64 ? 8 : 4;
     uint64_t value = size == 8 ? it->word.value : (uint32_t)it->word.value;
     if (it->kind == WRITE_32 || it->kind == WRITE_64)
-        return write_word(it->word.address, value, size);
+        return write_word(name, it->word.address, value, size);
     if (it->kind == WAIT_32 || it->kind == WAIT_64)
-        return await_word(it->word.address, value, it->word.flags, size);
+        return await_word(name, it->word.address, value, it->word.flags, size);
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -105,6 +105,6 @@ EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, const
     (void)stream, (void)flags;
     CUresult result = CUDA_SUCCESS;
     for (unsigned i = 0; i < count && !result; i++)
-        result = do_operation(&them[i]);
+        result = do_operation(__func__, &them[i]);
     return result;
 }

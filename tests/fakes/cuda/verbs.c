@@ -104,7 +104,7 @@ static CUresult call(int pid, struct question *question, struct mailbox *mailbox
         question->stuck = what.action == STUCK;
         if (what.action == ERROR)
             result = what.error;
-        else if (question->verb != RESTORE_TID) /* the real driver tells the thread of a stopped process, too */
+        else if (question->verb != RESTORE_TID) /* the real driver reports the thread of a stopped process, too */
             result = ask(pid, question, mailbox);
     }
     if (what.action == HANG_AFTER)

@@ -1,8 +1,9 @@
-"""Suspends and resumes programs of the zoo hundreds of times, in random order, several at once; nothing may leak."""
+"""Suspends and resumes programs of the zoo hundreds of times, in random order, some in parallel; nothing may leak."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
-from kybernate_shim.cuda.arena.memory import FOLDER, Memory
+from kybernate_shim.arena.memory import FOLDER, Memory
 from tests.gpu.scenarios import GO_ON_SECONDS, Bench, Container, await_true, container
 from tests.gpu.zoo.held import Grown, by_processes, compared, least
 from tests.gpu.zoo.passage import brief, command, flags_of
@@ -57,7 +59,16 @@ def way_of(place: int) -> str:
 
 
 def run_cycles(
-    bench: Bench, names: str, *, count: int, seed: int, jobs: int, out: Path, pretended: bool, until: float
+    bench: Bench,
+    names: str,
+    *,
+    count: int,
+    seed: int,
+    jobs: int,
+    out: Path,
+    pretended: bool,
+    until: float,
+    machine: str,
 ) -> int:
     """Make so many cycles, or as many as there is time for; return 1 where something was wrong or leaked."""
     entries = [entry for entry in chosen(names, pretended=pretended, default=CYCLED)[0] if not entry.refused]
@@ -70,9 +81,9 @@ def run_cycles(
             running = _start(bench, entries, stack, jobs)
             print(f"{len(running)} programs compute after {time.monotonic() - began:.0f} s", flush=True)
             ids = [one.id for one in running]
-            for one in running:
-                for _ in range(SETTLING):
-                    _cycle(run, one, random.Random(seed))
+            with ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(lambda one: _settle(run, one, seed), running))
+            print(f"each went through {SETTLING} cycles after {time.monotonic() - began:.0f} s", flush=True)
             before = least(lambda: _held(bench, ids))
             run.seconds.clear()
             _make(run, running, seed, jobs)
@@ -86,11 +97,11 @@ def run_cycles(
             bench.await_idle(idle)
         except AssertionError as error:
             run.fail(f"VRAM is in use after all programs have ended: {brief(error)}")
-    return _tell(run, grown, entries, seed, out)
+    return _tell(run, grown, entries, seed, out, machine)
 
 
 def _start(bench: Bench, entries: Sequence[Entry], stack: ExitStack, jobs: int) -> list[Container]:
-    """Start all, some at once. Those that cannot run on this machine are left out."""
+    """Start all, some concurrently. Those that cannot run on this machine are left out."""
 
     def start(place: int, entry: Entry) -> Container:
         way = way_of(place)
@@ -107,6 +118,12 @@ def _start(bench: Bench, entries: Sequence[Entry], stack: ExitStack, jobs: int) 
         return list(pool.map(start, range(len(entries)), entries))
 
 
+def _settle(run: Run, one: Container, seed: int) -> None:
+    """Let a program go through what makes it hold more for the first time."""
+    for _ in range(SETTLING):
+        _cycle(run, one, random.Random(seed))
+
+
 def _make(run: Run, running: Sequence[Container], seed: int, jobs: int) -> None:
     """Let each of `jobs` threads take cycles for containers of its own."""
 
@@ -117,7 +134,7 @@ def _make(run: Run, running: Sequence[Container], seed: int, jobs: int) -> None:
             try:
                 time.sleep(numbers.uniform(0, PAUSE_SECONDS))
                 _cycle(run, one, numbers)
-            except Exception as error:  # noqa: BLE001  # it ends the run, which tells of it
+            except Exception as error:  # noqa: BLE001  # it ends the run, which reports it
                 run.fail(f"{one.id}: {brief(error)}")
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(jobs)]
@@ -155,13 +172,14 @@ def _held(bench: Bench, ids: Sequence[str]) -> dict[str, int]:
     return {"vram MiB": vram, "arena MiB": taken, **by_processes(ids)}
 
 
-def _tell(run: Run, grown: Sequence[Grown], entries: Sequence[Entry], seed: int, out: Path) -> int:
+def _tell(run: Run, grown: Sequence[Grown], entries: Sequence[Entry], seed: int, out: Path, machine: str) -> int:
     leaks = [one for one in grown if not one.good]
     median = sorted(run.seconds)[len(run.seconds) // 2] if run.seconds else 0.0
     rows = [
         f"| {one.name} | {one.before} | {one.after} | {one.most}{'' if one.good else ' **leak**'} |" for one in grown
     ]
     told = [
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {machine}, {os.cpu_count()} cores.",
         f"{run.done} cycles of {run.count}, seed {seed}, over {', '.join(entry.name for entry in entries)};"
         f" a suspend and its resume {median:.2f} s (median).",
         "",
@@ -173,6 +191,7 @@ def _tell(run: Run, grown: Sequence[Grown], entries: Sequence[Entry], seed: int,
     print("\n".join(told), flush=True)
     (out / "cycles.md").write_text("\n".join([*told, ""]))
     line = {"cycles": run.done, "of": run.count, "seed": seed, "median_s": round(median, 3), "failure": run.failure}
+    line["machine"] = machine
     line["held"] = {one.name: [one.before, one.after, one.most] for one in grown}
     with (out / "cycles.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")

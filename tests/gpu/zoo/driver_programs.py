@@ -10,7 +10,7 @@ from ctypes import byref, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c
 from tests.gpu.zoo.card import MIB, Card, Host, can_pin
 from tests.gpu.zoo.figures import Options, Round, checksum, require
 
-# From 4 bytes on, at and beside the boundaries where a driver or the arena takes another way.
+# From 4 bytes on, at and next to the boundaries where a driver or the arena takes another way.
 SIZES = (4, 4092, 65540, MIB, 2 * MIB + 12, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
 MOST_PINNED = 64  # MiB: an image holds it as well
 PIECE = 4 * MIB
@@ -184,14 +184,14 @@ def events(options: Options) -> Round:
             card.wait(streams[1])
             card("cuEventQuery", after)
             require(elapsed(before, after) >= 0, "the time between two events")
-            elapsed(beginning, after)  # that it answers at all: a card's clock may begin anew
+            elapsed(beginning, after)  # that it answers at all: a card's clock may begin again
             yield f"after the event {number}", card.checksum(other + size - PIECE, PIECE)
 
     return a_round
 
 
 def kernels(options: Options) -> Round:
-    """Advance words by a kernel, step by step, beside a memory that must stay as it is."""
+    """Advance words by a kernel, step by step, next to a memory that must stay as it is."""
     card, size = Card(), options.mib * MIB
     advance, words, kept = card.kernel(), card.allocate(PIECE), card.allocate(size)
     stream, first = card.stream(), random_bytes(1, PIECE)
@@ -200,6 +200,7 @@ def kernels(options: Options) -> Round:
 
     def a_round() -> Iterator[tuple[str, int]]:
         card.write(words, first)
+        card.synchronize()  # a copy of pageable memory may still be on its way, and the stream does not wait for it
         for number in range(40):
             for _ in range(5):
                 card.launch(advance, words, PIECE // 4, stream)

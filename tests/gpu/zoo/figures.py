@@ -56,7 +56,7 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 
 
 class Lines:
-    """Prints that the program goes on, not more often than is useful."""
+    """Prints that the program continues, not more often than is useful."""
 
     def __init__(self, prefix: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix, self._clock = prefix, clock
@@ -70,7 +70,7 @@ class Lines:
 
 
 def prove(begin: Round, prefix: str = "", rounds: int | None = None) -> None:
-    """Make rounds for ever, or so many, and compare. Raises Wrong."""
+    """Make rounds forever, or so many, and compare. Raises Wrong."""
     expected = dict(begin())
     for label, figure in begin():
         require(figure == expected[label], f"{label}: {figure} after {expected[label]}, before any suspend")

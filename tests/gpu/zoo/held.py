@@ -11,7 +11,7 @@ from pathlib import Path
 SAMPLES = 5
 PAUSE_SECONDS = 0.4  # between two of them: what is there for a moment is in none of the least
 OWNERS = {  # of processes, by a word of their command line
-    "helper": "kybernate_shim.cuda.helper",
+    "helper": "kybernate_shim.cuda_helper.helper",
     "shims": "containerd-shim-kybernate",
 }
 # How much more may be held afterwards. Programs begin threads and open files as their requests come; allocators and

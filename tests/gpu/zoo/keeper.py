@@ -1,4 +1,4 @@
-"""Runs the zoo: several programs at once, each within its deadline, and writes down what is known after each."""
+"""Runs the zoo: several programs concurrently, each within its deadline, and writes down what is known after each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_zoo(
     jobs: int,
     until: float,
 ) -> int:
-    """Run the programs that `names` lists, `jobs` at once; return 1 where one failed or was not reached.
+    """Run the programs that `names` lists, `jobs` concurrently; return 1 where one failed or was not reached.
 
     None is begun shortly before `until`, a time of time.monotonic().
     """

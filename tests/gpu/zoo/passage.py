@@ -1,4 +1,4 @@
-"""Takes one program of the zoo through its steps, in a container, and tells what became of each of them."""
+"""Takes one program of the zoo through its steps, in a container, and shows what became of each of them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bounded:
 
 
 def flags_of(entry: Entry, way: str) -> list[str]:
-    """Return ctr's flags for its container, beside those that all have."""
+    """Return ctr's flags for its container, in addition to those that all have."""
     variables = {"PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1", **entry.variables}
     flags = [word for name, value in variables.items() if value for word in ("--env", f"{name}={value}")]
     return [*flags, *entry.flags, *(ARENA if way == "arena" else ())]

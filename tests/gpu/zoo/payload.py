@@ -72,4 +72,4 @@ def parser() -> argparse.ArgumentParser:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # threads that work for ever are ended with it, whatever library they are in
+    os._exit(status)  # threads that work forever are ended with it, whatever library they are in

@@ -32,7 +32,7 @@ def end_with(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def children(options: Options) -> Round:
-    """Compute beside two children that compute, too; the lines of this one begin with "2: " (--prefix)."""
+    """Compute in parallel with two children that compute, too; the lines of this one begin with "2: " (--prefix)."""
     argv = [sys.executable, "-m", PAYLOAD, "kernels", "--mib", str(options.mib)]
     end_with([subprocess.Popen([*argv, "--prefix", f"{number}: "]) for number in range(2)])
     return kernels(options)

@@ -124,7 +124,15 @@ ZOO: tuple[Entry, ...] = (
         ways=("arena",),
         pretended=True,
     ),
-    Entry("ipc", "ipc", "cuIpcOpenMemHandle in another process", refused="CUDA IPC", lines=2, prefix="0: "),
+    Entry(
+        "ipc",
+        "ipc",
+        "cuIpcOpenMemHandle in another process; with the arena, its library refuses cuIpcGetMemHandle",
+        refused="CUDA IPC",
+        ways=("plain",),
+        lines=2,
+        prefix="0: ",
+    ),
     Entry(
         "nccl",
         "nccl",
@@ -137,7 +145,7 @@ ZOO: tuple[Entry, ...] = (
     ),
 )
 NAMES = tuple(entry.name for entry in ZOO)
-# Under which suspend and resume are repeated hundreds of times: different in what they have under way.
+# Under which suspend and resume are repeated hundreds of times: different in what they have in progress.
 CYCLED = ("copies", "graphs", "kernels", "threads", "allocator-expandable", "amp", "generate", "http")
 
 

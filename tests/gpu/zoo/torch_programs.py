@@ -11,7 +11,7 @@ from typing import Any
 from tests.gpu.zoo.figures import Impossible, Options, Round, require
 
 MIB = 1 << 20
-MOST_AT_ONCE = 4 << 20  # numbers that are added up at once: in 64 bits they take a multiple of their size
+MOST_AT_ONCE = 4 << 20  # numbers that are added up together: in 64 bits they take a multiple of their size
 
 
 def loaded() -> Any:
@@ -225,7 +225,7 @@ def compiled(options: Options) -> Round:
     left, right = (_random(torch, seed, 4 * MIB, options.device).float().view(1024, -1) / (1 << 31) for seed in (1, 2))
     try:
         fast(left, right)
-    except Exception as error:  # whatever its compilers lack: the message tells
+    except Exception as error:  # whatever its compilers lack: the message says
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise Impossible(f"torch.compile: {type(error).__name__}: {' / '.join(lines)[:300]}") from error
 

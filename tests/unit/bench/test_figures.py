@@ -60,7 +60,7 @@ def test_rounds_that_are_added_favour_neither_side(noise: float) -> None:
 
 @pytest.mark.parametrize("rounds", [7, 8, 11, 14])
 def test_who_goes_first_does_not_matter(rounds: int) -> None:
-    """Whoever begins a round, and so works twice in a row, pays for it."""
+    """The side that begins a round, and so works twice in a row, pays for it."""
     last = ""
 
     def work(side: str) -> float:

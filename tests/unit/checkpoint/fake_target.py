@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
-from kybernate_shim.checkpoint.compat import Finding
-from kybernate_shim.checkpoint.image import Image
-from kybernate_shim.checkpoint.manifest import NAME, ArenaFile, DataPath, Gpu, GpuMemory, Manifest, Released, VramFile
+from kybernate_shim.checkpoint.compat import Difference
+from kybernate_shim.checkpoint.image.manifest import NAME, DataPath, GpuMemory, Manifest, Released, UsedGpu
+from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Finished
@@ -22,6 +22,7 @@ from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.runtime import Runtime
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.vram_io.image_files import ArenaFile, VramFile
 
 NOBODY = 1 << 30  # beyond every pid that the kernel gives
 LOG = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
@@ -86,7 +87,7 @@ class FakeRunner:
 @dataclass
 class FakeDetached:
     cuda_processes: tuple[GpuMemory, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[UsedGpu, ...] = ()
     visible_gpus: tuple[str, ...] = ()
     vram: tuple[VramFile, ...] = ()
     arena: tuple[ArenaFile, ...] = ()
@@ -123,7 +124,7 @@ class FakeAccelerator:
     """Notes when processes leave their GPUs and come back."""
 
     steps: list[str]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
     appearing: int = 0
 
     @asynccontextmanager
@@ -137,7 +138,7 @@ class FakeAccelerator:
         finally:
             self.steps.append("forget" if left.gone else "attach")
 
-    async def compare(self, manifest: Manifest) -> list[Finding]:
+    async def compare(self, manifest: Manifest) -> list[Difference]:
         return self.findings
 
     async def attach(self, image: Image, operation: Operation) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.checkpoint.cgroup_lease import CgroupTaken, forget, inherited, leased
-from kybernate_shim.linux.cgroups import Cgroup
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
 CGROUP = "/default/c"
 

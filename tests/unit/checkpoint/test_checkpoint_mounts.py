@@ -10,21 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.checkpoint.criu import CriuOptionInvalid
-from kybernate_shim.checkpoint.criu_images import DumpedMount
-from kybernate_shim.checkpoint.manifest import Mount
-from kybernate_shim.checkpoint.mounts import (
-    HookMount,
-    Matching,
-    MountUnmatched,
-    describe_mounts,
-    dump_lines,
-    hook_mounts,
-    make_mount_points,
-    match_mounts,
-    resolve_in,
-)
-from kybernate_shim.linux.mountinfo import MountPoint
+from kybernate_shim.checkpoint.criu.config import CriuOptionInvalid
+from kybernate_shim.checkpoint.criu.images import DumpedMount
+from kybernate_shim.checkpoint.image.manifest import ImageMount
+from kybernate_shim.checkpoint.mounts.described import describe_mounts
+from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
+from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
+from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
+from kybernate_shim.checkpoint.mounts.paths import resolve_in
+from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
 PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
@@ -51,7 +45,7 @@ def external(destination: str, key: str | None = None, **more: Any) -> DumpedMou
 
 
 def differences(
-    *dumped: DumpedMount, recorded: tuple[Mount, ...] = (), new: Spec, root: Path, **options: Any
+    *dumped: DumpedMount, recorded: tuple[ImageMount, ...] = (), new: Spec, root: Path, **options: Any
 ) -> tuple[str, ...]:
     with pytest.raises(MountUnmatched) as caught:
         match_mounts((*DUMPED, *dumped), recorded, new, root, **options)
@@ -96,7 +90,7 @@ def test_masked_files_and_devices_are_offered_by_the_runtime(tmp_path: Path) -> 
     dumped = (*DUMPED, external("/proc/kcore", "/dev/null"), external("/dev/fuse"))
     assert match_mounts(dumped, (), spec(masked=("/proc/kcore",), devices=("/dev/fuse",)), tmp_path) == Matching()
     found = differences(external("/proc/kcore", "/dev/null"), new=spec(), root=tmp_path)
-    assert found == ("/proc/kcore was masked in the dumped container, and nothing is in the new one",)
+    assert found == ("/proc/kcore was masked in the dumped container, and is not in the new one",)
 
 
 @pytest.mark.parametrize("kernel", ["tmpfs", "cgroup2"])
@@ -113,8 +107,8 @@ def test_a_hooks_mount_comes_from_where_the_hook_took_it(tmp_path: Path) -> None
     (tmp_path / "libcuda.so.1").touch()
     (tmp_path / "firmware").mkdir()
     recorded = (
-        Mount("/usr/lib/libcuda.so.1", "ext4", "hook", str(tmp_path / "libcuda.so.1")),
-        Mount("/lib/firmware", "ext4", "hook", str(tmp_path / "firmware")),
+        ImageMount("/usr/lib/libcuda.so.1", "ext4", "hook", str(tmp_path / "libcuda.so.1")),
+        ImageMount("/lib/firmware", "ext4", "hook", str(tmp_path / "firmware")),
     )
     dumped = (*DUMPED, *(external(mount.destination) for mount in recorded))
     assert match_mounts(dumped, recorded, spec(), tmp_path, policy=[f"{tmp_path}/*"]) == Matching(
@@ -128,7 +122,7 @@ def test_a_hooks_mount_comes_from_where_the_hook_took_it(tmp_path: Path) -> None
 
 
 def test_a_hooks_mount_whose_source_is_not_here_is_named(tmp_path: Path) -> None:
-    recorded = (Mount("/lib/cuda.so", "ext4", "hook", "/not/on/this/node"),)
+    recorded = (ImageMount("/lib/cuda.so", "ext4", "hook", "/not/on/this/node"),)
     found = differences(
         external("/lib/cuda.so"), recorded=recorded, new=spec(), root=tmp_path, policy=["/not/on/*/node"]
     )
@@ -137,14 +131,30 @@ def test_a_hooks_mount_whose_source_is_not_here_is_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("source", ["/", "/etc", "/usr/bin/../../etc", "/usr/bin/x/y", "usr/bin/x", "/usr/bin/x\ny"])
 def test_what_the_nodes_policy_does_not_have_is_not_mounted(tmp_path: Path, source: str) -> None:
-    recorded = (Mount("/host", "ext4", "hook", source),)
+    recorded = (ImageMount("/host", "ext4", "hook", source),)
     (found,) = differences(external("/host"), recorded=recorded, new=spec(), root=tmp_path, policy=["/usr/bin/*"])
     assert found.startswith(f"/host was mounted by a hook from {source}, which `hook_mounts`")
 
 
+def test_a_mount_of_the_host_below_a_recursive_bind_is_shown_as_the_new_container_sees_it(tmp_path: Path) -> None:
+    recorded = (ImageMount("/usr/local/nvidia", "ext4", "hook", "/srv/usr/local/nvidia"),)
+    dumped, new = external("/usr/local/nvidia"), spec(bind("/usr", "/srv/usr"))
+    host = [mounted("/srv/usr/local/nvidia")]
+    found = match_mounts((*DUMPED, external("/usr"), dumped), recorded, new, tmp_path, host=host)
+    assert found.lines == ("external mnt[/usr/local/nvidia]:/srv/usr/local/nvidia",)
+    for options in (
+        {"host": []},  # a directory or a link there is no mount
+        {"host": [mounted("/usr/local/nvidia")]},
+        {"host": host, "new": spec(bind("/usr", "/elsewhere"))},
+        {"host": host, "new": spec({**bind("/usr", "/srv/usr"), "options": ["bind"]})},
+    ):
+        (said,) = differences(external("/usr"), dumped, recorded=recorded, **{"new": new, "root": tmp_path, **options})
+        assert "/usr/local/nvidia was mounted by a hook" in said
+
+
 def test_a_line_break_in_a_path_is_no_second_option(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    recorded = (Mount("/host", "ext4", "hook", f"{tmp_path}/a"),)
+    recorded = (ImageMount("/host", "ext4", "hook", f"{tmp_path}/a"),)
     hostile = DumpedMount("/host", "ext4", "/host\naction-script x")
     with pytest.raises(CriuOptionInvalid, match="line break"):
         match_mounts((*DUMPED, hostile), recorded, spec(), tmp_path, policy=[f"{tmp_path}/*"])
@@ -152,21 +162,21 @@ def test_a_line_break_in_a_path_is_no_second_option(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["/../x", "/a/../../x", "x", "", "//x", "/x/", "/./x", "/x\ny", "/x\0", f"/{'x' * 256}", "/\ud800"],
+    ["/../x", "/a/../../x", "x", "", "//x", "/x/", "/./x", "/x\ny", "/x\0", f"/{'x' * 256}", "/x" * 2048, "/\ud800"],
 )
 def test_a_path_that_leads_elsewhere_is_no_mount_point(tmp_path: Path, place: str) -> None:
     found = differences(DumpedMount(place, "tmpfs"), new=spec(), root=tmp_path)
-    assert any("no path where a mount of a container can be" in text for text in found)
+    assert any("not a path where a container can have a mount" in text for text in found)
 
 
 paths = st.text(max_size=12) | st.sampled_from(["/", "/proc", "/dev", "/dev/null", "/../x", "/x\n", "/x" * 3000, ""])
 hostile_mounts = st.lists(st.builds(DumpedMount, paths, paths, paths, paths, st.integers(), st.integers()), max_size=8)
-hostile_records = st.lists(st.builds(Mount, paths, paths, st.sampled_from(["hook", "host"]), paths), max_size=8)
+hostile_records = st.lists(st.builds(ImageMount, paths, paths, st.sampled_from(["hook", "host"]), paths), max_size=8)
 
 
 @given(hostile_mounts, hostile_records, st.booleans())
 def test_any_table_of_mounts_is_matched_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, dumped: list[DumpedMount], recorded: list[Mount], strict: bool
+    tmp_path_factory: pytest.TempPathFactory, dumped: list[DumpedMount], recorded: list[ImageMount], strict: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("any")
     root = directory / "root"
@@ -189,7 +199,7 @@ def test_mount_points_are_made_inside_the_root_alone(tmp_path: Path, place: str)
     (root / "a").mkdir(parents=True)
     (root / "link").symlink_to(tmp_path)
     for matching in (Matching(directories=(place,)), Matching(files=(place,))):
-        with pytest.raises(OSError, match=r"no path inside|Not a directory|symbolic links"):
+        with pytest.raises(OSError, match=r"not a path inside|Not a directory|symbolic links"):
             make_mount_points(matching, root)
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
 
@@ -302,6 +312,13 @@ def test_hook_mounts_are_what_the_spec_does_not_account_for(tmp_path: Path) -> N
         "external mnt[/models]:/models",
         "skip-mnt /proc/driver/nvidia/gpus/0000:01:00.0",
     ]
+
+
+def test_a_mount_below_a_recursive_bind_has_the_source_that_the_bind_shows(tmp_path: Path) -> None:
+    host = [mounted("/elsewhere", device="8:2"), mounted("/srv/usr/local/nvidia", device="8:2")]
+    container = [mounted("/usr", device="8:1"), mounted("/usr/local/nvidia", device="8:2")]
+    (found,) = hook_mounts(spec(bind("/usr", "/srv/usr")), tmp_path, container, host)
+    assert found.source == "/srv/usr/local/nvidia"
 
 
 @pytest.mark.parametrize(

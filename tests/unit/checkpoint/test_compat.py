@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.checkpoint.compat import Incompatible, Place, compare, cpu_features, read_host, require_compatible
-from kybernate_shim.checkpoint.manifest import Host, Manifest, Program, Source
-from kybernate_shim.checkpoint.mounts import MountUnmatched
+from kybernate_shim.checkpoint.compat import (
+    Incompatible,
+    RestorePlace,
+    compare,
+    cpu_features,
+    read_host,
+    require_compatible,
+)
+from kybernate_shim.checkpoint.image.manifest import Host, Manifest, Program, Source
+from kybernate_shim.checkpoint.mounts.matching import MountUnmatched
 
 HOST = Host("6.8.0-40-generic", "x86_64", ("avx", "avx2", "sse2"), 2, 4096)
 IMAGE = Manifest(
@@ -21,10 +28,10 @@ IMAGE = Manifest(
     criu=Program("criu", "4.2"),
     host=HOST,
 )
-SAME = Place(HOST, "4.2", "runc", "sha256:aa")
+SAME = RestorePlace(HOST, "4.2", "runc", "sha256:aa")
 
 
-def on(**changes: Any) -> Place:
+def on(**changes: Any) -> RestorePlace:
     return replace(SAME, host=replace(HOST, **changes))
 
 
@@ -35,7 +42,7 @@ def test_the_same_place_is_fine() -> None:
 
 def test_a_better_place_is_fine() -> None:
     host = replace(HOST, kernel="6.12.0", cpu_features=("avx", "avx2", "avx512f", "sse2"))
-    assert compare(IMAGE, Place(host, "4.3.1", "runc", "")) == []
+    assert compare(IMAGE, RestorePlace(host, "4.3.1", "runc", "")) == []
 
 
 @pytest.mark.parametrize(
@@ -43,36 +50,36 @@ def test_a_better_place_is_fine() -> None:
     [
         (
             on(architecture="aarch64", cpu_features=()),
-            "architecture: %s x86_64, here is aarch64",
+            "architecture: %s x86_64, found here: aarch64",
             "refusal",
         ),
-        (on(page_size=65536), "page size: %s 4096, here is 65536", "refusal"),
-        (on(cgroup_version=1), "cgroup version: %s 2, here is 1", "refusal"),
+        (on(page_size=65536), "page size: %s 4096, found here: 65536", "refusal"),
+        (on(cgroup_version=1), "cgroup version: %s 2, found here: 1", "refusal"),
         (
             on(cpu_features=("avx2", "sse2")),
-            "CPU registers: %s avx, here is a processor without",
+            "CPU registers: %s avx, found here: a processor without",
             "refusal",
         ),
         (
             on(cpu_features=("avx", "sse2")),
-            "CPU features: %s avx2, here is a processor without",
+            "CPU features: %s avx2, found here: a processor without",
             "risk",
         ),
         (
             on(kernel="5.15.0"),
-            "kernel: %s 6.8.0-40-generic, here is 5.15.0, which is older",
+            "kernel: %s 6.8.0-40-generic, found here: 5.15.0, which is older",
             "risk",
         ),
-        (replace(SAME, criu="4.1.1"), "CRIU: %s 4.2, here is 4.1.1, which is older", "risk"),
-        (replace(SAME, runtime="crun"), "runtime: %s runc, here is crun", "risk"),
+        (replace(SAME, criu="4.1.1"), "CRIU: %s 4.2, found here: 4.1.1, which is older", "risk"),
+        (replace(SAME, runtime="crun"), "runtime: %s runc, found here: crun", "risk"),
         (
             replace(SAME, image_digest="sha256:bb"),
-            "container image: %s sha256:aa, here is sha256:bb",
+            "container image: %s sha256:aa, found here: sha256:bb",
             "risk",
         ),
     ],
 )
-def test_a_difference_is_a_refusal_or_a_risk(place: Place, text: str, verdict: str) -> None:
+def test_a_difference_is_a_refusal_or_a_risk(place: RestorePlace, text: str, verdict: str) -> None:
     assert [(str(finding), finding.verdict) for finding in compare(IMAGE, place)] == [
         (text % "the image was made with", verdict)
     ]
@@ -80,7 +87,7 @@ def test_a_difference_is_a_refusal_or_a_risk(place: Place, text: str, verdict: s
 
 def test_risks_stop_a_restore_unless_forced() -> None:
     findings = compare(IMAGE, replace(SAME, runtime="crun"))
-    with pytest.raises(Incompatible, match=r'crun; the annotation kybernate.io/force: "true" tries it all the same'):
+    with pytest.raises(Incompatible, match=r'crun; the annotation kybernate.io/force: "true" overrides this'):
         require_compatible(findings)
     assert require_compatible(findings, force=True) == findings
 
@@ -89,7 +96,7 @@ def test_force_does_not_override_a_refusal() -> None:
     findings = compare(IMAGE, replace(on(cgroup_version=1), runtime="crun"))
     with pytest.raises(Incompatible) as caught:
         require_compatible(findings, force=True)
-    assert str(caught.value) == "cgroup version: the image was made with 2, here is 1. Nothing was restored"
+    assert str(caught.value) == "cgroup version: the image was made with 2, found here: 1. Nothing was restored"
     assert len(caught.value.findings) == 2
 
 

@@ -1,4 +1,4 @@
-"""What the script of a restore is answered, and that every doubt ends the processes before CRIU lets go of them."""
+"""What the script of a restore is answered, and that every doubt ends the processes before CRIU releases them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.checkpoint import gate as gates
-from kybernate_shim.checkpoint.criu import Configuration, CriuUnusable
+from kybernate_shim.checkpoint.criu.config import Configuration, CriuUnusable
 from kybernate_shim.checkpoint.gate import ANSWER, ASK, SCRIPTS, Gate, arm, held_back
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
 from kybernate_shim.native import HOLDER, build
 from kybernate_shim.oci.runtime import RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.credentials import Allowance
+from kybernate_shim.trust.credentials import PrivilegeAllowance
 
 EXCESS = "process 1 (sh): uid 0, the pod allows 1000 only"
 
@@ -79,12 +79,12 @@ def test_look_that_fails_is_a_refusal(question: str) -> None:
     one, killed = gate(fails)
     assert last_answer(one, "pre-restore 7 0", question) == b"no\n"
     assert killed.times == 0
-    with pytest.raises(PrivilegesExceeded, match="could not be looked at"):
+    with pytest.raises(PrivilegesExceeded, match="could not be examined"):
         one.require_passed()
 
 
 def test_script_that_was_not_executed_is_a_refusal() -> None:
-    with pytest.raises(PrivilegesExceeded, match="CRIU did not ask"):
+    with pytest.raises(PrivilegesExceeded, match="CRIU did not stop for their comparison"):
         gate()[0].require_passed()
 
 
@@ -114,7 +114,7 @@ async def forever() -> None:
 
 def test_deadline_kills_the_processes_before_criu() -> None:
     one, killed = gate()
-    with pytest.raises(RuntimeTimedOut, match=r"had not ended after 0\.01 s"):
+    with pytest.raises(RuntimeTimedOut, match=r"did not end within 0\.01 s"):
         asyncio.run(one.guarded(forever(), 0.01))
     assert killed.times == 1
 
@@ -200,7 +200,7 @@ def test_script_and_daemon_agree(
     init = victim()
 
     async def ask() -> tuple[int, bool]:
-        async with held_back(Spec({"linux": {"cgroupsPath": "/kybernate-test/none"}}), Allowance()) as held:
+        async with held_back(Spec({"linux": {"cgroupsPath": "/kybernate-test/none"}}), PrivilegeAllowance()) as held:
             assert held is not None
             assert await asyncio.to_thread(run_script(script, "pre-restore", held.environment, 0).wait, 10) == 0
             asking = run_script(script, "pre-resume", held.environment, init.pid)

@@ -11,20 +11,21 @@ from typing import Any, cast
 
 import pytest
 
-from kybernate_shim.checkpoint import confined, restore
+from kybernate_shim.checkpoint import restore
+from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
 from kybernate_shim.checkpoint.compat import Incompatible, read_host
-from kybernate_shim.checkpoint.confined import Inspection
-from kybernate_shim.checkpoint.criu import CriuUnusable
-from kybernate_shim.checkpoint.image import CheckpointInvalid, Image, write_manifest
-from kybernate_shim.checkpoint.locate import locate
-from kybernate_shim.checkpoint.manifest import File, GpuMemory, Manifest, Program, Source
+from kybernate_shim.checkpoint.criu import confined
+from kybernate_shim.checkpoint.criu.config import CriuUnusable
+from kybernate_shim.checkpoint.criu.confined import Inspection
+from kybernate_shim.checkpoint.image.locate import locate
+from kybernate_shim.checkpoint.image.manifest import File, GpuMemory, Manifest, Program, Source
+from kybernate_shim.checkpoint.image.requested import wanted_image
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, write_manifest
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.checkpoint.remains import RemainsStay, Traces
-from kybernate_shim.checkpoint.requested import wanted_image
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
-from kybernate_shim.checkpoint.rootfs_diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
-from kybernate_shim.linux.cgroups import hierarchy_version
+from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import NODE
 from tests.unit.checkpoint.fake_target import LOG, FakeTarget
@@ -150,7 +151,7 @@ def test_failed_restore_is_cleared_away_before_the_runtime_forgets_it(target: Fa
 
 def test_what_cannot_be_cleared_away_is_named(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     def stays(traces: Traces) -> None:
-        raise RemainsStay("process 7 does not end")
+        raise CleanupIncomplete("process 7 does not end")
 
     monkeypatch.setattr(Traces, "clear_restore", stays)
     target.children.on["restore"] = fails(target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kybernate_shim.checkpoint.manifest import TcpPolicy
+from kybernate_shim.checkpoint.image.manifest import TcpPolicy
 from kybernate_shim.checkpoint.sockets import Socket, external_unix, needs_network_lock, what_happens
 
 CONNECTION = Socket("tcp", "established", "10.0.0.2:80", "10.0.0.9:5555", 1)
@@ -14,19 +14,19 @@ PAIR = (Socket("unix", "established", "/run/a", "", 3, 4), Socket("unix", "estab
 
 @pytest.mark.parametrize("local", ["0.0.0.0:80", "127.0.0.1:80", "[::]:80", "[::1]:80", "127.1.2.3:1"])
 def test_listening_anywhere_or_on_loopback_goes_on(local: str) -> None:
-    assert what_happens([Socket("tcp", "listening", local)], "close") == [f"listening on {local} will go on"]
+    assert what_happens([Socket("tcp", "listening", local)], "close") == [f"listening on {local} will continue"]
 
 
 def test_listening_on_an_address_of_the_pod_is_in_doubt() -> None:
     lines = what_happens([Socket("tcp", "listening", "10.0.0.2:80")], "close")
-    assert lines == ["listening on 10.0.0.2:80 will only go on where the network has that address"]
+    assert lines == ["listening on 10.0.0.2:80 will continue only where the network has that address"]
 
 
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
         ("close", "1 TCP connections will be closed: 10.0.0.2:80→10.0.0.9:5555"),
-        ("established", "1 TCP connections will go on, if the address stays the same: 10.0.0.2:80→10.0.0.9:5555"),
+        ("established", "1 TCP connections will continue if the address stays the same: 10.0.0.2:80→10.0.0.9:5555"),
     ],
 )
 def test_connections_follow_the_policy(policy: TcpPolicy, words: str) -> None:

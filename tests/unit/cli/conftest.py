@@ -42,7 +42,7 @@ class Node:
     def attempt(self, *argv: str, input: str = "") -> Result:
         """Run the command line, and return whatever comes of it."""
         environment = {"CONTAINERD_ADDRESS": self.containerd.address, "CONTAINERD_SNAPSHOTTER": ""}
-        return CliRunner(env=environment).invoke(application(), argv, input=input)
+        return CliRunner(env=environment).invoke(application(argv), argv, input=input)
 
     def json(self, *argv: str, status: int = 0) -> Any:
         return json.loads(self.run(*argv, "--json", status=status).stdout)

@@ -53,6 +53,7 @@ class FakeContainerd:
         self.images: dict[tuple[str, str], Descriptor] = {}
         self.blobs: dict[str, bytes] = {}
         self.snapshots: dict[str, str] = {}
+        self.snapshot_labels: dict[str, dict[str, str]] = {}
         self.leases: set[str] = set()
         self.calls: list[str] = []
         self.failures: dict[str, tuple[grpc.StatusCode, str]] = {}
@@ -240,7 +241,10 @@ class Snapshots(Service, snapshots_pb2_grpc.SnapshotsServicer):
     def Stat(self, request: Any, context: Any) -> Any:  # noqa: N802
         namespace_of(context)
         parent = found(self.fake.snapshots, request.key, "snapshot", context)
-        return snapshots_pb2.StatSnapshotResponse(info=snapshots_pb2.Info(name=request.key, parent=parent))
+        labels = self.fake.snapshot_labels.get(request.key, {})
+        return snapshots_pb2.StatSnapshotResponse(
+            info=snapshots_pb2.Info(name=request.key, parent=parent, labels=labels)
+        )
 
     def Prepare(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.fake.note("snapshots.prepare", context)
@@ -249,6 +253,7 @@ class Snapshots(Service, snapshots_pb2_grpc.SnapshotsServicer):
         if request.parent:
             found(self.fake.snapshots, request.parent, "parent snapshot", context)
         self.fake.snapshots[request.key] = request.parent
+        self.fake.snapshot_labels[request.key] = dict(request.labels)
         return snapshots_pb2.PrepareSnapshotResponse(mounts=[Mount(type="overlay", source=request.key)])
 
     def Commit(self, request: Any, context: Any) -> Empty:  # noqa: N802

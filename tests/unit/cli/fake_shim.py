@@ -19,6 +19,7 @@ REQUESTS: dict[str, type[Message]] = {
     "Checkpoint": wire.CheckpointRequest,
     "Suspend": wire.SuspendRequest,
     "Resume": wire.ResumeRequest,
+    "Cancel": wire.CancelRequest,
     "Status": wire.StatusRequest,
 }
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kybernate_shim.checkpoint.digests import Digester
-from kybernate_shim.checkpoint.image import write_manifest
-from kybernate_shim.checkpoint.manifest import (
+from kybernate_shim.checkpoint.image.digests import Digester
+from kybernate_shim.checkpoint.image.manifest import (
     NAME,
     DataPath,
     File,
-    Gpu,
     GpuMemory,
     Host,
+    ImageMount,
+    ImageProcess,
     Manifest,
-    Mount,
-    Process,
     Program,
     Source,
+    UsedGpu,
 )
-from kybernate_shim.checkpoint.operation import Step
-from kybernate_shim.checkpoint.signature import sign
+from kybernate_shim.checkpoint.image.signature import sign
+from kybernate_shim.checkpoint.image.store import write_manifest
 from kybernate_shim.config import Config
+from kybernate_shim.steps import Step
 from kybernate_shim.trust.keys import Key, signing_key
 
 SPEC: dict[str, Any] = {"process": {"args": ["count"]}, "root": {"path": "rootfs"}, "linux": {"cgroupsPath": "/d/c"}}
@@ -37,12 +38,13 @@ def save(
     key: Key | None = None,
     digest: str = "blake2b",
     time: str = "2026-11-21T05:00:00.000Z",
+    more: Mapping[str, bytes] = {},
     **source: str,
 ) -> Manifest:
     """Write an image of container `counter` that only root can read, signed by `key` or the node's own."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700)
-    contents = {"pages-1.img": bytes(range(256)) * 64, "core-1.img": b"registers"}
+    contents = {"pages-1.img": bytes(range(256)) * 64, "core-1.img": b"registers", **more}
     if spec is not None:
         contents["kybernate-spec.json"] = json.dumps(spec).encode()
     files = []
@@ -59,12 +61,12 @@ def save(
         criu=Program("criu", "4.2"),
         host=Host("6.18.0", "x86_64", ("avx2",), 2, 4096),
         rootfs_diff=True,
-        processes=(Process(1, "count", 1 << 20), Process(7, "helper", 2 << 20)),
+        processes=(ImageProcess(1, "count", 1 << 20), ImageProcess(7, "helper", 2 << 20)),
         cuda_processes=(GpuMemory(1, 1 << 30), GpuMemory(7, 0)),
-        gpus=(Gpu("GPU-1", "NVIDIA H200", "580.1", (GpuMemory(1, 1 << 30),)),),
+        gpus=(UsedGpu("GPU-1", "NVIDIA H200", "580.1", (GpuMemory(1, 1 << 30),)),),
         visible_gpus=("GPU-0", "GPU-1"),
         data_path=DataPath("plain", "process 7 is traced"),
-        mounts=(Mount("/proc", "proc", "pseudo"), Mount("/data", "ext4", "host", "/srv/data")),
+        mounts=(ImageMount("/proc", "proc", "pseudo"), ImageMount("/data", "ext4", "host", "/srv/data")),
         files=tuple(files),
         steps=(Step("dump", 1.5, 4096),),
     )

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from kybernate.node.stdio import Stdio, attached, into_log
+from kybernate.node.stdio import TaskStreams, attached, into_log
 
 
 def read_all(fd: int) -> bytes:
@@ -41,5 +41,5 @@ def test_terminal_has_one_stream(tmp_path: Path) -> None:
 
 def test_log_takes_both_streams(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/log"
-    assert into_log(tmp_path / "log") == Stdio(stdout=uri, stderr=uri)
-    assert into_log(None) == Stdio()
+    assert into_log(tmp_path / "log") == TaskStreams(stdout=uri, stderr=uri)
+    assert into_log(None) == TaskStreams()

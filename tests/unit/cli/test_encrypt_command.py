@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.image import read_image
-from kybernate_shim.checkpoint.manifest import NAME
+from kybernate_shim.checkpoint.image.manifest import NAME
+from kybernate_shim.checkpoint.image.store import read_image
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import SPEC, save
 
@@ -44,10 +44,10 @@ def test_image_is_encrypted_shown_verified_and_decrypted(node: Node, keys: Path)
     shown = node.run("inspect", "i").stdout
     assert f"encrypted:     key {key_id(node)}, AES-256-GCM" in shown.splitlines()
     assert f"key {key_id(node)} (`encryption_key`), and 16.1 KiB of memory more, for the decrypted files" in shown
-    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are what they were\n")
+    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
     assert node.json("decrypt", "i")["outcome"] == "decrypted"
     assert {path.name for path in (node.checkpoints / "i").iterdir()} == before
-    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are what they were\n")
+    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
 
 
 def test_inspect_needs_no_key_and_verify_says_which(node: Node, keys: Path) -> None:

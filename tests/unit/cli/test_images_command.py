@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.node import images
-from kybernate_shim.checkpoint.manifest import NAME
+from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.trust.keys import Key
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save

@@ -13,10 +13,11 @@ import pytest
 
 from kybernate.cli import asking
 from kybernate.node import importing
-from kybernate_shim.checkpoint.image import read_image, verify
-from kybernate_shim.checkpoint.manifest import NAME, File, Manifest, VramFile, encode
-from kybernate_shim.cuda.vram import digest as vram_digest
+from kybernate_shim.checkpoint.image.manifest import NAME, File, Manifest, encode
+from kybernate_shim.checkpoint.image.store import read_image, verify
 from kybernate_shim.trust.keys import Key
+from kybernate_shim.vram_io import digest as vram_digest
+from kybernate_shim.vram_io.image_files import VramFile
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import SPEC, save
 
@@ -109,7 +110,7 @@ def test_the_answer_is_no_unless_it_is_yes(
 def test_without_a_terminal_nothing_is_asked_and_nothing_imported(node: Node, foreign: Path) -> None:
     save(foreign, signed=False)
     result = node.run("import", str(foreign), status=1, input="y\n")
-    assert "stdin is no terminal" in result.stderr
+    assert "stdin is not a terminal" in result.stderr
     assert "--yes" in result.stderr
     assert not node.checkpoints.exists()
 
@@ -266,7 +267,7 @@ def test_taken_name_is_refused(node: Node, foreign: Path) -> None:
 
 def test_image_with_the_name_of_its_namespace_is_not_moved_into_itself(node: Node) -> None:
     save(node.checkpoints / "shop", signed=False, **POD)
-    assert "inside of the image itself" in node.run("import", "shop", "--yes", status=1).stderr
+    assert "inside the image itself" in node.run("import", "shop", "--yes", status=1).stderr
     assert not verify(node.checkpoints / "shop")
 
 

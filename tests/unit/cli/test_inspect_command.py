@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.manifest import NAME
-from kybernate_shim.checkpoint.record import to_json
+from kybernate_shim.checkpoint.image.codec import to_json
+from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.trust.keys import Key
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save
@@ -27,7 +27,7 @@ def test_image_is_shown(node: Node) -> None:
         "  7     unknown",
         "  GPU-1   NVIDIA H200   1.00 GiB",
         "  GPU-1   used",
-        "  2 GPUs, whether it used them all or not: the driver wants a place for each",
+        "  2 GPUs, used or not: the driver requires a target for each",
         "  /data         ext4   host     /srv/data",
         "  dump   1.50 s   4.00 KiB",
         "  pages-1.img           16.0 KiB",
@@ -54,7 +54,7 @@ def test_image_as_json(node: Node) -> None:
 
 def test_whole_image_is_verified(node: Node) -> None:
     save(node.checkpoints / "i")
-    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are what they were\n")
+    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
     assert node.json("inspect", "i", "--verify")["verified"] is True
 
 

@@ -50,7 +50,7 @@ def test_shared_key_comes_first(node: Node, tmp_path: Path) -> None:
         (False, "node", 1),
     ]
     result = node.run("keys", "revoke", shared, "--yes", status=1)
-    assert "which other nodes have" in result.stderr
+    assert "which other nodes also have" in result.stderr
     assert (tmp_path / "cluster.key").exists()
     assert "still signed by the shared key" in node.run("keys", "rotate").stdout
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from kybernate.node.lookup import Container, ContainerNotFound, NameAmbiguous, resolve
+from kybernate.node.lookup import ContainerNotFound, KnownContainer, NameAmbiguous, resolve
 
 POD, OTHER = "a" * 64, "b" * 64
-WEB = Container(
+WEB = KnownContainer(
     "k8s.io", "c0ffee" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="web", state="running"
 )
-LOG = Container("k8s.io", "c0ff11" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="log", state="paused")
-PAUSE = Container("k8s.io", POD, group=POD, pod_namespace="shop", pod="front", sandbox=True, state="running")
-JOB = Container("k8s.io", "d00d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main", state="running")
-JOB_BEFORE = Container("k8s.io", "d11d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main")
-TEST_JOB = Container("k8s.io", "e" * 64, group="f" * 64, pod_namespace="test", pod="job", name="main", state="running")
-COUNTER = Container("default", "counter", group="counter", state="running")
-COUNTER_2 = Container("default", "counter-2", group="counter-2", state="running")
-SAME_ID = Container("moby", "counter-2", group="counter-2", state="running")
+LOG = KnownContainer(
+    "k8s.io", "c0ff11" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="log", state="paused"
+)
+PAUSE = KnownContainer("k8s.io", POD, group=POD, pod_namespace="shop", pod="front", sandbox=True, state="running")
+JOB = KnownContainer(
+    "k8s.io", "d00d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main", state="running"
+)
+JOB_BEFORE = KnownContainer("k8s.io", "d11d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main")
+TEST_JOB = KnownContainer(
+    "k8s.io", "e" * 64, group="f" * 64, pod_namespace="test", pod="job", name="main", state="running"
+)
+COUNTER = KnownContainer("default", "counter", group="counter", state="running")
+COUNTER_2 = KnownContainer("default", "counter-2", group="counter-2", state="running")
+SAME_ID = KnownContainer("moby", "counter-2", group="counter-2", state="running")
 NODE = [WEB, LOG, PAUSE, JOB, JOB_BEFORE, TEST_JOB, COUNTER, COUNTER_2]
 
 
@@ -39,7 +45,7 @@ NODE = [WEB, LOG, PAUSE, JOB, JOB_BEFORE, TEST_JOB, COUNTER, COUNTER_2]
         (POD, PAUSE),  # except where it is a container's own id in full
     ],
 )
-def test_name_means_container(query: str, meant: Container) -> None:
+def test_name_means_container(query: str, meant: KnownContainer) -> None:
     assert resolve(query, NODE) == meant
 
 
@@ -55,7 +61,7 @@ def test_name_means_container(query: str, meant: Container) -> None:
         ("counter-2", (COUNTER_2, SAME_ID)),
     ],
 )
-def test_ambiguous_name_lists_what_it_means(query: str, listed: tuple[Container, ...]) -> None:
+def test_ambiguous_name_lists_what_it_means(query: str, listed: tuple[KnownContainer, ...]) -> None:
     with pytest.raises(NameAmbiguous) as raised:
         resolve(query, [*NODE, SAME_ID])
     lines = str(raised.value).splitlines()[1:]
@@ -70,4 +76,4 @@ def test_unknown_name_is_not_found(query: str) -> None:
 
 def test_ended_containers_are_told_apart_when_none_lives() -> None:
     with pytest.raises(NameAmbiguous, match="no task"):
-        resolve("d", [JOB_BEFORE, Container("k8s.io", "d22d")])
+        resolve("d", [JOB_BEFORE, KnownContainer("k8s.io", "d22d")])

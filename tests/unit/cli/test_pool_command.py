@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim import config
-from kybernate_shim.cuda.vram import pool
+from kybernate_shim.vram_io import image_pool
 from tests.unit.cli.conftest import Node
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 def test_it_is_filled_shown_and_given_back(node: Node, directory: Path) -> None:
     assert node.json("pool") == {"path": str(directory), "ready_bytes": [], "missing_bytes": [2 * MIB, 4 * MIB]}
     assert node.json("pool", "--fill")["ready_bytes"] == [2 * MIB, 4 * MIB]
-    pool.take(directory, directory.parent / "image", 2 * MIB)
+    image_pool.take(directory, directory.parent / "image", 2 * MIB)
     assert node.run("pool").stdout.splitlines() == [
         "SIZE       STATE",
         "4.00 MiB   ready",
@@ -45,7 +45,7 @@ def test_it_is_filled_shown_and_given_back(node: Node, directory: Path) -> None:
 
 def test_without_one_it_says_how_to_have_one(node: Node) -> None:
     said = node.run("pool", status=1).stderr
-    assert "this node keeps no memory ready for images" in said
+    assert "this node has no pool of memory for images" in said
     assert "gpu.image_pool_files" in said
 
 

@@ -6,13 +6,19 @@ import json
 import os
 import signal
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
+from kybernate.cli import restore as restore_command
+from kybernate.node import shim as shims
 from kybernate.node import stdio
-from kybernate_shim.checkpoint.manifest import NAME
+from kybernate.node.lookup import KnownContainer
+from kybernate_shim.checkpoint.image.manifest import NAME
+from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages.any import OCI_SPEC
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import Key
@@ -47,6 +53,28 @@ def test_container_is_made_and_started(node: Node) -> None:
     assert spec["annotations"]["kybernate.io/restore-from"] == str(node.checkpoints / "i")
     assert spec["linux"]["cgroupsPath"] == "/default/counter"
     assert node.containerd.created[0].rootfs[0].source == "counter"
+
+
+def test_answer_says_where_the_image_came_from_and_what_each_step_took(node: Node) -> None:
+    restorable(node)
+    come_up = node.containerd.on_task
+    steps = [shim_pb2.Step(name="restore", seconds=0.4), shim_pb2.Step(name="vram-load", seconds=1.5, bytes=3 << 30)]
+    last = shim_pb2.Ended(verb="restore", source="disk", seconds=2.25, steps=steps)
+
+    def ended(namespace: str, id: str) -> FakeShim:
+        shim = come_up(namespace, id)
+        shim.containers[id].last.CopyFrom(last)
+        return shim
+
+    node.containerd.on_task = ended
+    words = node.run("restore", "i", "-d").stdout.split()
+    assert words[-13:] == [
+        "disk", "time:", "2.25", "s", "STEP", "TIME", "SIZE", "restore", "400", "ms", "vram-load", "1.50", "s", "3.00",
+        "GiB",
+    ][-13:]  # fmt: skip
+    document = node.json("restore", "i", "-d", "--name", "again")
+    assert (document["source"], document["seconds"]) == ("disk", 2.25)
+    assert [step["name"] for step in document["steps"]] == ["restore", "vram-load"]
 
 
 def test_layers_are_unpacked_once(node: Node) -> None:
@@ -185,7 +213,7 @@ def test_image_that_is_not_here_is_told(node: Node) -> None:
 
 def test_other_image_under_the_same_name_is_refused(node: Node) -> None:
     restorable(node, image_digest="sha256:" + "5" * 64)
-    assert "but the container was made from sha256:5555" in node.run("restore", "i", "-d", status=1).stderr
+    assert "but the container was created from sha256:5555" in node.run("restore", "i", "-d", status=1).stderr
     assert node.containerd.calls == []
     node.run("restore", "i", "-d", "--force")
 
@@ -291,7 +319,7 @@ def test_pods_image_of_the_old_layout_is_refused(node: Node) -> None:
     save(node.checkpoints / "i", namespace="shop", pod="front", name="web")
     said = refused(node)
     assert f"pods name images by their name below {node.checkpoints}/shop" in said
-    assert f"`kybernate import {node.checkpoints}/i` puts it into its place" in said
+    assert f"`kybernate import {node.checkpoints}/i` moves it to its place" in said
 
 
 def test_nothing_is_started_where_the_shim_would_not_read_the_annotation(node: Node, tmp_path: Path) -> None:
@@ -313,3 +341,27 @@ def test_configuration_of_an_encrypted_image_is_decrypted_and_compared(node: Nod
     assert "is encrypted" in node.run("import", "i", "--yes", status=1).stderr
     node.run("restore", "i", "-d")
     assert json.loads(node.containerd.containers["default", "counter"].spec.value)["process"] == SPEC["process"]
+
+
+def test_container_that_has_ended_with_its_shim_was_restored_all_the_same(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its steps took is not known then; its status is, and nothing of it stays."""
+    restorable(node)
+    monkeypatch.setattr(stdio, "FIFOS", tmp_path / "fifo")
+    node.containerd.exit_status = 3
+    connect, connected = shims.shim_of, list[str]()
+
+    @asynccontextmanager
+    async def once(container: KnownContainer, address: str) -> AsyncIterator[shims.Shim]:
+        connected.append(container.id)
+        if len(connected) > 1:
+            raise shims.ShimGone(f"the shim of {container.id} has ended")
+        async with connect(container, address) as shim:
+            yield shim
+
+    for module in (shims, restore_command):
+        monkeypatch.setattr(module, "shim_of", once)
+    node.run("restore", "i", status=3)
+    assert connected == ["counter", "counter"]
+    assert ("default", "counter") not in node.containerd.containers

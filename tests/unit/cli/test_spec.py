@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kybernate.node.spec import PodGone, for_restore, with_requester
-from kybernate_shim.checkpoint.manifest import Source
+from kybernate_shim.address import group_of
+from kybernate_shim.checkpoint.image.manifest import Source
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import Requester, requester_of
 
@@ -21,6 +23,14 @@ def edited(spec: dict[str, Any], *, present: bool = True) -> dict[str, Any]:
 
 def test_annotation_names_the_image() -> None:
     assert edited({})["annotations"] == {"kybernate.io/restore-from": str(IMAGE)}
+
+
+def test_operation_is_that_of_this_restore_alone() -> None:
+    """A container that was restored has the name of an earlier operation in its own spec."""
+    old = {"annotations": {"kybernate.io/operation": "op-1", "mine": "kept"}}
+    assert edited(old)["annotations"] == {"kybernate.io/restore-from": str(IMAGE), "mine": "kept"}
+    new = for_restore(old, namespace="default", id="new", image=IMAGE, operation="op-2", exists=lambda path: True)
+    assert new["annotations"]["kybernate.io/operation"] == "op-2"
 
 
 def test_annotations_of_the_pod_are_left_out() -> None:
@@ -121,11 +131,12 @@ def test_tenants_annotations_give_no_orders_to_runtimes() -> None:
     assert of_a_tenant(annotations=orders)["annotations"] == {"kybernate.io/restore-from": str(IMAGE), **TENANT}
 
 
-def test_tenants_container_keeps_the_marks_by_which_the_shim_limits_its_rights() -> None:
+def test_tenants_container_keeps_the_marks_by_which_the_shim_limits_its_rights(tmp_path: Path) -> None:
     new = of_a_tenant(annotations={"io.kubernetes.cri.sandbox-id": "pod", "io.kubernetes.cri.sandbox-name": "front"})
     assert requester_of(Spec(new)).is_tenant
     assert requester_of(Spec(new)).pod == "front"
-    assert Spec(new).group("new") == "new"
+    (tmp_path / "config.json").write_text(json.dumps(new))
+    assert group_of(tmp_path / "config.json", "new") == "new"
 
 
 def test_manifest_says_whose_the_container_is() -> None:
@@ -160,7 +171,7 @@ def test_tenants_other_namespaces_become_new_ones() -> None:
 
 
 def test_tenants_mount_that_can_be_exchanged_is_refused() -> None:
-    with pytest.raises(PodGone, match="/tenant/scratch/link, mounted at /data: another user can put a link"):
+    with pytest.raises(PodGone, match="/tenant/scratch/link, mounted at /data: another user can replace it by a link"):
         of_a_tenant(mounts=[{"destination": "/data", "source": "/tenant/scratch/link", "type": "bind"}])
 
 

@@ -9,7 +9,7 @@ POD, WEB = "a" * 64, "b" * 64
 
 
 def populate(node: Node) -> None:
-    """A container with work under way, a pod with two containers, one of another shim, one with a dead shim."""
+    """A container with work in progress, a pod with two containers, one of another shim, one with a dead shim."""
     node.containerd.add("counter", image="busybox")
     node.containerd.add(
         POD, namespace="k8s.io", pod="front", kind="sandbox", sandbox=POD, runtime="io.containerd.runc.v2"
@@ -114,7 +114,7 @@ def test_status_without_a_name_is_ps(node: Node) -> None:
 def test_status_of_what_the_shim_does_not_know(node: Node) -> None:
     node.containerd.add("ghost")
     node.shim("ghost")
-    assert "does not know it" in node.run("status", "ghost", status=1).stderr
+    assert "is unknown to its shim" in node.run("status", "ghost", status=1).stderr
 
 
 def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> None:

@@ -40,12 +40,12 @@ def test_who_has_left_is_resumed_where_the_other_cannot_come(node: Node, shims: 
     one, two = shims
     two.answers["Resume"] = NO_ROOM
     said = node.run("swap", "one", "two", status=1).stderr
-    assert "two does not come: GPU-1 has 1 GiB free" in said
+    assert "two is not resumed: GPU-1 has 1 GiB free" in said
     if one.requests:  # it may have failed before anybody left
         assert [type(request) for request in one.requests] == [wire.SuspendRequest, wire.ResumeRequest]
-        assert "one is back, and computes" in said
+        assert "one is resumed, and runs" in said
     else:
-        assert "one computes on" in said
+        assert "one keeps running" in said
 
 
 def test_who_cannot_leave_stays_and_the_other_is_told_of(node: Node, shims: tuple[FakeShim, FakeShim]) -> None:
@@ -53,8 +53,8 @@ def test_who_cannot_leave_stays_and_the_other_is_told_of(node: Node, shims: tupl
     one.answers["Suspend"] = RpcError(Code.FAILED_PRECONDITION, "no process of container one holds CUDA state")
     two.answers["Resume"] = NO_ROOM
     said = node.run("swap", "one", "two", status=1).stderr
-    assert "stays suspended" in said or "one computes on" in said
+    assert "stays suspended" in said or "one keeps running" in said
 
 
 def test_nobody_changes_places_with_itself(node: Node, shims: tuple[FakeShim, FakeShim]) -> None:
-    assert "cannot change places with itself" in node.run("swap", "one", "one", status=1).stderr
+    assert "cannot be swapped with itself" in node.run("swap", "one", "one", status=1).stderr

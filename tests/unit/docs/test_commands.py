@@ -18,6 +18,7 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
+from kybernate.agent.settings import Settings
 from kybernate.cli import application
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
@@ -29,7 +30,7 @@ TARGETS = {
 }
 SHELL = {  # of the system, without a parser that a test could ask
     "cat", "cp", "echo", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
-    "umask",
+    "systemd-sysusers", "umask",
 }  # fmt: skip
 
 
@@ -123,11 +124,13 @@ def test_command_of_the_documentation_exists(where: Block, line: str) -> None:
 
 @pytest.mark.parametrize("one", BLOCKS, ids=[f"{one.page}-{number}" for number, one in enumerate(BLOCKS)])
 def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> None:
-    assert one.language in ("sh", "toml", "yaml", "mermaid"), f"{one.page}: {one.text}"
+    assert one.language in ("sh", "toml", "yaml", "mermaid", "python"), f"{one.page}: {one.text}"
+    if one.language == "python":
+        assert one.run_by, f"{one.page}: a program is run by a test\n{one.text}"
     if one.language == "toml":
-        file = tmp_path / "shim.toml"
+        file = tmp_path / "a.toml"  # the shim's or the agent's
         file.write_text(one.text)
-        assert Config.load(file).warnings == ()
+        assert () in (Config.load(file).warnings, Settings.load(file).warnings)
         assert tomllib.loads(one.text)
     elif one.language == "yaml":
         (document,) = yaml.safe_load_all(one.text)

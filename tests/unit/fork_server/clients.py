@@ -11,7 +11,7 @@ from typing import Any
 from kybernate_shim import launcher
 from kybernate_shim.native import CLIENT, build
 
-# What the client lets an interpreter do; by what these print, a test sees that nobody else has done the call.
+# What the client lets an interpreter do; by what these print, a test sees that no other process has done the call.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ ITSELF = 77
 
 
 def package_in(root: Path) -> Path:
-    """Make a package whose program only tells that it was reached."""
+    """Make a package whose program only reports that it was reached."""
     package = root / "kybernate_shim"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

@@ -23,6 +23,7 @@ from tests.unit.fork_server.clients import ITSELF, Client, package_in
 
 START = ["-namespace", "ns", "-id", "c1", "start"]
 DELETE = ["-namespace", "ns", "-id", "c1", "delete"]
+INFO = ["-info"]
 Body = Callable[[socket.socket], None]
 
 
@@ -83,7 +84,7 @@ def client(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     package = package_in(tmp_path / "lib")
     monkeypatch.setattr(place, "DIRECTORY", ".")
     monkeypatch.setattr(place, "__file__", str(package / "fork_server" / "place.py"))
-    return Client(compiled, tmp_path / "lib", Path(), "-DPATIENCE={{300, 300}, {300, 300}}")
+    return Client(compiled, tmp_path / "lib", Path(), "-DPATIENCE={{300, 300}, {300, 300}, {300, 300}}")
 
 
 @pytest.fixture
@@ -121,13 +122,25 @@ def test_start_that_finds_no_server_leaves_one_and_asks_again(client: Client, se
     assert client.left.exists()
 
 
-def test_delete_leaves_no_server(client: Client, servers: Servers) -> None:
-    assert itself(client, DELETE).startswith("no fork server: ")
+@pytest.mark.parametrize("argv", [DELETE, INFO])
+def test_other_calls_leave_no_server(client: Client, servers: Servers, argv: list[str]) -> None:
+    assert itself(client, argv).startswith("no fork server: ")
     assert not client.left.exists()
 
 
-@pytest.mark.parametrize("argv", [["-v"], ["-info"], []])
-def test_other_calls_are_the_interpreters(client: Client, servers: Servers, argv: list[str]) -> None:
+def test_info_is_asked_of_the_server(client: Client, servers: Servers) -> None:
+    def body(connection: socket.socket) -> None:
+        connection.send(b"%d" % os.getpid())
+        servers.report(connection.recv(1000))
+        connection.send(b"\0")
+
+    servers.fork(body)
+    assert client.ask(INFO).returncode == 0
+    assert servers.said() == b"-info"
+
+
+@pytest.mark.parametrize("argv", [["-v"], ["-info=true"], ["-debug", "-info"], []])
+def test_rare_command_lines_are_the_interpreters(client: Client, servers: Servers, argv: list[str]) -> None:
     servers.fork(hang)
     assert itself(client, argv) == ""
 
@@ -234,7 +247,7 @@ int poll(struct pollfd *fds, nfds_t count, int timeout)
 def test_pid_that_comes_in_the_last_moment_is_that_of_a_dead_process(
     client: Client, servers: Servers, tmp_path: Path
 ) -> None:
-    """It was sent, but not read before the client's patience ended: whoever sent it may be at work."""
+    """It was sent, but not read before the client's patience ended: its sender may be at work."""
 
     def body(connection: socket.socket) -> None:
         answer_pid_and_exit(connection)

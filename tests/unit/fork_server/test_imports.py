@@ -38,8 +38,10 @@ def after(code: str, **environ: str) -> set[str]:
 
 
 def test_first_container_of_a_node_waits_for_nothing_that_a_checkpoint_needs() -> None:
-    heavy = ("kybernate_shim.checkpoint.", "kybernate_shim.cuda.")
-    light = {"kybernate_shim.checkpoint.claim", "kybernate_shim.checkpoint.requested", "kybernate_shim.cuda.nccl_safe"}
+    heavy = tuple(f"kybernate_shim.{name}." for name in ("checkpoint", "gpu", "arena", "vram_io"))
+    packages = {"kybernate_shim.checkpoint.criu", "kybernate_shim.checkpoint.image"}
+    modules = {"checkpoint.criu.claim", "checkpoint.image.requested", "gpu.nccl_safe"}
+    light = packages | {f"kybernate_shim.{name}" for name in modules}
     loaded = after("from kybernate_shim.fork_server.server import import_first; import_first()")
     assert {name for name in loaded if name.startswith(heavy)} <= light
     assert not {"pyroute2", "xxhash"} & loaded
@@ -56,10 +58,9 @@ def test_daemon_is_complete_before_its_files_may_be_replaced() -> None:
 def daemons_imports() -> set[str]:
     """Return the modules of ours that functions of those import that a complete daemon has."""
     names: set[str] = set()
-    packages = [ROOT / "kybernate_shim" / name for name in ("task", "checkpoint", "oci", "linux", "ttrpc", "cuda")]
+    folders = ("task", "checkpoint", "oci", "linux", "ttrpc", "gpu", "arena", "vram_io")
+    packages = [ROOT / "kybernate_shim" / name for name in folders]
     for path in (path for package in packages for path in package.rglob("*.py")):
-        if path in (ROOT / "kybernate_shim/cuda/worker.py", ROOT / "kybernate_shim/cuda/helper.py"):
-            continue  # programs of their own
         for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)):
             for node in ast.walk(function):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kybernate_shim"):
@@ -70,8 +71,22 @@ def daemons_imports() -> set[str]:
 def test_no_daemon_has_what_it_never_uses() -> None:
     prepared = "from kybernate_shim.fork_server.server import import_first; import_first()"
     loaded = after(f"{prepared}; from kybernate_shim.imports import import_rest; import_rest()")
-    unused = {"bz2", "difflib", "lzma", "random", "ssl", "tempfile", "urllib.parse", "google.protobuf.text_format"}
-    gpus = {"kybernate_shim.checkpoint.gpu", "kybernate_shim.cuda.client", "kybernate_shim.messages.cuda_pb2"}
+    unused = {
+        "bz2",
+        "difflib",
+        "lzma",
+        "psutil",
+        "random",
+        "ssl",
+        "tempfile",
+        "urllib.parse",
+        "google.protobuf.text_format",
+    }
+    gpus = {
+        "kybernate_shim.checkpoint.gpu.accelerator",
+        "kybernate_shim.gpu.helper_client",
+        "kybernate_shim.messages.cuda_pb2",
+    }
     assert (unused | gpus) & loaded <= after("pass")
     assert {"shutil", "tarfile", "kybernate_shim.checkpoint.restore"} <= loaded
     assert gpus <= after(f"{prepared}; {WITH_GPUS}; imports.import_rest()")

@@ -24,7 +24,10 @@ import pytest
 from kybernate_shim import address, serve
 from kybernate_shim.fork_server import place, server
 from kybernate_shim.invocation import Invocation
-from kybernate_shim.linux.libc import prctl
+from kybernate_shim.linux.prctl import prctl
+from kybernate_shim.messages.any import pack
+from kybernate_shim.messages.runc_options_pb2 import Options
+from kybernate_shim.messages.types_pb2 import RuntimeInfo
 from tests.unit.fork_server.clients import ITSELF, Client, package_in
 
 START = ["-namespace", "ns", "-id", "c1", "-address", "/run/containerd/containerd.sock", "start"]
@@ -33,7 +36,7 @@ DEADLINE = 10.0
 
 
 def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
-    """Be a daemon that tells its first caller what it is."""
+    """Be a daemon that reports to its first caller what it is."""
     ready()
     facts = {
         "pid": os.getpid(), "sid": os.getsid(0), "umask": os.umask(0), "nice": os.nice(0), "parent": os.getppid(),
@@ -50,7 +53,7 @@ def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, rea
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A bundle to be in, and directories for sockets that nobody else uses; the fork server ends with the test."""
+    """A bundle to be in, and directories for sockets that no other process uses; the fork server ends with the test."""
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     (bundle / "config.json").write_text("{}")
@@ -121,7 +124,7 @@ def client(compiled: Path, node: Path) -> Client:
 
 
 def start(client: Client, **how: Any) -> dict[str, object]:
-    """Start a daemon through the fork server, and return what it tells."""
+    """Start a daemon through the fork server, and return what it reports."""
     done = client.ask(START, **how)
     assert done.returncode == 0, done.stderr
     with socket.socket(socket.AF_UNIX) as caller:
@@ -200,6 +203,18 @@ def test_delete_is_answered(node: Path, client: Client) -> None:
     assert subprocess.run(argv, capture_output=True, check=True).stdout.startswith(b"\x08")
 
 
+def test_info_is_answered(node: Path, client: Client, tmp_path: Path) -> None:
+    runtime = tmp_path / "runc"
+    runtime.write_text("#!/bin/sh\necho -n '{}'\n")
+    runtime.chmod(0o755)
+    leave()
+    options = pack(Options(binary_name=str(runtime)))
+    argv, given = [client.path, "-info"], options.SerializeToString()
+    said = RuntimeInfo.FromString(subprocess.run(argv, input=given, capture_output=True, check=True).stdout)
+    assert said.options == options
+    assert said.features.value == b"{}"
+
+
 def test_client_that_dies_before_it_takes_the_daemon_leaves_none(node: Path) -> None:
     leave()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -263,7 +278,8 @@ def test_successor_takes_over_and_names_itself(node: Path, client: Client, monke
     monkeypatch.setattr(server, "QUIET_SECONDS", 0.0)
     leave()
     first = server_pid()
-    eventually(lambda: server_pid() != first and not Path(f"/proc/{first}/exe").exists())
+    eventually(lambda: not Path(f"/proc/{first}/exe").exists())  # to ask it again and again would fill its queue
+    assert server_pid() != first
     assert start(client)["parent"] == server_pid()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from kybernate_shim.linux.children import Children, Exit, ProgramTimedOut
@@ -137,20 +138,24 @@ def test_program_beyond_its_deadline_is_killed_with_its_children() -> None:
 
 
 def test_cancelled_caller_leaves_no_program_behind() -> None:
-    async def work(children: Children) -> int:
-        child = children.spawn(["sleep", "60"])
-        waiter = asyncio.create_task(children._end_of(child, ["sleep"], None))
+    async def work(children: Children) -> None:
+        before = {child.pid for child in psutil.Process().children()}
+        waiter = asyncio.create_task(children.run(["sleep", "60"]))
         await asyncio.sleep(0)
+        (pid,) = {child.pid for child in psutil.Process().children()} - before
         waiter.cancel()
-        return (await child.exited).status
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        while psutil.pid_exists(pid):  # noqa: ASYNC110  # the kernel's; `with_children` has a deadline
+            await asyncio.sleep(0.001)
 
-    assert with_children(work) == 128 + signal.SIGKILL
+    with_children(work)
 
 
 def test_exit_of_an_unknown_process_reaches_every_open_collector() -> None:
     async def work(children: Children) -> tuple[Exit | None, Exit | None]:
         with children.early_exits() as first, children.early_exits() as second:
-            pid = os.posix_spawn(SH, [SH, "-c", "exit 3"], os.environ)  # noqa: ASYNC221  # returns at once
+            pid = os.posix_spawn(SH, [SH, "-c", "exit 3"], os.environ)  # noqa: ASYNC221  # returns immediately
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the process has ended or is about to
             children.reap()
             return first.take(pid), second.take(pid)
@@ -184,12 +189,18 @@ def test_child_blocks_no_signal_and_leads_its_own_session() -> None:
 
 
 def test_collectors_side_by_side_each_close_their_own() -> None:
-    children = Children()
-    with children.early_exits() as outer:
-        with children.early_exits():
-            pass
-        children._ended(Exit(4711, 0, 1))
-        assert outer.take(4711) == Exit(4711, 0, 1)
+    async def work(children: Children) -> Exit | None:
+        with children.early_exits() as outer:
+            with children.early_exits():
+                pass
+            pid = os.posix_spawn(SH, [SH, "-c", "exit 3"], os.environ)  # noqa: ASYNC221  # returns immediately
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the process is about to end
+            children.reap()
+            return outer.take(pid)
+
+    ended = with_children(work)
+    assert ended is not None
+    assert ended.status == 3
 
 
 def test_child_with_an_umask_of_its_own_leaves_ours(tmp_path: Path) -> None:

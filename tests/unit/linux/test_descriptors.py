@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,13 @@ from kybernate_shim.linux.descriptors import outside
 
 @pytest.fixture
 def pid(tmp_path: Path) -> Iterator[int]:
-    """A process that has a directory, a file in memory and two ends of a pipe open."""
+    """A process that has a directory, a file in memory and two ends of a pipe open; stopped, as those of a dump are."""
     fds = [os.open(tmp_path, os.O_RDONLY), os.memfd_create("m"), *os.pipe()]
     with subprocess.Popen(["sleep", "60"], pass_fds=fds, cwd=tmp_path) as process:
         for fd in fds:
             os.close(fd)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
         yield process.pid
         process.kill()
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.populate import HUGE_BYTES, populate
+from kybernate_shim.linux.populate import populate
+from kybernate_shim.sizes import HUGE_PAGE
 
-SIZE = 5 * HUGE_BYTES + 3 * mmap.PAGESIZE
+SIZE = 5 * HUGE_PAGE + 3 * mmap.PAGESIZE
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def test_file_that_ends_before_is_an_error() -> None:
     with tempfile.TemporaryFile(dir=Path("/dev/shm")) as file:
         file.truncate(SIZE)
         with mapped(file.fileno()) as address:
-            file.truncate(HUGE_BYTES)
+            file.truncate(HUGE_PAGE)
             with pytest.raises(OSError, match="No space left") as caught:
                 populate(address, SIZE, 2)
     assert caught.value.errno == errno.ENOSPC

@@ -23,7 +23,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_own_privileges_are_those_that_the_kernel_grants() -> None:
-    (one, *_) = of_process(os.getpid(), {})
+    one = min(of_process(os.getpid(), {}), key=lambda one: one.tid != os.getpid())  # numbers of threads may be lower
     assert (one.pid, one.tid) == (os.getpid(), os.getpid())
     assert one.uids[:3] == os.getresuid()
     assert one.gids[:3] == os.getresgid()
@@ -44,6 +44,8 @@ def test_every_thread_is_told() -> None:
         assert told >= {thread.native_id for thread in threads}
     finally:
         end.set()
+        for thread in threads:
+            thread.join()  # one that ends while a process is looked at lets it seem gone
 
 
 def test_cgroup_that_is_not_the_containers_is_stray() -> None:

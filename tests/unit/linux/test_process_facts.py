@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux import libc
+from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.process import (
     has_ended,
     holders,
     is_exiting,
+    name_of,
     oom_score_adj,
     parent_of,
     set_oom_score_adj,
     start_time,
+    title_of,
 )
 
 NOBODY = 2**22 + 1  # above the kernel's greatest pid
@@ -30,6 +32,18 @@ def test_parent_of_a_process_with_parentheses_in_its_name(tmp_path: Path) -> Non
         assert parent_of(child.pid) == os.getpid()
         assert start_time(child.pid) >= start_time(os.getpid())
         child.communicate()
+
+
+def test_name_for_a_text_cannot_act_on_a_terminal_or_a_log() -> None:
+    script = "open('/proc/self/comm', 'wb').write(b'a\\n\\x1b[2J\\xff b'); print(flush=True); input()"
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert name_of(child.pid) == "a??[2J\ufffd b"
+        assert title_of(child.pid) == f"a??[2J\ufffd b[{child.pid}]"
+        child.communicate()
+    assert title_of(NOBODY) == f"?[{NOBODY}]"
 
 
 def test_zombie_is_exiting_and_a_running_process_is_not() -> None:
@@ -69,7 +83,7 @@ def test_holders_are_named(tmp_path: Path) -> None:
 def test_subreaper_inherits_orphans() -> None:
     script = (
         "import os, subprocess, sys\n"
-        "from kybernate_shim.linux.libc import become_subreaper, set_process_name\n"
+        "from kybernate_shim.linux.prctl import become_subreaper, set_process_name\n"
         "become_subreaper(); set_process_name('a-name-that-is-too-long')\n"
         "out = subprocess.run(['sh', '-c', 'sleep 0.2 & echo $!'], stdout=subprocess.PIPE, text=True)\n"
         "assert os.waitpid(int(out.stdout), 0)[0]\n"
@@ -81,9 +95,9 @@ def test_subreaper_inherits_orphans() -> None:
 
 def test_failed_call_names_its_subject() -> None:
     with pytest.raises(FileNotFoundError, match="/no/such/mount"):
-        libc.umount("/no/such/mount")
+        syscalls.umount("/no/such/mount")
 
 
 def test_name_with_a_nul_byte_is_refused() -> None:
     with pytest.raises(ValueError, match="NUL"):
-        libc.umount("/tmp\0/x")
+        syscalls.umount("/tmp\0/x")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.oci.bundle import Bundle, PidMissing, Remains
-from kybernate_shim.oci.commands import Cli
+from kybernate_shim.oci.bundle import Bundle, CleanupRecord, PidMissing
 from kybernate_shim.oci.options import RuntimeOptions
 
 
@@ -34,19 +33,6 @@ def test_runtime_and_options_have_the_stock_form(bundle: Bundle) -> None:
     }
     for name in ("runtime", "options.json"):
         assert stat.S_IMODE((bundle.path / name).stat().st_mode) == 0o600
-
-
-def test_recorded_command_line_is_that_of_create(bundle: Bundle) -> None:
-    bundle.write_runtime(Path("/usr/bin/crun"), RuntimeOptions(), root=Path("/r"), systemd_cgroup=True)
-    expected = Cli(Path("/usr/bin/crun"), Path("/r/ns"), bundle.path / "log.json", systemd_cgroup=True)
-    assert bundle.recorded_cli("ns") == expected
-
-
-@pytest.mark.parametrize("options", [None, "", "{", "[]", "{}"])
-def test_recorded_command_line_of_a_bare_bundle_is_containerds_default(bundle: Bundle, options: str | None) -> None:
-    if options is not None:
-        (bundle.path / "options.json").write_text(options)
-    assert bundle.recorded_cli("ns") == Cli(Path("runc"), Path("/run/containerd/runc/ns"), bundle.log)
 
 
 def test_pid_files_are_read(bundle: Bundle) -> None:
@@ -106,27 +92,27 @@ def test_exec_id_that_is_no_file_name_is_refused(bundle: Bundle, exec_id: str) -
 
 
 def test_remains_come_back_as_they_were_written(bundle: Bundle) -> None:
-    remains = Remains(
+    cleanup_record = CleanupRecord(
         runtime="/bin/runc", root="/r", phase="checkpointing", cgroup="/c", locked_pids=(1, 2), temporary=("/t",)
     )
-    bundle.write_remains(remains)
-    read = bundle.remains()
+    bundle.write_cleanup_record(cleanup_record)
+    read = bundle.cleanup_record()
     assert read is not None
-    assert read == Remains(**{**vars(remains), "boot": read.boot})
+    assert read == CleanupRecord(**{**vars(cleanup_record), "boot": read.boot})
     assert len(read.boot) == 36
 
 
 def test_remains_of_another_boot_or_another_version(bundle: Bundle) -> None:
-    assert bundle.remains() is None
-    bundle.write_remains(Remains(phase="restoring"))
+    assert bundle.cleanup_record() is None
+    bundle.write_cleanup_record(CleanupRecord(phase="restoring"))
     file = bundle.path / "kybernate.json"
     document = json.loads(file.read_text())
     file.write_text(json.dumps({"boot": document["boot"], "phase": "restoring", "x-future": 1}))
-    assert bundle.remains() == Remains(phase="restoring", boot=document["boot"])
+    assert bundle.cleanup_record() == CleanupRecord(phase="restoring", boot=document["boot"])
     file.write_text(json.dumps({**document, "boot": "earlier"}))
-    assert bundle.remains() is None
+    assert bundle.cleanup_record() is None
     file.write_text("{")
-    assert bundle.remains() is None
+    assert bundle.cleanup_record() is None
 
 
 def test_modules_for_delete_load_neither_protobuf_nor_asyncio() -> None:

@@ -38,10 +38,7 @@ GLOBAL = "--root /r/ns --log /b/log.json --log-format json"
         (RUNC.delete("c", force=True), "delete --force c"),
         (RUNC.pause("c"), "pause c"),
         (RUNC.resume("c"), "resume c"),
-        (RUNC.ps("c"), "ps --format json c"),
         (RUNC.update("c"), "update --resources - c"),
-        (RUNC.state("c"), "state c"),
-        (RUNC.features(), "features"),
         (RUNC.checkpoint("c", CRIU, leave_running=False), "checkpoint --image-path /i --work-path /w c"),
         (
             RUNC.checkpoint("c", ALL_CRIU, leave_running=True, empty_ns=["network", "ipc"]),
@@ -74,11 +71,11 @@ def test_crun_is_spared_the_flags_that_it_lacks() -> None:
 
 
 def test_global_flags_follow_the_cgroup_driver_and_the_log() -> None:
-    assert Cli(Path("runc"), Path("/r"), systemd_cgroup=True).state("c") == [
+    assert Cli(Path("runc"), Path("/r"), systemd_cgroup=True).start("c") == [
         "runc",
         "--root",
         "/r",
         "--systemd-cgroup",
-        "state",
+        "start",
         "c",
     ]

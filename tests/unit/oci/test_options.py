@@ -68,9 +68,7 @@ CHECKPOINT: dict[str, typing.Any] = {
 def test_options_of_every_type_decode_under_any_prefix(message: Message, expected: RuntimeOptions, prefix: str) -> None:
     packed = pack(message)
     packed.type_url = prefix + packed.type_url
-    decoded = decode_options(packed)
-    assert decoded == expected
-    assert decoded.original == packed
+    assert decode_options(packed) == expected
 
 
 @pytest.mark.parametrize("absent", [None, Any()])

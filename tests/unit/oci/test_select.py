@@ -67,7 +67,7 @@ def test_missing_gpu_runtime_names_reason_places_and_remedy(monkeypatch: pytest.
     with pytest.raises(RuntimeMissing) as caught:
         choose_runtime({"PATH": "/a:/b"}, RuntimeOptions(), Config(), GPU)
     assert str(caught.value) == (
-        'OCI runtime "nvidia-container-runtime" not found (looked in /a, /b, /none/toolkit); it was wanted by the '
+        'OCI runtime "nvidia-container-runtime" not found (looked in /a, /b, /none/toolkit); it was requested by the '
         "container's environment NVIDIA_VISIBLE_DEVICES=all. Install the NVIDIA container toolkit, or name another "
         "runtime by `runtime` in /etc/kybernate/shim.toml."
     )
@@ -75,7 +75,7 @@ def test_missing_gpu_runtime_names_reason_places_and_remedy(monkeypatch: pytest.
 
 def test_named_runtime_that_is_missing_is_not_replaced(bin_dir: Path) -> None:
     with pytest.raises(
-        RuntimeMissing, match=r'^OCI runtime "gvisor" not found \(looked in .*\); it was wanted by Binary'
+        RuntimeMissing, match=r'^OCI runtime "gvisor" not found \(looked in .*\); it was requested by Binary'
     ):
         chosen(bin_dir, PLAIN, option="gvisor")
 
@@ -87,7 +87,7 @@ def test_path_that_is_no_program_is_refused(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "not executable":
         path.write_text("")
-    with pytest.raises(RuntimeMissing, match=f'OCI runtime "{path}" not found; it was wanted by `runtime`'):
+    with pytest.raises(RuntimeMissing, match=f'OCI runtime "{path}" not found; it was requested by `runtime`'):
         choose_runtime({}, RuntimeOptions(), Config(runtime=str(path)), PLAIN)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import structlog
 from google.protobuf.message import Message
 
-from kybernate_shim.config import Config
+from kybernate_shim.config import Config, Deadlines
 from kybernate_shim.linux.children import Children, Exit
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.oci.bundle import Bundle
@@ -37,6 +37,7 @@ class ScriptedRuntime:
     calls: list[str] = field(default_factory=list)
     on: dict[str, Act] = field(default_factory=dict)
     waiting: int | None = None  # the init that a start was told of
+    deadlines: Deadlines = field(default_factory=Deadlines)
     cli: Cli = field(default_factory=lambda: Cli(Path("/bin/runc"), Path("/run/runc/ns"), None))
 
     async def _do(self, verb: str, *arguments: object) -> None:
@@ -113,11 +114,11 @@ class Life:
         await self.container.start()
 
     def add_exec(self, exec_id: str = "e1") -> None:
-        self.container.add_exec(exec_id, SILENT, json.dumps({"args": ["true"]}).encode())
+        self.container.execs.add(exec_id, SILENT, json.dumps({"args": ["true"]}).encode())
 
     async def run_exec(self, exec_id: str = "e1") -> None:
         self.add_exec(exec_id)
-        await self.container.start_exec(exec_id)
+        await self.container.execs.start(exec_id)
 
 
 async def settled() -> None:

@@ -9,30 +9,21 @@ from pathlib import Path
 import pytest
 import structlog
 
-from kybernate_shim.checkpoint.image import Image, write_manifest
-from kybernate_shim.checkpoint.manifest import Host, Manifest, Program, Source
+from kybernate_shim.checkpoint.image.store import Image, write_manifest
 from kybernate_shim.config import Config
 from kybernate_shim.linux.children import Children
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
 from kybernate_shim.task.prepare import prepare
-
-MANIFEST = Manifest(
-    id="i",
-    time="2026-01-02T03:04:05Z",
-    source=Source("c"),
-    runtime=Program("runc", "1"),
-    criu=Program("criu", "4.2"),
-    host=Host("6", "x86_64", (), 2, 4096),
-)
+from tests.unit.checkpoint.image.manifests import MINIMAL
 
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     directory = tmp_path / "image"
     directory.mkdir()
-    write_manifest(directory, MANIFEST, durable=False)
+    write_manifest(directory, MINIMAL, durable=False)
     return directory
 
 
@@ -71,11 +62,11 @@ def test_a_plain_container_has_no_image(bundle: Path) -> None:
 
 
 def test_an_image_that_containerd_has_unpacked_counts_as_checked(bundle: Path, image: Path) -> None:
-    assert prepared(bundle, checkpoint=str(image)) == Image(image, MANIFEST, checked=True)
+    assert prepared(bundle, checkpoint=str(image)) == Image(image, MINIMAL, checked=True)
 
 
 def test_a_directory_is_to_be_checked_also_where_containerd_repeats_its_path(bundle: Path, image: Path) -> None:
-    wanted = Image(image, MANIFEST, checked=False)
+    wanted = Image(image, MINIMAL, checked=False)
     assert prepared(bundle, criu_image_path=str(image)) == wanted
     assert prepared(bundle, checkpoint=str(image), criu_image_path=str(image)) == wanted
 
@@ -83,4 +74,4 @@ def test_a_directory_is_to_be_checked_also_where_containerd_repeats_its_path(bun
 def test_a_directory_that_an_annotation_names_is_to_be_checked(bundle: Path, image: Path) -> None:
     document = {"ociVersion": "1.1.0", "annotations": {"kybernate.io/restore-from": str(image)}}
     (bundle / "config.json").write_text(json.dumps(document))
-    assert prepared(bundle) == Image(image, MANIFEST, checked=False)
+    assert prepared(bundle) == Image(image, MINIMAL, checked=False)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.task.transfer import BLOCK_BYTES, BLOCKS_PER_TURN, ENDED, READING, WRITING, Transfer
+from kybernate_shim.task.transfer import BLOCK_BYTES, BLOCKS_PER_TURN, ENDED, READING, WRITING, StreamTransfer
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 # What one system call does: None refuses for now, an OSError for good, a number is how many bytes it moves at most
@@ -46,8 +46,8 @@ class Sink:
         return answer if answer is None else min(answer, len(data))
 
 
-def run(source: Source, sink: Sink, *, keep_draining: bool = True) -> Transfer:
-    transfer = Transfer(source.read, sink.write, keep_draining=keep_draining)
+def run(source: Source, sink: Sink, *, keep_draining: bool = True) -> StreamTransfer:
+    transfer = StreamTransfer(source.read, sink.write, keep_draining=keep_draining)
     while (state := transfer.advance()) != ENDED:
         assert transfer.held <= BLOCK_BYTES
         assert (state == WRITING) == bool(transfer.held)
@@ -83,7 +83,7 @@ def test_refusal_ends_a_transfer_that_need_not_drain(data: bytes, reads: list[in
 
 def test_refusal_is_forgotten_once_the_sink_takes_bytes_again() -> None:
     source, sink = Source(b"lostkept", [4, None, 4, None]), Sink([FULL])
-    transfer = Transfer(source.read, sink.write, keep_draining=True)
+    transfer = StreamTransfer(source.read, sink.write, keep_draining=True)
     assert (transfer.advance(), transfer.refusal, transfer.lost) == (READING, FULL, 4)
     assert (transfer.advance(), transfer.refusal, transfer.lost) == (READING, None, 4)
     assert sink.taken == b"kept"
@@ -91,13 +91,13 @@ def test_refusal_is_forgotten_once_the_sink_takes_bytes_again() -> None:
 
 def test_blocked_sink_stops_the_reading() -> None:
     source, sink = Source(b"x" * (3 * BLOCK_BYTES), []), Sink([None, None, 1, None])
-    transfer = Transfer(source.read, sink.write, keep_draining=True)
+    transfer = StreamTransfer(source.read, sink.write, keep_draining=True)
     assert [transfer.advance() for _ in range(3)] == [WRITING] * 3
     assert (len(source.data), transfer.held) == (2 * BLOCK_BYTES, BLOCK_BYTES - 1)
 
 
 def test_endless_source_does_not_keep_the_turn() -> None:
     sink = Sink([])
-    transfer = Transfer(lambda size: bytes(size), sink.write, keep_draining=True)
+    transfer = StreamTransfer(lambda size: bytes(size), sink.write, keep_draining=True)
     assert transfer.advance() == READING
     assert len(sink.taken) == BLOCKS_PER_TURN * BLOCK_BYTES

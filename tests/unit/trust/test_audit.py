@@ -35,7 +35,7 @@ def lost(file: Path) -> str:
     log = CapturingLogger()
     write(LINE, Config(audit_log=file), log)
     event, loss = log.calls
-    assert (event.method_name, event.args, event.kwargs["verb"]) == ("info", ("audit",), "restore")
+    assert (event.method_name, event.args, event.kwargs["verb"]) == ("info", ("audit.recorded",), "restore")
     assert (loss.method_name, loss.args) == ("error", ("audit.lost",))
     return str(loss.kwargs["error"])
 
@@ -47,7 +47,7 @@ def test_line_has_every_field(tmp_path: Path) -> None:
         "time", "verb", "decision", "reason", "requester", "caller", "task", "containerd_namespace", "image", "seconds",
     ]  # fmt: skip
     assert line["requester"] == {"kind": "node", "namespace": "", "pod": "", "uid": "", "container": ""}
-    assert line["caller"] == {"by": "kybernate", "method": "Suspend", "uid": 0, "pid": 0, "login_uid": None}
+    assert line["caller"] == {"by": "kybernate", "method": "Suspend", "uid": 0, "pid": 0, "login_uid": None, "name": ""}
     assert line["seconds"] == 1.235
 
 
@@ -99,7 +99,7 @@ def test_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "audit")
-    assert "no regular file" in lost(tmp_path / "audit")
+    assert "not a regular file" in lost(tmp_path / "audit")
 
 
 def test_full_disk_is_an_error_of_the_log_and_the_next_line_is_whole(

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.checkpoint.manifest import Host, Manifest, Program, Source, decode, encode
-from kybernate_shim.linux.credentials import INFINITY, NAMESPACES, Capabilities, Credentials, capability_bits, is_below
+from kybernate_shim.checkpoint.image.manifest import Host, Manifest, Program, Source, decode, encode
+from kybernate_shim.linux.credentials import (
+    INFINITY,
+    NAMESPACES,
+    Capabilities,
+    ProcessCredentials,
+    capability_bits,
+    is_below,
+)
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import (
-    Allowance,
     Held,
+    PrivilegeAllowance,
     Security,
     allowance_of,
     excess,
@@ -26,7 +33,7 @@ from kybernate_shim.trust.credentials import (
 DEFAULT = ["CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL"]
 PROFILE = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}
 OWN = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
-ROOT = Credentials(1, 1, "sh", (0,) * 4, (0,) * 4, node_namespaces=("user", "cgroup", "time"))
+ROOT = ProcessCredentials(1, 1, "sh", (0,) * 4, (0,) * 4, node_namespaces=("user", "cgroup", "time"))
 USER = replace(ROOT, uids=(1000,) * 4, gids=(1000,) * 4)
 
 
@@ -45,7 +52,7 @@ def spec(*, uid: int = 0, capabilities: list[str] | None = None, seccomp: Any = 
     return Spec({"process": {"user": {"uid": uid, "gid": uid}, "capabilities": sets, **process}, "linux": linux})
 
 
-def restricted(**process: Any) -> Allowance:
+def restricted(**process: Any) -> PrivilegeAllowance:
     return allowance_of(spec(uid=1000, capabilities=[], noNewPrivileges=True, **process))
 
 
@@ -119,7 +126,9 @@ EXCESSES = [
 
 
 @pytest.mark.parametrize(("one", "allowance", "text"), EXCESSES)
-def test_each_excess_is_one_sentence_with_both_values(one: Credentials, allowance: Allowance, text: str) -> None:
+def test_each_excess_is_one_sentence_with_both_values(
+    one: ProcessCredentials, allowance: PrivilegeAllowance, text: str
+) -> None:
     (sentence,) = excess(one, allowance)
     assert sentence.startswith("process 1 (sh): ")
     assert text in sentence
@@ -144,7 +153,7 @@ REACHED = [
     ),
     pytest.param(
         replace(CONFINED, caps=Capabilities(permitted=bits("KILL"), ambient=bits("KILL"), bounding=bits("KILL"))),
-        Allowance(uid=1000, gid=1000, no_new_privs=True, caps=replace(caps("KILL"), ambient=bits("KILL"))),
+        PrivilegeAllowance(uid=1000, gid=1000, no_new_privs=True, caps=replace(caps("KILL"), ambient=bits("KILL"))),
         id="ambient capability",
     ),
     pytest.param(
@@ -157,7 +166,7 @@ REACHED = [
 
 
 @pytest.mark.parametrize(("one", "allowance"), REACHED)
-def test_what_an_ordinary_start_can_reach_is_no_excess(one: Credentials, allowance: Allowance) -> None:
+def test_what_an_ordinary_start_can_reach_is_no_excess(one: ProcessCredentials, allowance: PrivilegeAllowance) -> None:
     assert excess(one, allowance) == []
 
 
@@ -251,7 +260,7 @@ def test_manifest_keeps_threads_that_differ() -> None:
 sets = st.builds(Capabilities, *[st.integers(0, (1 << 64) - 1)] * 5)
 ids = st.tuples(*[st.integers(0, 0xFFFFFFFF)] * 4)
 anyone = st.builds(
-    Credentials,
+    ProcessCredentials,
     pid=st.just(1),
     tid=st.just(1),
     name=st.just("sh"),
@@ -265,7 +274,7 @@ anyone = st.builds(
     node_namespaces=st.sets(st.sampled_from(NAMESPACES)).map(tuple),
 )
 allowances = st.builds(
-    Allowance,
+    PrivilegeAllowance,
     uid=st.sampled_from([0, 1000]),
     caps=sets,
     no_new_privs=st.booleans(),
@@ -275,7 +284,9 @@ allowances = st.builds(
 
 
 @given(anyone, allowances)
-def test_nothing_is_passed_beyond_the_bounding_and_inheritable_sets(one: Credentials, allowance: Allowance) -> None:
+def test_nothing_is_passed_beyond_the_bounding_and_inheritable_sets(
+    one: ProcessCredentials, allowance: PrivilegeAllowance
+) -> None:
     """The one property that must hold whatever the rules for single sets are."""
     passed = not excess(one, allowance)
     had, given = one.caps, allowance.caps
@@ -291,7 +302,9 @@ def test_nothing_is_passed_beyond_the_bounding_and_inheritable_sets(one: Credent
 
 
 @given(anyone, allowances, sets)
-def test_who_has_less_is_never_refused_for_more(one: Credentials, allowance: Allowance, mask: Capabilities) -> None:
+def test_who_has_less_is_never_refused_for_more(
+    one: ProcessCredentials, allowance: PrivilegeAllowance, mask: Capabilities
+) -> None:
     fewer = Capabilities(*(had & kept for had, kept in zip(vars(one.caps).values(), vars(mask).values(), strict=True)))
     less = replace(one, caps=fewer, no_new_privs=True, seccomp=2, filters=("a",), node_namespaces=())
     if not excess(one, allowance):

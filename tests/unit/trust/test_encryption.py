@@ -20,11 +20,11 @@ from kybernate_shim.trust.encryption import (
     EncryptingFile,
     EncryptionBroken,
     FileKey,
+    Layout,
     NodeKey,
     WrappedKey,
     chunk_count,
     new_data_key,
-    stored_at_most,
 )
 
 KEY = FileKey(bytes(range(32)), "image", "pages-1.img")
@@ -91,7 +91,7 @@ def test_sizes_around_a_chunk(size: int) -> None:
     content = random.Random(size).randbytes(size)
     stored = encrypted(content, chunk=CHUNK_BYTES)
     assert decrypted(stored) == content
-    assert len(stored) == stored_at_most(size)
+    assert len(stored) == Layout(size, CHUNK_BYTES, range(chunk_count(size, CHUNK_BYTES))).stored
 
 
 @given(st.binary(min_size=1, max_size=5 * CHUNK), st.data())

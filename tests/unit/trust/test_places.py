@@ -109,7 +109,7 @@ def test_relative_path_is_refused() -> None:
 
 
 def test_empty_directory_is_closed_and_a_used_one_is_not(place: Path) -> None:
-    with pytest.raises(PlaceUntrusted, match=f"holds other files.*chmod 0700 {place}"):
+    with pytest.raises(PlaceUntrusted, match=f"contains other files.*chmod 0700 {place}"):
         close_to_others(place, empty=False)
     assert mode(place) == 0o755
     close_to_others(place, empty=True)

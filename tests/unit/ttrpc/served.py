@@ -1,4 +1,4 @@
-"""A server on a real socket for the tests beside this file, and a client that speaks frames instead of calls."""
+"""A server on a real socket for the tests next to this file, and a client that speaks frames instead of calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import StringValue
 
-from kybernate_shim.messages import ttrpc_pb2 as wire
-from kybernate_shim.ttrpc import Call, Client, Method, Server
+from kybernate_shim.ttrpc import Call, Client, Method, RpcError, Server
+from kybernate_shim.ttrpc import ttrpc_pb2 as wire
 from kybernate_shim.ttrpc.frames import Frame, FrameReader, Kind, Oversized
 
 SERVICE = "test.Service"
@@ -31,7 +32,7 @@ async def echo(request: StringValue, call: Call) -> Message:
 
 
 class Gate:
-    """A handler that stays until it is let go, and tells how far it got."""
+    """A handler that stays until it is let go, and shows how far it got."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -63,7 +64,7 @@ def listen(path: Path, backlog: int = 16) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(path: Path, methods: dict[str, Method], **options: Any) -> AsyncIterator[Server]:
-    """Serve `methods` and an Echo at `path`; the server has let go of everything afterwards."""
+    """Serve `methods` and an Echo at `path`; the server has released everything afterwards."""
     server = Server({SERVICE: {"Echo": method(echo)} | methods}, **options)
     await server.start(listen(path))
     try:
@@ -76,7 +77,7 @@ async def serving(path: Path, methods: dict[str, Method], **options: Any) -> Asy
 async def until(condition: Callable[[], bool]) -> None:
     """Give the event loop turns until `condition` holds; raise TimeoutError when it never does."""
     async with asyncio.timeout(LIMIT_SECONDS):
-        while not condition():  # noqa: ASYNC110  # what is waited for happens inside the server, which signals nobody
+        while not condition():  # noqa: ASYNC110  # what is waited for happens inside the server, which has no signal for it
             await asyncio.sleep(0)
 
 
@@ -129,3 +130,10 @@ class RawClient:
 
     def close(self) -> None:
         self.connection.close()
+
+
+async def error_of(client: Client, name: str, text: str = "", **options: Any) -> RpcError:
+    """Call a method that must fail, and return its error."""
+    with pytest.raises(RpcError) as caught:
+        await say(client, name, text, **options)
+    return caught.value

@@ -10,17 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.ttrpc import Client, Code, RpcError, Server
+from kybernate_shim.ttrpc import Client, Code, ProtocolViolated, RpcError, Server
 from kybernate_shim.ttrpc.connection import LAST_STREAM, ClientConnection
 from kybernate_shim.ttrpc.frames import HEADER, MAX_DATA, Frame, Kind
 from tests.unit.ttrpc.served import SERVICE, Gate, listen, method, run, say, serving, until
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "s"
 
 
 @contextlib.asynccontextmanager
@@ -97,7 +92,7 @@ def test_silent_server_times_out_and_the_connection_stays(path: Path) -> None:
             client = await Client.connect(str(path))
             with pytest.raises(TimeoutError):
                 await say(client, "Gate", timeout=0)
-            gate.go.set()  # its late answer is for nobody
+            gate.go.set()  # no call waits for its late answer
             await gate.finished.wait()
             assert await say(client, "Echo", "next") == "next"
             await client.close()
@@ -221,13 +216,45 @@ def test_bad_answers_are_errors_of_their_call(path: Path, answer: bytes, code: C
     run(main())
 
 
-def test_frames_for_nobody_are_ignored(path: Path) -> None:
-    others = [response(3, b""), Frame(1, Kind.DATA, 0, b"x").encode(), Frame(1, 99, 0, b"x").encode(), response(2, b"")]
+def test_frame_of_an_unknown_kind_is_ignored(path: Path) -> None:
     answer = response(1, b"\x12\x04\x0a\x02ok")
 
     async def main() -> None:
-        async with scripted(path, answering(*others, answer, answer)) as client:
+        async with scripted(path, answering(Frame(1, 99, 0, b"x").encode(), answer)) as client:
             assert await say(client, "Echo") == "ok"
+
+    run(main())
+
+
+def test_violation_of_the_protocol_fails_every_call_and_shows_what_came(path: Path) -> None:
+    async def main() -> None:
+        async with scripted(path, answering(response(9, b"x"), response(1, b""))) as client:
+            results = await asyncio.gather(*(say(client, "Echo") for _ in range(3)), return_exceptions=True)
+            assert [type(result) for result in results] == [ProtocolViolated] * 3
+            assert len({id(result) for result in results}) == 3
+            text = f"{path}: the stream was never opened: response on stream 9, flags 0x00, 1 bytes (78)"
+            assert {str(result) for result in results} == {text}
+            assert client.closed
+            with pytest.raises(ConnectionError):
+                await say(client, "Echo")
+
+    run(main())
+
+
+def test_text_of_another_protocol_is_a_violation(path: Path) -> None:
+    async def main() -> None:
+        async with scripted(path, answering(b"HTTP/1.1 400 Bad Request\r\n")) as client:
+            with pytest.raises(ProtocolViolated, match="too large: frame of kind 32 on stream 791752241"):
+                await say(client, "Echo")
+
+    run(main())
+
+
+def test_end_inside_a_frame_says_so(path: Path) -> None:
+    async def main() -> None:
+        async with scripted(path, answering(response(1, b"\x12\x04\x0a\x02ok")[:-3])) as client:
+            with pytest.raises(ConnectionError, match="before the answer, 13 bytes into a frame"):
+                await say(client, "Echo")
 
     run(main())
 

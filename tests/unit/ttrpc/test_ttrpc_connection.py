@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kybernate_shim.messages import ttrpc_pb2 as wire
+from kybernate_shim.ttrpc import ttrpc_pb2 as wire
 from kybernate_shim.ttrpc.codes import Code, RpcError
 from kybernate_shim.ttrpc.connection import (
     LAST_STREAM,
     MAX_MESSAGE,
     Answered,
+    CallRefused,
     ClientConnection,
     Opened,
-    Refused,
+    ProtocolViolated,
     ServerConnection,
     failure,
 )
@@ -58,7 +59,7 @@ def test_server_refuses(case: str) -> None:
     server = ServerConnection()
     open_call(server, 5)
     refused = server.receive(item)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     stream, response = decode(refused.frame)
     assert (refused.stream, stream) == (item.stream, item.stream)
     assert refused.code == response.status.code == code
@@ -72,7 +73,7 @@ def test_refused_stream_is_used_up_unless_it_was_data(case: str) -> None:
     server = ServerConnection()
     server.receive(item)
     again = server.receive(request(7))
-    assert isinstance(again, Opened if item.kind == Kind.DATA else Refused)
+    assert isinstance(again, Opened if item.kind == Kind.DATA else CallRefused)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_call_counts_until_its_handler_has_ended() -> None:
     open_call(server, 1)
     server.fail(1, Code.DEADLINE_EXCEEDED, "the handler still runs")
     refused = server.receive(request(3))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     assert refused.code == Code.RESOURCE_EXHAUSTED
     server.release(1)
     open_call(server, 5)
@@ -126,7 +127,7 @@ def test_requests_in_flight_are_bounded_in_bytes() -> None:
     server = ServerConnection(max_held=100)
     assert isinstance(server.receive(request(1, payload=bytes(60))), Opened)
     refused = server.receive(request(3, payload=bytes(60)))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     assert refused.code == Code.RESOURCE_EXHAUSTED
     server.release(1)
     assert isinstance(server.receive(request(5, payload=bytes(60))), Opened)
@@ -137,7 +138,7 @@ def test_draining_server_answers_what_is_open_and_refuses_the_rest() -> None:
     open_call(server, 1)
     server.drain()
     refused = server.receive(request(3))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     assert refused.code == Code.UNAVAILABLE
     assert decode(server.answer(1, b"ok")) == (1, wire.Response(payload=b"ok"))
 
@@ -207,13 +208,64 @@ def test_client_takes_status_ok_for_success() -> None:
     assert received(client, Frame(1, Kind.RESPONSE, 0, data)) == b"p"
 
 
-@pytest.mark.parametrize("item", [Frame(1, Kind.DATA, 0, b""), Frame(3, Kind.RESPONSE, 0, b""), Frame(1, 9, 0, b"")])
-def test_client_ignores(item: Frame) -> None:
+VIOLATIONS: dict[str, tuple[Frame | Oversized, str]] = {
+    "stream of the future": (Frame(5, Kind.RESPONSE, 0, b""), "never opened: response on stream 5"),
+    "stream of the server": (Frame(2, Kind.RESPONSE, 0, b""), "never opened: response on stream 2"),
+    "second answer": (Frame(1, Kind.RESPONSE, 0, b""), "closed by its answer: response on stream 1"),
+    "data after the answer": (Frame(1, Kind.DATA, 0, b"ab"), r"closed by .* 2 bytes \(61 62\)"),
+    "data of a call": (Frame(3, Kind.DATA, 0, b""), "only a response ends a call: data on stream 3"),
+    "request": (Frame(3, Kind.REQUEST, 0, b""), "only a response ends a call: request on stream 3"),
+    "stream that stays open": (Frame(3, Kind.RESPONSE, Flags.REMOTE_OPEN, b""), "ends its stream: .* flags 0x02"),
+    "answer without one": (Frame(3, Kind.RESPONSE, Flags.NO_DATA, b""), "ends its stream: .* flags 0x04"),
+    "large answer to no call": (Oversized(5, Kind.RESPONSE, 0, MAX_DATA + 1), "never opened: .* 4194305 bytes"),
+    "large frame of any kind": (Oversized(3, 99, 0, MAX_DATA + 1), "too large: frame of kind 99 on stream 3"),
+}
+
+
+@pytest.mark.parametrize("case", VIOLATIONS)
+def test_violation_of_the_protocol_is_shown(case: str) -> None:
+    item, text = VIOLATIONS[case]
+    client = ClientConnection()
+    for _ in range(2):
+        client.request("s", "m", b"", metadata={})
+    assert received(client, Frame(1, Kind.RESPONSE, 0, b"")) == b""
+    with pytest.raises(ProtocolViolated, match=text):
+        client.receive(item)
+
+
+def test_long_frame_is_shown_in_part() -> None:
+    with pytest.raises(ProtocolViolated) as caught:
+        ClientConnection().receive(Frame(1, Kind.DATA, 0, bytes(MAX_DATA)))
+    assert str(caught.value).endswith(f"4194304 bytes ({' '.join(['00'] * 32)} …)")
+
+
+@pytest.mark.parametrize("item", [Frame(1, 9, 0, b""), Frame(7, 255, 255, b"x")])
+def test_client_ignores_unknown_kinds(item: Frame) -> None:
     client = ClientConnection()
     client.request("s", "m", b"", metadata={})
     assert client.receive(item) is None
-    assert received(client, Frame(1, Kind.RESPONSE, 0, b"")) == b""
+    assert received(client, Frame(1, Kind.RESPONSE, Flags.REMOTE_CLOSED, b"")) == b""
+
+
+def test_late_answer_to_a_call_that_was_given_up_is_ignored_once() -> None:
+    client = ClientConnection()
+    client.request("s", "m", b"", metadata={})
+    client.forget(1)
     assert client.receive(Frame(1, Kind.RESPONSE, 0, b"")) is None
+    client.forget(1)
+    with pytest.raises(ProtocolViolated, match="closed by its answer"):
+        client.receive(Frame(1, Kind.RESPONSE, 0, b""))
+
+
+def test_server_that_answers_no_calls_is_left() -> None:
+    client = ClientConnection(max_given_up=2)
+    for stream in (1, 3):
+        client.request("s", "m", b"", metadata={})
+        client.forget(stream)
+    with pytest.raises(ConnectionError, match="2 calls without an answer"):
+        client.request("s", "m", b"", metadata={})
+    client.receive(Frame(3, Kind.RESPONSE, 0, b""))
+    assert client.request("s", "m", b"", metadata={})[0] == 5
 
 
 @given(
@@ -268,7 +320,7 @@ class Pair(RuleBasedStateMachine):
             if isinstance(event, Opened):
                 self.running.append(event.stream)
             else:
-                assert isinstance(event, Refused)
+                assert isinstance(event, CallRefused)
                 assert event.code == Code.RESOURCE_EXHAUSTED
                 assert len(self.running) == self.LIMIT
                 self.send(event.stream, event.code, event.frame)

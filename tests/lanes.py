@@ -1,0 +1,102 @@
+"""Which tests run in which lane of the lab, and which of them share a node.
+
+The lanes differ in containerd, runc, crun, CRIU and Python, and not in the kernel. What meets those runs in every lane.
+What does not runs in one, with its reason here. Of two parts that name a file, the longer path has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SUITES = ("contract", "faults", "hostile", "system")  # the folders whose tests need a node
+LANES = ("trixie", "sid")
+WITHOUT_LIMITS = "not (pod or cri or container_of_two)"  # on cgroup v2 with v1's controllers; pods ask for limits
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that run one by one in a node of their own.
+
+    `paths`: files and folders below tests/. `lanes`: where it runs. `why`: the reason that these are not all lanes.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    lanes: tuple[str, ...] = LANES
+    why: str = ""
+
+    def files(self) -> list[Path]:
+        """Return its files, in order: those that no other part names by a longer path."""
+        return [file for file in all_files() if owner(file) is self]
+
+
+# What takes long comes first: so the nodes that run side by side end together.
+PARTS = (
+    Part("gpu", ("system/gpu",)),
+    Part(
+        "daemon killed in driver",
+        ("system/gpu/daemon_killed/test_in_driver.py",),
+        ("sid",),
+        "where in the driver a call is held is unknown to containerd, which test_in_dump.py meets in every lane",
+    ),
+    Part("faults", ("faults",), ("trixie",), "the CUDA helper without a container"),
+    Part("containers", ("system",)),
+    Part("checkpoints", (
+        "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
+        "system/test_checkpoint_repeats.py", "system/test_encryption.py", "system/test_images.py",
+        "system/test_restore_failures.py", "system/test_rootfs.py",
+    )),
+    Part(
+        "suspend",
+        (
+            "system/gpu/arena/test_suspend.py", "system/gpu/arena/test_swap.py", "system/gpu/test_driver_failures.py",
+            "system/gpu/test_pool.py", "system/gpu/test_refusals.py", "system/gpu/test_suspend.py",
+        ),
+        ("trixie",),
+        "shim, CUDA helper and pretended driver: CRIU has no part in it, or is not reached",
+    ),
+    Part("CUDA helper", ("contract/cuda_driver",), ("sid",), "CUDA helper and pretended driver without a container"),
+    Part(
+        "arena",
+        (
+            "contract/cuda_driver/test_allocating.py", "contract/cuda_driver/test_arena.py",
+            "contract/cuda_driver/test_arena_settings.py", "contract/cuda_driver/test_clean_pieces.py",
+            "contract/cuda_driver/test_many_blocks.py", "contract/cuda_driver/test_prefetch.py",
+            "contract/cuda_driver/test_zoo.py", "hostile/test_arena.py",
+        ),
+        ("trixie",),
+        "CUDA helper, preload library and pretended driver without a container",
+    ),
+    Part(
+        "VRAM",
+        ("contract/test_vram_kernel.py", "contract/vram_driven", "contract/vram_path"),
+        ("sid",),
+        "the VRAM mover on the kernel, which is the machine's own in both lanes, without CRIU and runc",
+    ),
+    Part(
+        "tiers",
+        ("system/test_tiers.py", "system/test_peers.py"),
+        ("sid",),
+        "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
+    ),
+    Part("tenants", ("hostile",)),
+    Part("systemd", ("system/test_systemd.py",), ("trixie",), "systemd and the packaged units, whatever the runtimes"),
+    Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py")),
+)  # fmt: skip
+
+
+def all_files() -> list[Path]:
+    """Return every file of tests that needs a node."""
+    return sorted(file for suite in SUITES for file in (TESTS / suite).rglob("test_*.py"))
+
+
+def owner(file: Path, parts: Sequence[Part] = PARTS) -> Part:
+    """Return the part that names `file` by the longest path. ValueError where none does, or two by the same one."""
+    named = [(len(path), part) for part in parts for path in part.paths if file.is_relative_to(TESTS / path)]
+    longest = [part for length, part in named if length == max(length for length, _ in named)]
+    if len(longest) != 1:
+        raise ValueError(f"{file} is named by {[part.name for part in longest] or 'no part'}")
+    return longest[0]

@@ -1,0 +1,69 @@
+"""Containers that compute on pretended cards, and the node's side of it: the driver, the cards, the helper.
+
+with gpu.computing(ctr) as container:
+    container.computes_on()
+"""
+
+from __future__ import annotations
+
+from tests.system.gpu.node import (
+    CAPABILITY,
+    CARDS,
+    COMPUTES,
+    CONFIG,
+    INSIDE,
+    LIBRARIES,
+    SOCKET,
+    forget_helper,
+    heal,
+    helpers,
+    install_driver,
+    kill_helpers,
+    node_with_arena,
+    noted_as_locked,
+    other_model,
+    remove_driver,
+)
+from tests.system.gpu.programs import (
+    Computing,
+    Holding,
+    ask_shim,
+    begun,
+    both,
+    command,
+    computing,
+    computing_again,
+    holding,
+    holding_again,
+    mounts,
+)
+
+__all__ = [
+    "CAPABILITY",
+    "CARDS",
+    "COMPUTES",
+    "CONFIG",
+    "INSIDE",
+    "LIBRARIES",
+    "SOCKET",
+    "Computing",
+    "Holding",
+    "ask_shim",
+    "begun",
+    "both",
+    "command",
+    "computing",
+    "computing_again",
+    "forget_helper",
+    "heal",
+    "helpers",
+    "holding",
+    "holding_again",
+    "install_driver",
+    "kill_helpers",
+    "mounts",
+    "node_with_arena",
+    "noted_as_locked",
+    "other_model",
+    "remove_driver",
+]

@@ -1,0 +1,30 @@
+"""A daemon is killed while a call of the driver is about to be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.cuda import Cards
+from tests.lab.node import Containerd
+from tests.system.ctr import Ctr
+from tests.system.gpu.daemon_killed import (
+    IN_DRIVER,
+    Moment,
+    kill_daemon,
+    kill_daemon_and_containerd,
+    with_and_without_helper,
+)
+
+
+@pytest.mark.parametrize("moment", IN_DRIVER, ids=str)
+def test_killed_daemon_takes_its_container_along(ctr: Ctr, cards: Cards, image: Path, moment: Moment) -> None:
+    kill_daemon(ctr, cards, image, moment)
+
+
+@with_and_without_helper(IN_DRIVER)
+def test_report_frees_what_containerd_does_not_end(
+    ctr: Ctr, cards: Cards, image: Path, containerd: Containerd, moment: Moment, helper: bool
+) -> None:
+    kill_daemon_and_containerd(ctr, cards, image, containerd, moment, helper=helper)

@@ -1,0 +1,166 @@
+"""The node's side of pretended cards: the driver, the cards, the CUDA helper, the arena."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from kybernate_shim.arena.memory import FOLDER, Memory
+from kybernate_shim.cuda_worker.kernel import machine_code
+from kybernate_shim.linux import huge_pages
+from tests.fakes.cuda import Cards, build
+from tests.system.checkpoints import kybernate
+from tests.system.ctr import BUNDLES, eventually
+
+LIBRARIES = Path("/usr/local/lib/fake-cuda")  # on the node, found through ldconfig as a driver's are
+LOADER = Path("/etc/ld.so.conf.d/fake-cuda.conf")
+CARDS = Path("/run/fake-cuda")  # where the driver looks without being told
+SOCKET = Path("/run/kybernate/cuda.sock")
+CONFIG = Path("/etc/kybernate/shim.toml")
+CAPABILITY = 9, 0  # of a pretended card
+INSIDE = "/opt/cuda"
+COMPUTES = f"{INSIDE}/computes"
+# Stands in for NVIDIA's runtime: at `create`, and only then, it edits the bundle as NVIDIA_VISIBLE_DEVICES says.
+RUNTIME = Path("/usr/local/bin/nvidia-container-runtime")
+RUNTIME_SOURCE = f"""#!/opt/kybernate/bin/python
+import json, os, sys
+arguments = sys.argv[1:]
+if "create" in arguments:
+    path = os.path.join(arguments[arguments.index("--bundle") + 1], "config.json")
+    spec = json.load(open(path))
+    visible = [value[23:] for value in spec["process"]["env"] if value.startswith("NVIDIA_VISIBLE_DEVICES=")]
+    if visible and not any(mount["destination"] == "{INSIDE}" for mount in spec["mounts"]):
+        mount = {{"destination": "{INSIDE}", "type": "bind", "source": "{LIBRARIES}", "options": ["rbind", "ro"]}}
+        spec["mounts"].append(mount)
+        for index in visible[0].split(","):
+            device = {{"path": f"/dev/nvidia{{index}}", "type": "c", "major": 1, "minor": 3, "fileMode": 438}}
+            spec["linux"].setdefault("devices", []).append(device)
+        json.dump(spec, open(path, "w"))
+os.execvp("runc", ["runc", *arguments])
+"""
+
+
+def install_driver() -> Cards:
+    """Make this node one with two cards: the driver in the loader's path, and device nodes to name the cards by."""
+    built = build()
+    LIBRARIES.mkdir(parents=True, exist_ok=True)
+    for name in (
+        "libcuda.so.1",
+        "libnvidia-ml.so.1",
+        "computes",
+        "computes.py",
+        "holds.py",
+        "forks.py",
+        "epochs.py",
+        "evades.py",
+    ):
+        source = built / name if (built / name).exists() else Path(__file__).parents[2] / "fakes/cuda" / name
+        shutil.copy(source, LIBRARIES)
+    subprocess.run(["gcc", "-shared", "-o", LIBRARIES / "libnccl.so.2", "-x", "c", os.devnull], check=True)
+    LOADER.write_text(f"{LIBRARIES}\n")
+    subprocess.run(["ldconfig"], check=True)
+    RUNTIME.write_text(RUNTIME_SOURCE)
+    RUNTIME.chmod(0o755)
+    for index in range(2):
+        node = Path(f"/dev/nvidia{index}")
+        node.touch()
+        subprocess.run(["mount", "--bind", "/dev/null", node], check=True)
+    with huge_pages.node_wide():
+        pass  # its files stay, as on a node that has moved VRAM before
+    return Cards.create(CARDS, size=512 << 20)
+
+
+def remove_driver() -> None:
+    """Make it a node without cards again."""
+    LOADER.unlink()
+    subprocess.run(["ldconfig"], check=True)
+    for index in range(2):
+        subprocess.run(["umount", f"/dev/nvidia{index}"], check=True)
+        Path(f"/dev/nvidia{index}").unlink()
+    RUNTIME.unlink()
+    for directory in (LIBRARIES, CARDS, huge_pages.STATE):
+        shutil.rmtree(directory)
+
+
+@contextmanager
+def node_with_arena(size: int, more: str = "") -> Iterator[Cards]:
+    """Have a node with two cards and an arena, whose helper runs already; `more` goes into the `[gpu]` table."""
+    cards = install_driver()
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(f'[gpu]\narena = {{ 0 = "{size >> 20}MiB" }}\n{more}')
+    forget_helper()
+    Memory(((0, size),)).prepare()
+    machine_code(FOLDER, *CAPABILITY)
+    assert Memory(size).free() == size
+    kybernate("cuda", "state", "--pid", str(os.getpid()))
+    yield cards
+    forget_helper()
+    CONFIG.unlink()
+    if FOLDER.is_mount():
+        subprocess.run(["umount", FOLDER], check=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    remove_driver()
+
+
+def helpers() -> list[psutil.Process]:
+    """Return the node's CUDA helper, or nothing."""
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if "kybernate_shim.cuda_helper.helper" in (process.info["cmdline"] or [])]
+
+
+def kill_helpers() -> None:
+    for helper in helpers():
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            family = [*helper.children(recursive=True), helper]
+            for process in family:
+                with suppress(psutil.NoSuchProcess):  # as its workers do at any time
+                    process.kill()
+            eventually(lambda: not any(map(lives, family)))  # noqa: B023  # asked immediately
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def forget_helper() -> None:
+    """End the helper and remove what it and its callers have left in /run/kybernate."""
+    kill_helpers()
+    for path in SOCKET.parent.glob("cuda*"):
+        path.unlink()
+    shutil.rmtree(SOCKET.parent / "claims", ignore_errors=True)
+
+
+def heal(cards: Cards) -> None:
+    """Take back everything that a test has switched."""
+    cards.switch("")
+    cards.slow(0)
+    cards.missing()
+    for name in ("mig", "driver", "hidden", "load"):
+        (cards.directory / name).unlink(missing_ok=True)
+    shutil.rmtree(SOCKET.parent / "claims", ignore_errors=True)
+
+
+def noted_as_locked(pid: int) -> bool:
+    """Tell whether the bundle of some container says that this process may be locked."""
+    return any(str(pid) in path.read_text() for path in BUNDLES.glob("*/*/kybernate.json"))
+
+
+@contextmanager
+def other_model(cards: Cards) -> Iterator[None]:
+    """Let the machine have other cards for a while."""
+    file = cards.directory / "cards"
+    before = file.read_text()
+    file.write_text(before.replace("H200", "B200"))
+    try:
+        yield
+    finally:
+        file.write_text(before)

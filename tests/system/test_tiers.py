@@ -1,0 +1,218 @@
+"""Images move between memory, disk and an S3 server, and a restore finds them wherever they are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kybernate.messages import agent_pb2 as wire
+from kybernate.store.keys import make_key
+from kybernate_shim.checkpoint.image.store import verify
+from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, rclone
+from tests.system import node_agent
+from tests.system.checkpoints import Witness, counting, holding, kybernate
+from tests.system.ctr import CommandFailed, Ctr, eventually
+from tests.system.node_agent import NodeAgent
+
+MEMORY = Path("/dev/shm/kybernate-test")
+ROOT = Path("/var/lib/kybernate/checkpoints")
+MIB = 64
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with rclone(tmp_path / "server") as found:
+        yield found
+
+
+@pytest.fixture
+def memory(shim_config: Path) -> Iterator[Path]:
+    shim_config.write_text(f'memory_root = "{MEMORY}"\n')
+    yield MEMORY
+    shutil.rmtree(MEMORY, ignore_errors=True)
+
+
+@pytest.fixture
+def agent(memory: Path, server: Server, tmp_path: Path) -> Iterator[NodeAgent]:
+    key = tmp_path / "store.key"
+    make_key(key)
+    settings = f'[store]\nurl = "s3://{BUCKET}/images"\nendpoint = "{server.endpoint}"\nkey = "{key}"\n'
+    credentials = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
+    with node_agent.short_place() as place:
+        one = NodeAgent(place, settings, environment=credentials)
+        one.write(settings)
+        os.environ |= {"KYBERNATE_AGENT": one.address.removeprefix("unix:"), **credentials}
+        try:
+            init = ["--url", f"s3://{BUCKET}/images"]
+            (Path("/etc/kybernate") / "agent.toml").write_text(settings)
+            kybernate("store", "init", *init)
+            one.start()
+            one.wait_ready()
+            yield one
+        finally:
+            (Path("/etc/kybernate") / "agent.toml").unlink(missing_ok=True)
+            for name in ("KYBERNATE_AGENT", *credentials):
+                os.environ.pop(name, None)
+            if one.process is not None and one.process.poll() is None:
+                one.process.kill()
+                one.process.wait(20)
+            print(one.log.read_text()[-6000:] if one.log.exists() else "")
+
+
+@pytest.fixture
+def image(agent: NodeAgent, ours: Ctr) -> Iterator[str]:
+    """Return the name of an image that is on the disk alone; its container has ended."""
+    with holding(ours, MIB) as witness:
+        name = f"tiers-{witness.id}"
+        kybernate("checkpoint", witness.id, name, "--exit")
+    eventually(lambda: agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=name)))
+    yield name
+    for root in (ROOT, MEMORY):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def tiers_of(agent: NodeAgent, image: str) -> set[str]:
+    found = agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=image))
+    return {replica.tier for replica in found.replicas}
+
+
+def goes_on(ours: Ctr, image: str, tmp_path: Path) -> None:
+    """Restore an image by its name: its program counts."""
+    new, log = ours.new_id("back"), tmp_path / f"log-{os.urandom(4).hex()}"
+    try:
+        kybernate("restore", image, "--name", new, "--detach", "--log", str(log))
+        eventually(lambda: Witness(new, log).count() > 2)
+    finally:
+        ours.remove(new)
+
+
+def damage(directory: Path) -> None:
+    largest = max(directory.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as stream:
+        stream.seek(largest.stat().st_size // 2)
+        stream.write(os.urandom(64))
+
+
+def test_image_goes_through_all_tiers_and_is_restored_from_each(
+    agent: NodeAgent, image: str, ours: Ctr, tmp_path: Path
+) -> None:
+    told = json.loads(kybernate("promote", image, "--json"))
+    assert told["place"] == str(MEMORY / image)
+    eventually(lambda: tiers_of(agent, image) == {"ram", "disk"})
+    assert not verify(MEMORY / image)
+
+    damage(ROOT / image)  # the copy in memory is what is read
+    goes_on(ours, image, tmp_path)
+    with pytest.raises(CommandFailed, match="no other tier has a good copy"):
+        kybernate("evict", image, "--from", "ram")
+    assert not verify(MEMORY / image)
+
+    kybernate("demote", image, "--to", "object")
+    eventually(lambda: tiers_of(agent, image) == {"object"})
+    assert not (MEMORY / image).exists()
+    assert not (ROOT / image).exists()
+
+    kybernate("promote", image, "--to", "disk")
+    eventually(lambda: tiers_of(agent, image) == {"disk", "object"})
+    assert not verify(ROOT / image)
+    goes_on(ours, image, tmp_path)
+
+    kybernate("evict", image, "--from", "object")
+    eventually(lambda: tiers_of(agent, image) == {"disk"})
+    with pytest.raises(CommandFailed, match="no other tier has a good copy"):
+        kybernate("evict", image, "--from", "disk")
+    goes_on(ours, image, tmp_path)
+
+
+def test_copy_outlives_the_agent(agent: NodeAgent, image: str, server: Server) -> None:
+    kybernate("demote", image, "--to", "object")
+    agent.stop()
+    agent.settings += "bytes_per_second = 8000000\nparallel = 1\n"
+    agent.start()
+    agent.wait_ready()
+    begun = agent.call("Checkpoints", "CopyImage", wire.CopyImageRequest(image=image, tier="disk"))
+    arriving = ROOT / f".kybernate-arriving-{image}"
+    agent.until(begun.id, lambda one: one.progress.done_bytes > 16 << 20)
+    agent.stop(signal.SIGKILL)
+    assert arriving.is_dir()
+    assert not (ROOT / image).exists()
+    agent.start()
+    agent.wait_ready()
+    agent.done(begun.id)
+    assert not arriving.exists()
+    assert not verify(ROOT / image)
+
+
+def test_cancelled_copy_leaves_nothing(agent: NodeAgent, image: str) -> None:
+    kybernate("demote", image, "--to", "object")
+    agent.stop()
+    agent.settings += "bytes_per_second = 1000000\nparallel = 1\n"
+    agent.start()
+    agent.wait_ready()
+    begun = agent.call("Checkpoints", "CopyImage", wire.CopyImageRequest(image=image, tier="ram"))
+    eventually(lambda: list(MEMORY.glob(".kybernate-arriving-*")))
+    agent.operation("CancelOperation", wire.CancelOperationRequest(id=begun.id))
+    assert agent.ended(begun.id).state == wire.CANCELLED
+    assert list(MEMORY.iterdir()) == []
+    assert tiers_of(agent, image) == {"object"}
+
+
+def test_store_that_is_away_is_named_and_nothing_is_lost(agent: NodeAgent, image: str, server: Server) -> None:
+    server.kill()
+    with pytest.raises(CommandFailed, match="s3://"):
+        kybernate("demote", image, "--to", "object", timeout=120)
+    assert not verify(ROOT / image)
+    assert tiers_of(agent, image) == {"disk"}
+
+
+def test_full_memory_is_relieved_by_policy(agent: NodeAgent, image: str) -> None:
+    agent.stop()
+    agent.settings += f"[tiers.ram]\nquota = {100 << 20}\nhigh = 0.5\nlow = 0.4\n[tiers.policy]\ninterval = 1\n"
+    agent.start()
+    agent.wait_ready()
+    kybernate("promote", image)
+    eventually(lambda: (MEMORY / image).exists() or agent.lines("policy.submitted"))
+    eventually(lambda: tiers_of(agent, image) == {"disk"}, seconds=40)
+    assert not (MEMORY / image).exists()
+    (submitted,) = agent.lines("policy.submitted")
+    assert submitted["verb"] == "evict"
+    assert not verify(ROOT / image)
+
+
+def test_old_images_of_a_workload_go_by_policy(agent: NodeAgent, ours: Ctr) -> None:
+    with counting(ours) as witness:
+        names = [f"tiers-{witness.id}-{number}" for number in range(3)]
+        for name in names:
+            kybernate("checkpoint", witness.id, name)
+        found = eventually(lambda: agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=names[2])))
+        agent.call("Checkpoints", "PinImage", wire.PinImageRequest(image=names[0], pinned=True))
+        agent.stop()
+        agent.settings += "[tiers.policy]\ninterval = 1\nttl = 1\n"
+        agent.start()
+        agent.wait_ready()
+        assert found.id
+        eventually(lambda: [name for name in names if (ROOT / name).exists()] == [names[0]], seconds=40)
+        assert not verify(ROOT / names[0])
+        shutil.rmtree(ROOT / names[0])
+
+
+def test_command_ends_with_its_own_status_however_its_librarys_threads_end(agent: NodeAgent) -> None:
+    """An interpreter that ends kills threads of Rust's that ask for its lock, which abort the process: one in ten."""
+    runs = [subprocess.run(["kybernate", "store", "ls"], capture_output=True, timeout=60) for _ in range(30)]
+    assert {one.returncode for one in runs} == {0}
+
+
+def test_unknown_tier_is_refused(agent: NodeAgent, ours: Ctr) -> None:
+    with counting(ours) as witness:
+        kybernate("checkpoint", witness.id, f"tiers-{witness.id}")
+        eventually(lambda: agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=f"tiers-{witness.id}")))
+        with pytest.raises(CommandFailed, match="'tape' is no tier of this node: ram, disk, object"):
+            kybernate("promote", f"tiers-{witness.id}", "--to", "tape")
+        shutil.rmtree(ROOT / f"tiers-{witness.id}")

@@ -1,0 +1,81 @@
+"""What the requests of operations mean on a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate.agent.operations.errors import RequestInvalid
+from kybernate.agent.operations.model import (
+    Arguments,
+    Checkpoint,
+    Delete,
+    Export,
+    Import,
+    Restore,
+    Swap,
+    Verify,
+)
+from kybernate.agent.operations.resolve import ImageNotFound, ImagePinned
+from kybernate.node.archives import ArchiveOdd
+from kybernate.node.deleting import NotDeleted
+from kybernate.node.failure import Failure
+from kybernate.node.lookup import ContainerNotFound
+from kybernate.node.places import PlaceTaken
+from kybernate.node.restore import IdTaken
+from kybernate.node.shim import NoTask
+from tests.unit.agent.operations.hands import ID, Hands
+from tests.unit.cli.conftest import Node as FakeNode
+from tests.unit.cli.conftest import node as node
+from tests.unit.cli.saved_image import save
+
+
+def test_checkpoint_gets_a_place_of_its_own(node: FakeNode, counter: Any) -> None:
+    hands = Hands(node, gpus_of=lambda id: ("GPU-1",))
+    node.checkpoints.mkdir()
+    target = hands.resolve(Checkpoint("count"))
+    assert (target.container, target.image) == ("counter", str(node.checkpoints / f"counter-{ID}"))
+    assert target.writes == target.image
+    assert target.holds == ("container default/counter", f"path {target.image}")
+    assert target.copies[0] == "gpu GPU-1"
+    assert target.copies[1].startswith("disk ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (Checkpoint("nothing"), ContainerNotFound),
+        (Checkpoint("ended"), NoTask),
+        (Checkpoint("counter", path="../up"), RequestInvalid),
+        (Checkpoint("counter", path=".."), RequestInvalid),
+        (Checkpoint("counter", path="/a/../b"), RequestInvalid),
+        (Checkpoint("counter", path="first"), PlaceTaken),
+        (Swap("counter", "coun"), RequestInvalid),
+        (Verify("nothing"), ImageNotFound),
+        (Delete("nothing"), ImageNotFound),
+        (Delete("pinned"), ImagePinned),
+        (Restore("first", name="counter"), IdTaken),
+        (Export("first", "relative"), RequestInvalid),
+        (Export("first", "/proc/version"), PlaceTaken),
+        (Export("first", "/no/such/directory/x.tar"), RequestInvalid),
+        (Import("/no/such/archive"), ArchiveOdd),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(
+    node: FakeNode, counter: Any, arguments: Arguments, error: type[Failure]
+) -> None:
+    node.containerd.add("ended", state="")
+    save(node.checkpoints / "first")
+    save(node.checkpoints / "pinned")
+    before = list(node.containerd.calls)
+    with pytest.raises(error):
+        Hands(node, is_pinned=lambda path: path.name == "pinned").resolve(arguments)
+    assert node.containerd.calls == before
+
+
+def test_image_outside_of_the_roots_is_not_deleted(hands: Hands, tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere")
+    with pytest.raises(NotDeleted, match="neither below"):
+        hands.resolve(Delete(str(tmp_path / "elsewhere")))

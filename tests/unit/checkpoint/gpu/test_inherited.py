@@ -1,0 +1,57 @@
+"""When a release ends although processes keep what they have inherited, and whom it does not reach."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from kybernate_shim.checkpoint.gpu import inherited
+from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, Inherited, Release
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.gpu.inheritors import Inheritors
+from kybernate_shim.linux.nvidia_devices import DeviceFiles
+
+
+@dataclass
+class FakeInherited:
+    """Has these processes, of which none holds anything whenever it is asked."""
+
+    members: Sequence[int] = ()
+    inheritors: Inheritors = field(default_factory=Inheritors)
+    target: Any = field(default_factory=lambda: type("Target", (), {"id": "c"}))
+
+    async def holding(self) -> list[DeviceFiles]:
+        return []
+
+    def pids(self) -> list[int]:
+        return list(self.members)
+
+
+def release(fake: FakeInherited) -> Release:
+    return Release(cast(Inherited, fake), cast(Any, None))
+
+
+def test_processes_that_are_only_there_when_all_are_frozen_do_not_keep_it_up_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(inherited.time, "monotonic", lambda: now)
+    one = release(FakeInherited())
+    for _ in range(3):
+        asyncio.run(one.run(Operation("checkpoint")))
+        now += inherited.SECONDS / 3
+    now += 1
+    with pytest.raises(DevicesKept, match="keep appearing; container c continues as before"):
+        asyncio.run(one.run(Operation("checkpoint")))
+
+
+@pytest.mark.parametrize(("members", "reached"), [([os.getpid()], [os.getpid()]), ([], [])])
+def test_process_that_is_none_of_the_container_is_not_reached(members: list[int], reached: list[int]) -> None:
+    """It has got the pid of one that was when it was looked at."""
+    jobs = release(FakeInherited(members))._jobs([DeviceFiles(os.getpid(), (), frozenset({3}))])
+    assert [job.pid for job in jobs] == reached

@@ -1,0 +1,62 @@
+"""What runs in which lane: every file of tests somewhere, and what meets a lane's own programs in all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.lanes import LANES, PARTS, TESTS, Part, all_files, owner
+from tests.run_all import suites_in_lab
+
+# All that this file knows of: what drives containerd, runc or CRIU, and is worth nothing in one lane alone.
+IN_EVERY_LANE = (
+    *("contract/test_runtime_lifecycle.py", "contract/test_freezer.py", "contract/cuda_driver/test_cuda_criu.py"),
+    *("system/test_checkpoint.py", "system/test_restore_failures.py", "system/test_run.py", "system/test_cri.py"),
+    *("system/gpu/test_checkpoint.py", "system/gpu/test_pods.py", "system/gpu/test_criu.py"),
+    *("system/gpu/arena/test_checkpoint.py", "system/gpu/daemon_killed/test_in_dump.py", "hostile/test_images.py"),
+)
+
+
+def test_every_file_belongs_to_one_part() -> None:
+    assert sorted(file for part in PARTS for file in part.files()) == all_files()
+
+
+def test_each_file_runs_once_in_each_lane_of_its_part() -> None:
+    given = [word for suite in suites_in_lab() if "cgroup v2" not in suite.name for word in suite.argv]
+    times = Counter(word for word in given if word.startswith("tests/") and word.endswith(".py"))
+    assert times == {f"tests/{file.relative_to(TESTS)}": len(owner(file).lanes) for file in all_files()}
+
+
+def test_suites_have_names_of_their_own() -> None:
+    suites = suites_in_lab()
+    assert len({suite.log for suite in suites}) == len(suites)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_part_says_why_it_is_not_in_all_lanes(part: Part) -> None:
+    assert part.files(), "names nothing that no other part has"
+    assert set(part.lanes) <= set(LANES)
+    assert bool(part.why) == (part.lanes != LANES)
+    for path in part.paths:
+        assert (TESTS / path).exists(), path
+
+
+@pytest.mark.parametrize("path", IN_EVERY_LANE)
+def test_what_meets_a_lanes_own_programs_runs_in_every_lane(path: str) -> None:
+    assert owner(TESTS / path).lanes == LANES
+
+
+def test_longer_path_has_the_file() -> None:
+    folder, file = Part("folder", ("system",)), Part("file", ("system/test_run.py",))
+    assert owner(TESTS / "system/test_run.py", [folder, file]) is file
+    assert owner(TESTS / "system/test_cri.py", [folder, file]) is folder
+
+
+def test_file_of_no_part_or_of_two_is_named() -> None:
+    part = Part("one", ("system/test_run.py",))
+    with pytest.raises(ValueError, match=r"test_cri\.py is named by no part"):
+        owner(TESTS / "system/test_cri.py", [part])
+    with pytest.raises(ValueError, match=r"named by .*'one', 'two'"):
+        owner(TESTS / "system/test_run.py", [part, replace(part, name="two")])

@@ -1,0 +1,125 @@
+"""What `make test` prints: a line for each suite that is good, and the reasons of each that is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import run_all
+from tests.run_all import REPEATS, Suite, repeat_alone, run_side_by_side, summary
+
+PASSES = "def test_right() -> None:\n    print('said by a test')\n"
+FAILS_ONCE = """
+import pathlib, pytest
+MARK = pathlib.Path(__file__).with_name("mark")
+@pytest.mark.parametrize("text", ["a b"])
+def test_busy(text):
+    was_there = MARK.exists()
+    MARK.touch()
+    assert was_there, "first: the machine is busy"
+"""
+FAILS = "def test_wrong() -> None:\n    assert 1 == 2, 'the reason'\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    monkeypatch.setattr(run_all, "LOGS", tmp_path)
+    (tmp_path / "conftest.py").write_text((Path(__file__).parents[1] / "conftest.py").read_text())
+    return tmp_path
+
+
+def suite(folder: Path, name: str, text: str) -> Suite:
+    file = folder / f"test_{name}.py"
+    file.write_text(text)
+    alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    return Suite(name, [*alone, str(file)], alone)
+
+
+def test_good_suite_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = suite(folder, "good", PASSES)
+    run_side_by_side([good], 1)
+    assert summary([good]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["good", "ok"]
+    assert first.endswith("1 passed")
+    assert others == ["=" * 78, "1 passed, 0 failed, 0 skipped"]
+
+
+def test_failure_is_told_when_it_happens_and_in_full_in_the_end(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suites = [suite(folder, "good", PASSES), suite(folder, "bad", PASSES + FAILS)]
+    run_side_by_side(suites, 2)
+    during = capsys.readouterr().out
+    assert "[bad] failed in call: " in during
+    assert summary(suites) == 1
+    after = capsys.readouterr().out
+    assert "AssertionError: the reason" in after
+    assert "all of its output is in bad.log" in after
+    assert "said by a test" not in after
+    assert after.splitlines()[-1] == "2 passed, 1 failed, 0 skipped"
+    assert "1 failed, 1 passed" in (folder / "bad.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [("print('last words'); raise SystemExit(3)", "last words"), ("print('0 tests')", "0 tests")],
+    ids=["ends early", "runs no test"],
+)
+def test_suite_without_a_test_is_a_failure_with_its_last_words(
+    folder: Path, capsys: pytest.CaptureFixture[str], program: str, reason: str
+) -> None:
+    lost = Suite("lost", [sys.executable, "-c", program])
+    run_side_by_side([lost], 1)
+    assert summary([lost]) == 1
+    said = capsys.readouterr().out
+    assert reason in said
+    assert said.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_what_passes_alone_is_good_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suites = [suite(folder, "good", PASSES), suite(folder, "busy", PASSES + FAILS_ONCE)]
+    run_side_by_side(suites, 1)
+    assert summary(suites, repeat_alone(suites)) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == [
+        "failed with others, passed alone: [busy] test_busy.py::test_busy[a b]",
+        "3 passed, 0 failed, 0 skipped",
+    ]
+    assert any("first: the machine is busy" in line for line in said)
+
+
+@pytest.mark.parametrize("text", [FAILS, FAILS_ONCE + FAILS, "raise SystemExit(3)"], ids=["always", "one", "suite"])
+def test_what_fails_alone_too_stays_a_failure(folder: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    suites = [suite(folder, "good", PASSES), suite(folder, "bad", PASSES + text)]
+    run_side_by_side(suites, 1)
+    again = repeat_alone(suites)
+    assert not again
+    assert summary(suites, again) == 1
+    assert "passed alone" not in capsys.readouterr().out
+
+
+def test_many_failures_are_not_repeated(folder: Path) -> None:
+    many = "".join(FAILS.replace("test_wrong", f"test_wrong_{number}") for number in range(REPEATS + 1))
+    suites = [suite(folder, "busy", FAILS_ONCE), suite(folder, "bad", many)]
+    run_side_by_side(suites, 1)
+    assert not repeat_alone(suites)
+    assert not (folder / "busy-again.log").exists()
+
+
+def test_suite_that_may_not_be_repeated_is_not(folder: Path) -> None:
+    unit = suite(folder, "unit", FAILS_ONCE)
+    unit.alone = None
+    run_side_by_side([unit], 1)
+    assert not repeat_alone([unit])
+
+
+def test_suite_that_failed_without_a_test_is_not_repeated(folder: Path) -> None:
+    broken = suite(folder, "broken", PASSES)
+    broken.argv = [sys.executable, "-c", "print('2 passed in 1 s'); raise SystemExit(1)"]
+    run_side_by_side([broken], 1)
+    assert not repeat_alone([broken])
+    assert not (folder / "broken-again.log").exists()
