@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-unit test-contract test-system bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
-	@echo "make test         run all tests: unit here, contract and system tests in both lanes of the lab"
+	@echo "make test         run all tests: unit here, the others in nodes of both lanes (NODES=3 at a time)"
+	@echo "make test-fast    run the unit tests and a few in one lane of the lab, for the inner loop"
 	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
+	@echo "make search       try the properties of the unit tests on a thousand random examples each"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
@@ -24,7 +26,7 @@ venv: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y --no-install-recommends python3-venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[agent,store,oci,postgresql,tracing,test,dev,docs]'
 	touch $@
 
 proto: venv
@@ -37,10 +39,18 @@ demo:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m tests.system.demo
 
 test: venv
-	$(BIN)/python tests/run_all.py
+	$(BIN)/python tests/run_all.py $(NODES)
+
+# For the inner loop: unit tests, and in one lane a container's life, the protocol and the CUDA helper.
+test-fast: test-unit
+	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/system/test_run.py \
+	    tests/contract/test_ttrpc_codec.py tests/contract/cuda_driver/test_cuda_helper.py $(PYTEST_ARGS)
 
 test-unit: venv
 	$(BIN)/python -m pytest -n auto tests/unit $(PYTEST_ARGS)
+
+search: venv
+	$(BIN)/python -m pytest -n auto --hypothesis-profile=search -m hypothesis tests/unit $(PYTEST_ARGS)
 
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
