@@ -3,9 +3,9 @@
 `run_all.py [NODES]`: so many nodes run side by side, one more than there are processors where it is not said, because
 tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
 
-A few tests that fail in nodes run once more when nothing else runs: real containers on a busy machine meet
-timeouts of programs that are not ours. What passes then is named in the summary, with its first failure in build/tests,
-because it has found something. Unit tests are never repeated.
+A few tests that fail run once more when nothing else runs: on a busy machine they meet timeouts, also of programs that
+are not ours. What passes then is named in the summary, with its first failure in build/tests, because it has found
+something.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ REPEATS = 4  # more failures than that are no coincidence
 
 @dataclass
 class Suite:
-    """One pytest run. `lines` is its whole output; `alone` runs tests by their names, where it may be repeated."""
+    """One pytest run. `lines` is its whole output; `alone` runs tests by their names."""
 
     name: str
     argv: list[str]
-    alone: list[str] | None = None  # without the tests' names
+    alone: list[str]  # without the tests' names
     status: int = -1
     seconds: float = 0
     lines: list[str] = field(default_factory=list)
@@ -98,12 +98,12 @@ class Suite:
         return list(dict.fromkeys(one[1] for one in found if one))
 
     def repeated(self) -> Suite | None:
-        """Return the suite of what failed here; None where that is not known by its names, or may not be repeated."""
+        """Return the suite of what failed here; None where that is not known by its names."""
         counts = self.counts()
         failed = counts.get("failed", 0) + counts.get("error", 0)
-        if self.alone is None or not failed or len(self.failed) != failed:
+        if not failed or len(self.failed) != failed:
             return None
-        return Suite(f"{self.name} again", [*self.alone, *self.failed])
+        return Suite(f"{self.name} again", [*self.alone, *self.failed], self.alone)
 
     def reasons(self) -> list[str]:
         """Return what it says of its failures; its last words, where it did not come to its end."""
@@ -193,11 +193,12 @@ def main(argv: Sequence[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     if not build_lanes():
         return 1
-    unit = Suite("unit", [sys.executable, "-m", "pytest", "-q", "-n", "auto", "tests/unit"])
+    alone = [sys.executable, "-m", "pytest", "-q"]
+    unit = Suite("unit", [*alone, "-n", "auto", "tests/unit"], alone)
     unit.run()
     others = suites_in_lab()
     run_side_by_side(others, nodes)
-    return summary([unit, *others], repeat_alone(others))
+    return summary([unit, *others], repeat_alone([unit, *others]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from kybernate.store import source, writer
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.format.recipe import Recipe
+from kybernate.store.in_thread import in_thread
 from kybernate.store.reader import fetch
 from kybernate.store.sink import DirectorySink
 from kybernate.store.tiers.directory import ARRIVING
@@ -55,7 +56,7 @@ async def get(store: ChunkStore, recipe: Recipe, directory: Path, transfer: Tran
         sink = DirectorySink(arriving, {file.name: file.size for file in recipe.files})
         try:
             await fetch(store, recipe, sink, transfer)
-            await asyncio.to_thread(sink.finish, recipe.manifest, durable=durable)
+            await in_thread(sink.finish, recipe.manifest, durable=durable)
         finally:
             sink.close()
         await asyncio.to_thread(read_image, arriving)  # its manifest, names and sizes, as a restore will read them

@@ -19,6 +19,7 @@ from kybernate.store.format import pack as packs
 from kybernate.store.format.pack import Place
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.format.sealing import Sealed, unseal
+from kybernate.store.in_thread import in_thread
 from kybernate.store.transfer import Transfer
 
 REQUEST_BYTES = 16 << 20  # of one range; larger ones gain nothing, and hold more memory
@@ -126,7 +127,7 @@ async def _serve(store: ChunkStore, request: Wanted, sink: Sink, transfer: Trans
         await _serve_moved(store, request, sink, transfer)
         return
     transfer.done(sent_bytes=len(content))
-    damaged = await asyncio.to_thread(_deliver, store, request, content, sink)
+    damaged = await in_thread(_deliver, store, request, content, sink)
     for one in damaged:
         await _serve_damaged(store, request.pack, one, sink, transfer)
     size = sum(place.size * len(targets) for place, targets in request.chunks)
@@ -153,7 +154,7 @@ async def _serve_damaged(
         pack, place = copy
         again = Wanted(pack, place.offset, place.stored, ((place, targets),))
         content = await _content(store, again, transfer)
-        if content is not None and not await asyncio.to_thread(_deliver, store, again, content, sink):
+        if content is not None and not await in_thread(_deliver, store, again, content, sink):
             return
         tried.append(pack)
         copy = store.index.find(place.id, lambda other: other not in tried)

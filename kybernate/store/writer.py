@@ -20,6 +20,7 @@ from kybernate.store.format import recipe as recipes
 from kybernate.store.format.pack import Pack, PackBuilder, Place
 from kybernate.store.format.recipe import Piece, Recipe, StoredFile
 from kybernate.store.format.sealing import Sealed, chunk_id, seal
+from kybernate.store.in_thread import in_thread
 from kybernate.store.lease import Lease, leased
 from kybernate.store.source import ImageFile
 from kybernate.store.transfer import Transfer
@@ -173,7 +174,7 @@ class _Upload:
         batches = _batches(source)
         try:
             for batch in batches:
-                running.append(asyncio.create_task(asyncio.to_thread(self._prepare, source, batch)))
+                running.append(asyncio.create_task(in_thread(self._prepare, source, batch)))
                 if len(running) > AHEAD:
                     yield await running.pop(0)
             while running:

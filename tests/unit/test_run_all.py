@@ -72,7 +72,7 @@ def test_failure_is_told_when_it_happens_and_in_full_in_the_end(
 def test_suite_without_a_test_is_a_failure_with_its_last_words(
     folder: Path, capsys: pytest.CaptureFixture[str], program: str, reason: str
 ) -> None:
-    lost = Suite("lost", [sys.executable, "-c", program])
+    lost = Suite("lost", [sys.executable, "-c", program], [sys.executable])
     run_side_by_side([lost], 1)
     assert summary([lost]) == 1
     said = capsys.readouterr().out
@@ -108,13 +108,6 @@ def test_many_failures_are_not_repeated(folder: Path) -> None:
     run_side_by_side(suites, 1)
     assert not repeat_alone(suites)
     assert not (folder / "busy-again.log").exists()
-
-
-def test_suite_that_may_not_be_repeated_is_not(folder: Path) -> None:
-    unit = suite(folder, "unit", FAILS_ONCE)
-    unit.alone = None
-    run_side_by_side([unit], 1)
-    assert not repeat_alone([unit])
 
 
 def test_suite_that_failed_without_a_test_is_not_repeated(folder: Path) -> None:

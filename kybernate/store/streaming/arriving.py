@@ -17,6 +17,7 @@ from pathlib import Path
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.format.recipe import Recipe
+from kybernate.store.in_thread import in_thread
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.reader import fetch
 from kybernate.store.streaming.sink import ArrivingSink
@@ -163,7 +164,7 @@ class _Bringing:
             raise
         sink.record.complete()
         if not self._where.transient:
-            await asyncio.to_thread(sink.keep, durable=True)
+            await in_thread(sink.keep, durable=True)
             (directory / ARRIVAL).unlink()
 
     @contextmanager

@@ -17,6 +17,7 @@ from mmap import mmap
 from pathlib import Path
 
 from kybernate.node.failure import Failure
+from kybernate.store.in_thread import in_thread
 from kybernate.store.tiers.arrived import Arrived
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.digest_form import DigestForm, form_of
@@ -64,7 +65,7 @@ async def copy(source: Path, target: Path, manifest: Manifest, arrived: Arrived,
             for parts in _tasks(file, arrived, transfer):
                 await slots.acquire()
                 await transfer.pace(sum(size for _, size in parts))
-                work = asyncio.to_thread(_copy_parts, source / file.name, target / file.name, file, parts, arrived)
+                work = in_thread(_copy_parts, source / file.name, target / file.name, file, parts, arrived)
                 task = group.create_task(_counted(work, parts, transfer))
                 task.add_done_callback(lambda _: slots.release())
     for file in files:

@@ -16,6 +16,7 @@ from pathlib import Path
 from kybernate.node.deleting import delete
 from kybernate.node.images import places_below
 from kybernate.store.errors import StoreFull
+from kybernate.store.in_thread import in_thread
 from kybernate.store.reader import Sink
 from kybernate.store.sink import DirectorySink
 from kybernate.store.tiers import copying
@@ -69,7 +70,7 @@ class DirectoryTier:
             return await self._that_is_there(source)
         manifest = decode(source.manifest)
         arriving = self._arriving(source.ref)
-        await asyncio.to_thread(self._prepare, arriving, manifest)
+        await in_thread(self._prepare, arriving, manifest)
         arrived = Arrived(arriving, source.manifest, tuple(file.name for file in manifest.stored_files))
         try:
             if not arrived.continues:
@@ -80,7 +81,7 @@ class DirectoryTier:
             raise
         finally:
             arrived.close()
-        await asyncio.to_thread(self._publish, arriving, place, manifest, source.manifest)
+        await in_thread(self._publish, arriving, place, manifest, source.manifest)
         return _held(source.ref, await asyncio.to_thread(self._read, source.ref))
 
     async def discard(self, ref: Ref) -> None:
@@ -201,10 +202,10 @@ class DirectorySource:
                         transfer.done(done_bytes=size, known_bytes=size)
                         continue
                     await transfer.pace(size)
-                    content = await asyncio.to_thread(os.pread, stream.fileno(), size, offset)
+                    content = await in_thread(os.pread, stream.fileno(), size, offset)
                     if len(content) != size:
                         raise ImageDamaged(f"{self.directory / file.name} is shorter than {file.size} bytes")
-                    await asyncio.to_thread(sink.write, file.name, offset, content)
+                    await in_thread(sink.write, file.name, offset, content)
                     transfer.done(done_bytes=size, sent_bytes=size)
 
     async def close(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from kybernate.client.errors import AgentRefused, AgentUnreachable
 from kybernate.node.failure import Failure
+from kybernate.store.in_thread import hurried, in_thread
 from kybernate.store.reader import Sink
 from kybernate.store.tiers.peer_connection import ImageClosed, PartNotRead, PeerConnection
 from kybernate.store.tiers.tier import Have
@@ -23,8 +24,6 @@ PART_SECONDS: Final = 120.0  # for one part; an agent that sends less is not wor
 
 
 FOR_NOW: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # gRPC's codes of an agent that ends or begins
-
-T = TypeVar("T")
 
 
 class PeerGone(Failure):
@@ -114,7 +113,7 @@ class Reading:
             for part in parts:
                 await self._transfer.pace(part.size)
                 content = await self._read(connection, part)
-                await _whole(asyncio.to_thread(self._sink.write, part.name, part.offset, content))
+                await in_thread(self._sink.write, part.name, part.offset, content)
                 self._transfer.done(done_bytes=part.size, sent_bytes=part.size)
         finally:
             connection.close()
@@ -140,8 +139,7 @@ class Reading:
     async def _attempt(self, connection: PeerConnection, token: str, part: Part) -> bytes:
         late = asyncio.get_running_loop().call_later(PART_SECONDS, connection.drop)
         try:
-            work = asyncio.to_thread(connection.read, token, part.number, part.offset, part.size)
-            return await _whole(work, connection.abort)
+            return await hurried(connection.abort, connection.read, token, part.number, part.offset, part.size)
         finally:
             late.cancel()
 
@@ -157,19 +155,3 @@ class Reading:
                     raise
                 return str(error)
         return ""
-
-
-async def _whole(work: Coroutine[Any, Any, T], hurry: Callable[[], object] = lambda: None) -> T:
-    """Return what a thread returns; it has ended when this ends, also when this is cancelled, after `hurry` was called.
-
-    A thread that wrote on would write to descriptors that are another file's by then.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        hurry()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()
-        raise
