@@ -33,8 +33,8 @@ EASILY_STOPPED = "RSTt"  # not D: a thread deep in a driver stops when that lets
 class SeizedProcess:
     """Threads of one process, stopped as long as the context lasts.
 
-    With `spare`, all threads are stopped but those whose name it accepts; without, one thread that stops readily, which
-    is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the
+    With `spare`, all threads are stopped but those whose name it accepts, and the main thread in any case: its name is
+    the program's, which may be any; without, one thread that stops readily, which is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the
     kernel kills the process if we end while it is held, where it would let its threads go otherwise. Raises
     InjectionFailed; nothing is held and nothing has been changed then. The methods may be called from any thread.
     """
@@ -155,7 +155,7 @@ class SeizedProcess:
                 raise TargetUnresponsive(f"process {self._pid} starts threads faster than they can be stopped")
             for tid in new:
                 try:
-                    if spare(_name(self._pid, tid)):
+                    if tid != self._pid and spare(_name(self._pid, tid)):
                         ended.add(tid)
                         self._spared.append(tid)
                     else:

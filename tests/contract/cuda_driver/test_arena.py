@@ -6,7 +6,8 @@ import asyncio
 import mmap
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.contract.cuda_driver.helper_processes import kill_helper
 from tests.fakes.cuda import Cards
+from tests.fakes.cuda.build import SOURCES
 from tests.fakes.cuda.programs import Program
 
 Start = Callable[..., Program]
@@ -49,6 +51,42 @@ def use(use_arena: Run) -> Run:
 @pytest.fixture
 def program(start: Start, preload: Path) -> Program:
     return start(mib=8, preload=preload)
+
+
+# Computes in a thread of its own, whose name and the main thread's are the first arguments.
+NAMED = """
+import ctypes, os, sys, threading
+name = ctypes.CDLL(None).prctl
+main, worker = (one.encode() for one in sys.argv[1:3])
+del sys.argv[1:3]
+import computes
+name(15, main, 0, 0, 0)
+def compute():
+    name(15, worker, 0, 0, 0)
+    try:
+        computes.main()
+    finally:
+        os._exit(1)
+threading.Thread(target=compute).start()
+"""
+
+
+@pytest.fixture
+def named(cards: Cards, libraries: Path, preload: Path) -> Iterator[Callable[[str, str], Program]]:
+    """Start programs whose threads have names of the program's."""
+    started = []
+
+    def start(main: str, worker: str) -> Program:
+        environment = dict(os.environ) | cards.environment(libraries) | {"LD_PRELOAD": str(preload)}
+        words = [sys.executable, "-c", NAMED, main, worker, "4", "0"]
+        program = Program([*words], environment | {"PYTHONPATH": str(SOURCES)})
+        started.append(program)
+        program.wait_for_steps(1)
+        return program
+
+    yield start
+    for program in started:
+        program.kill()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
@@ -249,6 +287,24 @@ def test_bytes_outlive_the_helper(use: Run, program: Program, socket: Path, memo
 
     use(return_)
     program.computes_on()
+
+
+def test_programs_own_threads_are_stopped_whatever_their_names(
+    use: Run, named: Callable[[str, str], Program], cards: Cards
+) -> None:
+    """As Python 3.14 gives the kernel the names of its threads, and a thread has the program's until it gets its own."""
+    programs = named("python", "cuda_prefetch"), named("cuda_server", "cuda_server")
+
+    async def body(helper: CudaHelper) -> None:
+        cards.slow(SLOW)
+        for _ in range(3):
+            suspended = await out(helper, *programs)
+            assert not suspended.taken.reasons
+            await back(helper, *programs)
+            for program in programs:
+                program.computes_on()
+
+    use(body)
 
 
 def test_library_answers_from_the_start(program: Program) -> None:

@@ -53,6 +53,15 @@ def test_all_threads_are_held_except_the_spared_ones() -> None:
         assert target.ask("1 + 1") == 2
 
 
+def test_main_thread_is_held_whatever_the_program_is_called() -> None:
+    with MemoryProcess() as target:
+        assert target.ask("libc.prctl(15, b'cuda-server', 0, 0, 0)") == 0
+        with SeizedProcess(target.pid, spare=lambda name: name.startswith("cuda")) as held:
+            assert held.tids == [target.pid]
+            assert held.spared == []
+        assert target.ask("1 + 1") == 2
+
+
 def test_thread_whose_name_is_no_text_is_held() -> None:
     with MemoryProcess() as target:
         assert target.ask("libc.prctl(15, b'\\xff\\rcuda\\x85', 0, 0, 0)") == 0
