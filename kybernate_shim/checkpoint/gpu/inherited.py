@@ -144,6 +144,7 @@ class Release:
                 f"process {title_of(started[0].pid)} has begun to use CUDA after the others were checkpointed: try"
                 f" again; container {self._target.id} continues as before"
             )
+        self._inherited.inheritors.follow(one.pid for one in holding)
         found = {}
         for one in holding:
             if own := one.descriptors - self._inherited.inheritors.inherited(one.pid):

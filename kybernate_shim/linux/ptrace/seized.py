@@ -34,9 +34,10 @@ class SeizedProcess:
     """Threads of one process, stopped as long as the context lasts.
 
     With `spare`, all threads are stopped but those whose name it accepts, and the main thread in any case: its name is
-    the program's, which may be any; without, one thread that stops readily, which is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the
-    kernel kills the process if we end while it is held, where it would let its threads go otherwise. Raises
-    InjectionFailed; nothing is held and nothing has been changed then. The methods may be called from any thread.
+    the program's, which may be any. Without, it is one thread that stops readily, which is enough to make calls. Every
+    step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the kernel kills the process if we end
+    while it is held, where it would let its threads go otherwise. Raises InjectionFailed; nothing is held and nothing
+    has been changed then. The methods may be called from any thread.
     """
 
     def __init__(
