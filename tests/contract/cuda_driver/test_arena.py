@@ -292,7 +292,7 @@ def test_bytes_outlive_the_helper(use: Run, program: Program, socket: Path, memo
 def test_programs_own_threads_are_stopped_whatever_their_names(
     use: Run, named: Callable[[str, str], Program], cards: Cards
 ) -> None:
-    """As Python 3.14 gives the kernel the names of its threads, and a thread has the program's until it gets its own."""
+    """Python 3.14 gives the kernel the names of its threads; a thread without one has the program's."""
     programs = named("python", "cuda_prefetch"), named("cuda_server", "cuda_server")
 
     async def body(helper: CudaHelper) -> None:
