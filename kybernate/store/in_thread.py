@@ -1,7 +1,7 @@
-"""Work in threads that has ended when the one that waits for it goes on, also where that one is cancelled.
+"""Work in threads that has ended when its caller resumes, also where the caller is cancelled.
 
-A thread cannot be cancelled. One that wrote on would write to descriptors that are another file's by then, or into a
-directory that is being removed.
+A thread cannot be cancelled. If it outlived its caller, it would write to descriptors that are another file's by then,
+or into a directory that is being removed.
 """
 
 from __future__ import annotations

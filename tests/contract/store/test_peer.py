@@ -188,9 +188,13 @@ def test_without_a_certificate_nothing_is_said(shared: tuple[Server, Node]) -> N
     context.set_alpn_protocols(["http/1.1"])
     connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=10)
     connection.connect()
-    connection.request("GET", "/images/" + "0" * 32 + "/0")
-    with pytest.raises(OSError, match=r"(?i)certificate required|closed|reset"):
-        connection.getresponse()
+
+    def ask() -> http.client.HTTPResponse:
+        connection.request("GET", "/images/" + "0" * 32 + "/0")
+        return connection.getresponse()
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):  # the alert, or the closed connection where that is seen first
+        ask()
 
 
 def test_requests_reach_nothing_but_ranges_of_the_images_files(shared: tuple[Server, Node]) -> None:

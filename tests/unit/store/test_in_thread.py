@@ -1,4 +1,4 @@
-"""A thread has ended when the one that waits for it goes on: nothing is written to what has been given up."""
+"""A thread has ended when its caller resumes: nothing is written to what has been given up."""
 
 from __future__ import annotations
 

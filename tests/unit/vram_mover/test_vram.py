@@ -324,10 +324,10 @@ def _counts_during(call: Callable[[], None]) -> int:
 
     interval = sys.getswitchinterval()
     thread = threading.Thread(target=work)
-    thread.start()
-    running.wait()
     try:
-        sys.setswitchinterval(1000)
+        sys.setswitchinterval(1000)  # before the thread waits for the lock: it takes the interval along
+        thread.start()
+        running.wait()
         before = count[0]
         call()
         return count[0] - before
