@@ -202,7 +202,7 @@ class ArenaManager:
         """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then."""
         if not self.kept_bytes(pid) and pid not in self.stranded:
             return Moved()
-        await self.copied(pid, seconds)
+        await self.copies.waited_for(pid)
         try:
             async with self.threads.stopped(pid):
                 try:
@@ -243,7 +243,7 @@ class ArenaManager:
         """
         reasons = [why]
         try:
-            await self.copied(pid, seconds)
+            await self.copied(pid, seconds)  # a library that is in the driver can answer now
         except NotMoved as error:
             raise await self._locked_away(pid, [why, str(error)]) from error
         leaving = tuple(other for other in self._leaving if other != pid)

@@ -1,8 +1,8 @@
-"""The copies of memory that processes have released already: they go on while the driver checkpoints the process.
+"""The copies of memory that processes have released already: they continue while the driver checkpoints the process.
 
 A holder keeps descriptors of such memory until the arena has it. If the worker that copies it dies, another one
 finishes the copies; if the helper dies, the next helper finds the holder, and has them finished. Until then the process
-cannot be settled, and what it is asked for waits here.
+cannot be settled, and calls about it wait here.
 """
 
 from __future__ import annotations
@@ -68,8 +68,13 @@ class Copies:
             await gone()
             return await self._finish(custody, seconds)
 
-        self._log.warning("arena.copy_taken_over", pid=custody.pid)
+        self._log.warning("arena.taken_over", pid=custody.pid)
         self._begun[custody.pid] = _Begun(custody, asyncio.create_task(finish()))
+
+    async def waited_for(self, pid: int) -> None:
+        """Return when no copy of the process is on its way. What has failed is left to `ended`."""
+        if (begun := self._begun.get(pid)) is not None:
+            await _failure_of(begun.task)
 
     async def ended(self, pid: int, seconds: float) -> None:
         """Return when nothing is left to be copied. Raises NotMoved: the process must stay locked."""

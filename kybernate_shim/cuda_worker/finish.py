@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
 
-from kybernate_shim.arena.control import BlockState, ControlInvalid, take_descriptor
+from kybernate_shim.arena.control import BlockState, ControlInvalid, Verb, take_descriptor
 from kybernate_shim.arena.extents import Kept, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -25,10 +25,12 @@ def finish(
 ) -> MoveAnswer:
     """Copy what is pending; `kept` are descriptors of process `keeper` by the blocks' indexes.
 
-    Raises ControlInvalid where a block that the program has released is in no place, and OSError where the keeper has
-    ended.
+    Raises ControlInvalid where a block that the program has released is in no place, OSError where the keeper has
+    ended, and ControlSilent where the program does not answer: it may be about to release more.
     """
+    program.ask(Verb.CLOSE)  # behind what it was asked before
     record = memory.record(owner)
+    memory.learn(owner, record)  # a confirmation counts blocks as they are in the file: in this order from now on
     blocks = [*record.kept, *record.pending]
     states = {(block.index, block.address, block.size): block.state for block in program.blocks()}
     away = [

@@ -27,7 +27,6 @@ from kybernate_shim.arena.control import (
     BlockState,
     ControlFailed,
     ControlInvalid,
-    ControlSilent,
     Verb,
 )
 from kybernate_shim.arena.memory import KEY_BYTES, Memory, Update
@@ -138,11 +137,14 @@ class Offload:
         return ready.answer
 
     def _released(self, ready: _Ready, tell: Tell) -> bool:
-        """Have the program release everything now; return whether it has. What it has not stays shared."""
+        """Have the program release everything now; return whether it has. What it has not stays shared.
+
+        Raises ControlSilent where the program may still release it.
+        """
         try:
             self.program.release(ready.wanted)
             self.program.ask(Verb.RELEASE)
-        except (ControlFailed, ControlSilent):
+        except ControlFailed:
             return False
         tell(Released())
         return True
