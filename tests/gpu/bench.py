@@ -32,6 +32,7 @@ from pathlib import Path
 
 from kybernate_shim.arena.memory import FOLDER
 from tests.bench.figures import HEADING, Figure, record, row
+from tests.gpu import from_disk
 from tests.gpu.host_memory import touch, used
 from tests.gpu.machine import CHECKOUT, IMAGE, Machine, filesystem_for_overlays, mounts, remove
 from tests.gpu.report import prepared
@@ -50,6 +51,7 @@ THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Of ours to theirs, at 16 GiB and more: what must be reached.
 BARS = {"checkpoint": 0.70, "restore": 0.42, "suspend": 1.03, "resume": 1.05}
 ARENA_BAR = 1.0  # of the arena's to the fast way's
+DISK_BAR = 1.1  # of a restore from disk to `cat`
 BAR_GIB = 16
 START_SECONDS = 300
 POLL_SECONDS = 0.02
@@ -167,7 +169,7 @@ class Cycle:
             seconds = self.start("--annotation", f"kybernate.io/restore-from={image}")
         subprocess.run(["rm", "-r", image], check=True)
         if kept:
-            self.measured.note(("restore", way, pages), seconds, self._steps_of_restore(began, seconds), peak.bytes)
+            self.measured.note(("restore", way, pages), seconds, self.steps_of_restore(began, seconds), peak.bytes)
 
     def in_place(self, pages: str, rounds: Rounds) -> None:
         """Suspend and resume, by ours and by the driver's bare calls, in turns; the first of each does not count."""
@@ -190,7 +192,7 @@ class Cycle:
             answer = json.loads(self.bench.kybernate("cuda", verb, "--pid", row.split()[1], "--json"))
         return {step["name"]: step["seconds"] for step in answer["steps"]}
 
-    def _steps_of_restore(self, began: float, seconds: float) -> dict[str, float]:
+    def steps_of_restore(self, began: float, seconds: float) -> dict[str, float]:
         """Return what the daemon reports of its steps, and what came before, between and after them."""
         lines = [json.loads(line) for line in self.shim_log.read_text().splitlines()]
         events = {line["event"]: line for line in lines if line.get("task") == self.id}
@@ -326,6 +328,44 @@ def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
     return measured
 
 
+def measure_disk(bench: Bench, size: int, rounds: Rounds, *, disk: Path | None) -> Measured:
+    """Measure the restore from the machine's disk, through the arena, in turns with `cat` of the same bytes."""
+    measured, disk = Measured(), disk or bench.images / "disk"
+    _end_helper()
+    disk.mkdir(exist_ok=True)
+    with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
+        cycle = Cycle(bench, memory, measured, f"{NAME}-disk", ARENA)
+        cycle.settings("fast", "thp", arena=int(size * 1.1) + 2 * GIB)
+        cycle.log.unlink(missing_ok=True)
+
+        def restore(image: Path) -> float:
+            began = time.time()
+            seconds = cycle.start("--annotation", f"kybernate.io/restore-from={image}")
+            measured.note(("restore from disk", "arena", "thp"), seconds, cycle.steps_of_restore(began, seconds), 0)
+            return seconds
+
+        try:
+            cycle.start(command=bench.payload("one"))
+            for number, kept in rounds:
+                cycle.checkpoint("arena", "thp", memory / "image", kept=False)
+                restored, read = from_disk.in_turns(memory / "image", disk, number, restore)
+                subprocess.run(["rm", "-r", memory / "image"], check=True)
+                if kept:
+                    measured.note(("from disk", "arena", "thp"), restored, {}, 0)
+                    measured.note(("from disk", "cat", "thp"), read, {}, 0)
+        finally:
+            cycle.remove()
+            _end_helper()
+            subprocess.run(["umount", "--lazy", FOLDER], check=False)
+    return measured
+
+
+def disk_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
+    """Return the comparison of a restore from disk with `cat`."""
+    ours, read = (measured.seconds["from disk", way, "thp"] for way in ("arena", "cat"))
+    yield Figure(f"gpu-restore-from-disk.{gib:g}GiB", lane, _middle(ours), _middle(read), "s", DISK_BAR, len(ours))
+
+
 def _end_helper() -> None:
     """End the node's CUDA helper, which keeps the settings that it was started with."""
     for helper in _helpers():
@@ -405,6 +445,7 @@ def main(argv: Sequence[str]) -> int:
             for wanted, measuring, comparing in (
                 (arguments.rounds, partial(measure, kinds=arguments.pages.split(",")), figures),
                 (arguments.arena_rounds, measure_arena, arena_figures),
+                (arguments.disk_rounds, partial(measure_disk, disk=arguments.disk), disk_figures),
             ):
                 if not wanted:
                     continue
@@ -452,6 +493,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count (1)")
     parser.add_argument("--arena-rounds", type=int, default=3, help="the same for the arena; 0: left out (3)")
+    parser.add_argument("--disk-rounds", type=int, default=0, help="the same for restores from the disk (0)")
+    parser.add_argument("--disk", type=Path, help="a directory on it (one of the node's)")
     parser.add_argument("--lane", help="what the figures are kept under (the card's name)")
     parser.add_argument("--output", type=Path, default=CHECKOUT / "build/bench-gpu.jsonl")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
