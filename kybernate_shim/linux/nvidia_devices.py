@@ -138,7 +138,7 @@ def _descriptors(pid: int, wanted: Majors) -> Iterator[int | None]:
 def _number(path: str, wanted: Majors) -> int:
     """Return the number of the device that `path` leads to, if it is one of the wanted; else -1.
 
-    It may lead to a filesystem whose server does not answer, which must keep nobody waiting, least of all while the
+    It may lead to a filesystem whose server does not answer. The look must not wait for that, least of all while the
     driver has the container locked.
     """
     try:

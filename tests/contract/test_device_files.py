@@ -25,9 +25,7 @@ def filesystem(tmp_path: Path) -> Iterator[SilentFilesystem]:
         yield one
 
 
-def test_file_of_a_server_that_does_not_answer_keeps_nobody_waiting(
-    filesystem: SilentFilesystem, tmp_path: Path
-) -> None:
+def test_file_of_a_server_that_does_not_answer_is_not_waited_for(filesystem: SilentFilesystem, tmp_path: Path) -> None:
     with (
         (tmp_path / NAME).open("rb") as file,
         mmap.mmap(file.fileno(), SIZE, mmap.MAP_SHARED, mmap.PROT_READ),

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 THROUGH_ARENA = ("suspend several", "resume several", "prefetch", "swap")
 MOST = 12  # calls of an operation
 KILLS = 8
-MOST_HOLDERS = 4  # calls of an operation at which the holders are killed
+MOST_HOLDERS = 3  # calls of an operation at which the holders are killed
 HELD = ("a", "b")  # the programs with the library
 CHANCES = ("helper", "helper", "arena's worker", "worker")
 
