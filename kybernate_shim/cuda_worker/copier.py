@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,8 +33,8 @@ from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
-AHEAD = 8 << 20  # of what is prefetched; divides COPY
-SHORT = 2 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides AHEAD
+AHEAD = 8 << 20  # of one call that prefetches; divides COPY
+SHORT = 4 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides AHEAD
 STREAMS = 4  # of each move: one process may leave while another comes
 GENTLE_STREAMS = 2  # of a move that leaves room on the link: one copies while the next copy is being queued
 SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for
@@ -50,7 +50,6 @@ T = TypeVar("T")
 
 Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
 Check = Callable[[], None]  # raises where the job has to end
-Done = Callable[[int, int, int], None]  # offset in the arena, card's address, bytes
 
 
 def _unlimited() -> None:
@@ -164,36 +163,21 @@ class ArenaCopier:
         self._copy(blocks, parts, _to_card, prefetched, gently=gently, check=check)
 
     @contextmanager
-    def in_turns(self, card: int, done: Done) -> Iterator[Callable[[int, int, int], None]]:
-        """Yield what begins to copy from an offset in the arena to an address on a card, so many bytes.
+    def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
+        """Yield what copies from an offset in the arena to an address on a card, so many bytes, and waits for it.
 
-        Two copies are queued at most: while one is on the link, the next one is made. `done` receives each that has
-        ended. Both raise DriverRefused.
+        It raises DriverRefused.
         """
         self._enter(card)
-        with ExitStack() as stack:
-            turns: deque[tuple[Any, tuple[int, int, int] | None]] = deque(
-                (stack.enter_context(_stream()), None) for _ in range(GENTLE_STREAMS)
-            )
-
-            def ended() -> Any:
-                stream, copied = turns.popleft()
-                checked(cuda.cuStreamSynchronize(stream))
-                if copied is not None:
-                    done(*copied)
-                return stream
+        with _stream() as stream:
 
             def copy(offset: int, address: int, size: int) -> None:
                 self.pin([Extent(offset, size)])
                 self._enter(card)
-                for at, part in cut(Extent(0, size), lambda _: SHORT):
-                    stream = ended()
-                    checked(cuda.cuMemcpyHtoDAsync(address + at, self._start + offset + at, part, stream))
-                    turns.append((stream, (offset, address, size) if at + part == size else None))
+                checked(cuda.cuMemcpyHtoDAsync(address, self._start + offset, size, stream))
+                checked(cuda.cuStreamSynchronize(stream))
 
             yield copy
-            while turns:
-                ended()
 
     @cached_property
     def capacity(self) -> int:

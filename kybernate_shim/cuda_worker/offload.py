@@ -125,7 +125,7 @@ class Offload:
         self.program = replace(self.program, job=job)
         early = early and self._released(ready, tell)
         try:
-            self._copy(ready, job, tell)
+            self._copy(ready, job, tell, gently=early)
         except BaseException as error:
             if not early:
                 self._undo(error)
@@ -149,9 +149,9 @@ class Offload:
         tell(Released())
         return True
 
-    def _copy(self, ready: _Ready, job: JobDeadline, tell: Tell) -> None:
+    def _copy(self, ready: _Ready, job: JobDeadline, tell: Tell, *, gently: bool) -> None:
         for group in groups([block.size for block in ready.wanted], GROUPS):
-            self.copies.out(ready.mapped[group], ready.update.changed[group], job.check, gently=True)
+            self.copies.out(ready.mapped[group], ready.update.changed[group], job.check, gently=gently)
             self.memory.confirm(self.owner, ready.update.kept, group)  # before the memory is given up
             for mapping in ready.mappings[group]:
                 mapping.close()
