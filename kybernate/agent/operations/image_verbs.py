@@ -19,6 +19,7 @@ from kybernate.node.images import STAGING
 from kybernate.node.importing import ImageNotWhole, NotImported, admit, examine
 from kybernate.node.places import open_image
 from kybernate.node.privileges import SpecOdd, privileges_of
+from kybernate.store.errors import ImageDamaged
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
     CheckpointNotFound,
@@ -32,12 +33,6 @@ from kybernate_shim.errors import NoRoom
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import KeyUnusable
 from kybernate_shim.trust.requester import requester_of
-
-
-class ImageDamaged(Failure):
-    """Files of the image are not what its manifest says; the message lists them."""
-
-    advice = "it cannot be restored: delete it, or copy it again from where it is whole"
 
 
 class NotVerified(Failure):
