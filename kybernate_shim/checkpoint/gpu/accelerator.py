@@ -144,8 +144,8 @@ class CudaAccelerator:
         return left
 
     @asynccontextmanager
-    async def _prefaulted(self, pids: Sequence[int], taken: int, *, size: int) -> AsyncIterator[None]:
-        async with prefaulted(self._gpus.target.children, self._gpus.settings, self._gpus.log, pids, size - taken):
+    async def _prefaulted(self, pids: Sequence[int], offloaded: int, *, size: int) -> AsyncIterator[None]:
+        async with prefaulted(self._gpus.target.children, self._gpus.settings, self._gpus.log, pids, size - offloaded):
             yield
 
     async def _undo(self, helper: CudaHelper, left: Left, cause: BaseException) -> None:

@@ -85,10 +85,12 @@ class VramOffload:
         return {pid: region.size for pid, region in self._driven.items()}
 
     @asynccontextmanager
-    async def watching(self, pids: Sequence[int], taken: int = 0, *, image: Path, size: int = 0) -> AsyncIterator[None]:
+    async def watching(
+        self, pids: Sequence[int], offloaded: int = 0, *, image: Path, size: int = 0
+    ) -> AsyncIterator[None]:
         """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
 
-        Where `image` is in memory, the driver is redirected to write it there. `taken` bytes are moved already.
+        Where `image` is in memory, the driver is redirected to write it there. `offloaded` bytes are in the arena already.
 
         Their threads are stopped meanwhile, but only as long as a slow driver takes: the driver would wait forever for
         a lock, such as an allocator's, that one of them happens to hold. Then they resume, and the bytes take the plain
@@ -97,7 +99,7 @@ class VramOffload:
         with huge_pages(self._settings, self._log):
             if not pids:
                 self.data_path = DataPath("plain", "the processes were suspended before")
-            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size - taken):
+            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size - offloaded):
                 yield
                 return
             assert self._worker is not None
