@@ -90,7 +90,7 @@ class VramOffload:
     ) -> AsyncIterator[None]:
         """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
 
-        Where `image` is in memory, the driver is redirected to write it there. `offloaded` bytes are in the arena already.
+        Where `image` is in memory, the driver is redirected to write it there. The arena has `offloaded` bytes of them.
 
         Their threads are stopped meanwhile, but only as long as a slow driver takes: the driver would wait forever for
         a lock, such as an allocator's, that one of them happens to hold. Then they resume, and the bytes take the plain
