@@ -1,4 +1,4 @@
-"""Measures the data path of VRAM bytes on a real card: the plain way and the fast one in turns, in one run.
+"""Measures the data path of VRAM bytes on a real GPU: the plain way and the fast one in turns, in one run.
 
 For each size, with huge pages as the machine has them, as we set them, and with the image's memory made ready before: a
 container is checkpointed into memory and restored from there, again and again; every other time its bytes take the
@@ -394,7 +394,7 @@ def main(argv: Sequence[str]) -> int:
     machine = Machine.start(root, arguments.kit)
     good, rows = True, ["| verb | GiB | way | huge pages | step | seconds | share |", "|---|---|---|---|---|---|---|"]
     try:
-        lane = arguments.lane or _card(machine)
+        lane = arguments.lane or _gpu(machine)
         for gib in map(float, arguments.gib.split(",")):
             size = int(gib * GIB)
             print(f"{gib:g} GiB on {lane}, huge pages {THP.read_text().strip()}", flush=True)
@@ -428,7 +428,7 @@ def replace_mib(arguments: argparse.Namespace, mib: int) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(arguments), "mib": mib})
 
 
-def _card(machine: Machine) -> str:
+def _gpu(machine: Machine) -> str:
     (first, *_) = json.loads(machine("kybernate", "cuda", "gpus", "--json"))
     return str(first["name"])
 
@@ -452,7 +452,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count (1)")
     parser.add_argument("--arena-rounds", type=int, default=3, help="the same for the arena; 0: left out (3)")
-    parser.add_argument("--lane", help="what the figures are kept under (the card's name)")
+    parser.add_argument("--lane", help="what the figures are kept under (the GPU's name)")
     parser.add_argument("--output", type=Path, default=CHECKOUT / "build/bench-gpu.jsonl")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
     return parser.parse_args(argv)

@@ -26,7 +26,7 @@ from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.contract.cuda_driver.helper_processes import kill_helper
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
 Start = Callable[..., Program]
@@ -37,7 +37,7 @@ MIB = 1 << 20
 SIZE = 64 * MIB
 CONTEXT = 8 * MIB
 SLOW = 30  # seconds for a GiB
-WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
+WORKER = 10 * MIB  # what the arena's worker has of a GPU: a context, and room for hashes
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def in_arena(memory: Memory, program: Program) -> int:
     return sum(one.size for one in memory.kept(ArenaOwner.of(program.pid)))
 
 
-def test_memory_goes_through_the_arena_and_comes_back(use: Run, program: Program, cards: Cards, memory: Memory) -> None:
+def test_memory_goes_through_the_arena_and_comes_back(use: Run, program: Program, gpus: Gpus, memory: Memory) -> None:
     async def body(helper: CudaHelper) -> None:
         for _ in range(20):
             suspended = await out(helper, program)
             assert [step.name for step in suspended.steps] == ["cuda-lock", "arena-take", "cuda-checkpoint"]
             assert in_arena(memory, program) == 8 * MIB
-            assert cards.used()[0] == WORKER
+            assert gpus.used()[0] == WORKER
             assert await state_of(helper, program) is State.CHECKPOINTED
             steps = await back(helper, program)
             assert [step.name for step in steps] == ["cuda-restore", "arena-give", "cuda-unlock"]
@@ -90,18 +90,18 @@ def test_memory_goes_through_the_arena_and_comes_back(use: Run, program: Program
     program.computes_on()
 
 
-def test_memory_in_the_arena_comes_back_on_another_card(use: Run, program: Program, cards: Cards) -> None:
-    first, second = cards.uuids
+def test_memory_in_the_arena_comes_back_on_another_gpu(use: Run, program: Program, gpus: Gpus) -> None:
+    first, second = gpus.uuids
     exchange = [GpuPair(first, second), GpuPair(second, first)]
 
     async def body(helper: CudaHelper) -> None:
         await out(helper, program)
         await resume(helper, [program.pid], exchange, LIMITS)
-        assert cards.used() == [WORKER, 2 * CONTEXT + 8 * MIB]  # the worker's, which has hashed nothing there
+        assert gpus.used() == [WORKER, 2 * CONTEXT + 8 * MIB]  # the worker's, which has hashed nothing there
         program.wait_for_steps(1)
         await out(helper, program)
         await back(helper, program)  # where it is now
-        assert cards.used() == [WORKER, WORKER + CONTEXT + 8 * MIB]
+        assert gpus.used() == [WORKER, WORKER + CONTEXT + 8 * MIB]
 
     use(body)
     program.computes_on()
@@ -117,7 +117,7 @@ def test_program_stands_still_between_take_and_give(use: Run, program: Program) 
     program.computes_on()
 
 
-def test_several_programs_on_two_cards(use: Run, start: Start, preload: Path, memory: Memory) -> None:
+def test_several_programs_on_two_gpus(use: Run, start: Start, preload: Path, memory: Memory) -> None:
     programs = [start(mib=8, device=index % 2, preload=preload) for index in range(3)]
     programs.append(start(mib=4))  # one without the library goes the driver's way
 
@@ -132,16 +132,16 @@ def test_several_programs_on_two_cards(use: Run, start: Start, preload: Path, me
         program.computes_on()
 
 
-def test_one_leaves_while_another_comes(use: Run, start: Start, preload: Path, cards: Cards) -> None:
+def test_one_leaves_while_another_comes(use: Run, start: Start, preload: Path, gpus: Gpus) -> None:
     programs = [start(mib=8, preload=preload) for _ in range(2)]
 
     async def body(helper: CudaHelper) -> None:
         for leaving, coming in (programs, programs[::-1]):
             await out(helper, coming)
-            cards.slow(SLOW)  # so that the driver still has to do with the one when the other's bytes come
+            gpus.slow(SLOW)  # so that the driver still has to do with the one when the other's bytes come
             await asyncio.gather(out(helper, leaving), back(helper, coming))
             coming.wait_for_steps(1)
-            cards.slow(0)
+            gpus.slow(0)
             await back(helper, leaving)
 
     use(body)
@@ -150,7 +150,7 @@ def test_one_leaves_while_another_comes(use: Run, start: Start, preload: Path, c
 
 
 def test_what_does_not_fit_goes_the_drivers_way_and_says_so(
-    use: Run, start: Start, preload: Path, memory: Memory, cards: Cards
+    use: Run, start: Start, preload: Path, memory: Memory, gpus: Gpus
 ) -> None:
     large, small = start(mib=SIZE // MIB + 2, preload=preload), start(mib=8, preload=preload)
 
@@ -193,9 +193,9 @@ def test_unlock_gives_back_what_is_away(use: Run, program: Program, memory: Memo
 @pytest.mark.parametrize("verb", ["lock", "unlock", "checkpoint"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_verb_that_fails_around_the_move_leaves_the_program_computing(
-    use: Run, program: Program, cards: Cards, memory: Memory, verb: str, nth: int
+    use: Run, program: Program, gpus: Gpus, memory: Memory, verb: str, nth: int
 ) -> None:
-    cards.switch(f"{verb}:{nth}:999@{program.pid}")
+    gpus.switch(f"{verb}:{nth}:999@{program.pid}")
 
     async def body(helper: CudaHelper) -> None:
         await cycle(helper, program.pid)
@@ -207,7 +207,7 @@ def test_verb_that_fails_around_the_move_leaves_the_program_computing(
 
 @pytest.mark.parametrize("nth", range(1, 15))
 def test_call_of_the_arenas_driver_that_fails_costs_nothing(
-    use: Run, start: Start, preload: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch, nth: int
+    use: Run, start: Start, preload: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """The n-th virtual memory call of the worker, or of the program, fails once, wherever in a cycle that is."""
     program = start(mib=8, preload=preload, switches=f"vmm:{nth + 5}:2")  # its first ones made its memory
@@ -224,7 +224,7 @@ def test_call_of_the_arenas_driver_that_fails_costs_nothing(
 @pytest.mark.parametrize("how", ["crash", "hang"])
 @pytest.mark.parametrize("nth", [3, 8, 14, 20])
 def test_worker_that_dies_in_a_move_is_replaced(
-    use: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, socket: Path, how: str, nth: int
+    use: Run, program: Program, gpus: Gpus, monkeypatch: pytest.MonkeyPatch, socket: Path, how: str, nth: int
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:{how}")
     hasty = StepSeconds(lock=5, checkpoint=2, restore=2, unlock=10, settle=10)
@@ -297,7 +297,7 @@ def policy_of(file: Path, offset: int) -> str:
 
 
 def test_arena_that_the_machine_cannot_have_leaves_the_driver_its_way(
-    cards: Cards, program: Program, socket: Path, tmp_path: Path
+    gpus: Gpus, program: Program, socket: Path, tmp_path: Path
 ) -> None:
     start_helper(socket, options=["--arena", f"0:{SIZE},999:{SIZE}", "--arena-folder", str(tmp_path / "none")])
 
@@ -348,7 +348,7 @@ def test_bytes_come_back_whatever_the_configuration_says_by_then(
     large.computes_on()
 
 
-def test_room_near_the_programs_card_is_used(
+def test_room_near_the_programs_gpu_is_used(
     use: Run,
     start: Start,
     preload: Path,
@@ -358,11 +358,11 @@ def test_room_near_the_programs_card_is_used(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a machine that pretends to have two nodes, with a card near each."""
+    """On a machine that pretends to have two nodes, with a GPU near each."""
     banks.write(memory.file.with_name("banks"), [Bank(0, Extent(0, 32 * MIB)), Bank(1, Extent(32 * MIB, 32 * MIB))])
-    for card in range(2):
-        (tmp_path / "pci" / f"00fa:0{card + 1}:00.0").mkdir(parents=True)
-        (tmp_path / "pci" / f"00fa:0{card + 1}:00.0" / "numa_node").write_text(f"{1 - card}\n")
+    for gpu in range(2):
+        (tmp_path / "pci" / f"00fa:0{gpu + 1}:00.0").mkdir(parents=True)
+        (tmp_path / "pci" / f"00fa:0{gpu + 1}:00.0" / "numa_node").write_text(f"{1 - gpu}\n")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import pathlib\nfrom kybernate_shim.linux import numa\n"
@@ -391,17 +391,17 @@ def extents_of(memory: Memory, program: Program) -> list[Extent]:
     return list(joined(extent for one in memory.kept(ArenaOwner.of(program.pid)) for extent in one.extents))
 
 
-def test_worker_gets_ready_for_what_somebody_has_claimed(use: Run, cards: Cards, memory: Memory, socket: Path) -> None:
-    """On the card where it will be wanted, with the memory for it."""
+def test_worker_gets_ready_for_what_somebody_has_claimed(use: Run, gpus: Gpus, memory: Memory, socket: Path) -> None:
+    """On the GPU where it will be wanted, with the memory for it."""
 
     async def body(helper: CudaHelper) -> None:
         memory.claim(ArenaOwner.of(os.getpid()), [(0, 0x1000, 8 * MIB)])
-        await helper.expect(os.getpid(), cards.uuids[1:], 10)
-        assert cards.used() == [0, WORKER]
+        await helper.expect(os.getpid(), gpus.uuids[1:], 10)
+        assert gpus.used() == [0, WORKER]
         assert memory.file.stat().st_blocks * 512 == SIZE  # what is pinned together is more than that
         memory.give_up(ArenaOwner.of(os.getpid()))
-        await helper.expect(os.getpid(), cards.uuids[1:], 10)
-        await helper.expect(2**22 + 1, cards.uuids, 10)  # no process
+        await helper.expect(os.getpid(), gpus.uuids[1:], 10)
+        await helper.expect(2**22 + 1, gpus.uuids, 10)  # no process
 
     use(body)
     assert '"event": "arena.expected"' in log_path(socket).read_text()

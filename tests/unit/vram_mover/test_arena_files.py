@@ -59,7 +59,7 @@ def loaded(memory: Memory, files: list[ArenaFile], directory: Path, how: CopyOpt
     return shares
 
 
-def test_room_near_the_card_is_claimed_first(memory: Memory) -> None:
+def test_room_near_the_gpu_is_claimed_first(memory: Memory) -> None:
     half = SIZE // 2
     banks.write(memory.file.with_name("banks"), [Bank(0, Extent(0, half)), Bank(1, Extent(half, half))])
     files = [ArenaFile(1, "file", TOTAL, TOTAL, "", BLOCKS)] * 2
