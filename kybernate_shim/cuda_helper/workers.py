@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.worker_protocol.client import Call, WorkerClient
 from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, PROGRAM, DriverUnusable, Ping, Ready
 from kybernate_shim.worker_protocol.errors import WorkerError
@@ -154,15 +154,8 @@ class Lifetime:
 
     async def begin(self) -> None:
         """Return when the workers of a helper before, which was killed, have ended."""
-        while not self._lock():  # noqa: ASYNC110  # of other processes
+        while not lock_open(self.fd):  # noqa: ASYNC110  # of other processes
             await asyncio.sleep(GONE_PAUSE)
-
-    def _lock(self) -> bool:
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 class Workers:
