@@ -180,7 +180,7 @@ class Memory:
             return places
 
     def claim(self, owner: ArenaOwner, blocks: Sequence[tuple[int, int, int]]) -> Update:
-        """Find room for all of `blocks` (index, address, size), and note that `owner` has it: it is pending.
+        """Find room for all of `blocks` (index, address, size), and record that `owner` has it: it is pending.
 
         Copies of others give way, the oldest first. Raises ArenaFull with nothing changed.
         """
@@ -219,7 +219,7 @@ class Memory:
         return Update([kept for kept, _ in settled], key, changed, sizes[Fate.CLEAN], sizes[Fate.ZERO])
 
     def confirm(self, owner: ArenaOwner, kept: Sequence[Kept], group: slice | None = None) -> None:
-        """Note that the bytes of `kept`, which `update` has returned, are there, or those of a group of its blocks.
+        """Record that the bytes of `kept`, which `update` has returned, are there, or those of a group of its blocks.
 
         From then on they are the owner's, and its own place for them may be given up. Raises FileNotFoundError where
         the record is gone.
@@ -261,7 +261,7 @@ class Memory:
         return read(self._record(owner))
 
     def learn(self, owner: ArenaOwner, record: Record) -> None:
-        """Note hashes of what `owner` has here, which were not known."""
+        """Record hashes of what `owner` has here, which were not known."""
         write(self._record(owner), record)
 
     def copies(self, owner: ArenaOwner) -> Record:

@@ -69,7 +69,7 @@ class BlockPlan:
                 self.stays += place
 
     def settle(self, room: Callable[[int], Iterable[Extent]]) -> tuple[Kept, Kept]:
-        """Have `room` give so many bytes of the arena, and note in `changed` what has to be copied there.
+        """Have `room` give so many bytes of the arena, and list in `changed` what has to be copied there.
 
         Returns where the block is then, and the same without the hashes of what is not copied yet.
         """

@@ -75,7 +75,7 @@ async def suspend(
     list_pids: ListPids,
     limits: StepSeconds = DEFAULT_LIMITS,
     *,
-    note: Callable[[Sequence[int]], None] = lambda pids: None,
+    record: Callable[[Sequence[int]], None] = lambda pids: None,
     last_look: Callable[[Sequence[int]], None] = lambda pids: None,
     while_locked: Callable[[Sequence[int]], Awaitable[None]] | None = None,
     around: Around = lambda pids, offloaded: nullcontext(),
@@ -86,8 +86,8 @@ async def suspend(
     With `arena`, as much of it as possible moves into the node's arena, which is no memory of the processes: a dump of
     the processes must not need those bytes.
 
-    `note` receives all processes that may be locked by now, each time before more are locked. `last_look` receives them
-    when all are locked, and may raise a CudaError; `while_locked` then does what has to be done before they change.
+    `record` receives all processes that may be locked by now, each time before more are locked. `last_look` receives
+    them when all are locked, and may raise a CudaError; `while_locked` then does what must be done before they change.
     `around` encloses the checkpoint of locked processes, and receives how much of them was offloaded; it must not
     raise by itself.
     Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
@@ -98,7 +98,7 @@ async def suspend(
 
     def remember(pids: Sequence[int]) -> None:
         touched.extend(pids)
-        note(touched)
+        record(touched)
 
     if arena:
         await _warm(helper, list(list_pids()), limits)

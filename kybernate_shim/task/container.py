@@ -26,7 +26,7 @@ from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.options import RuntimeOptions, effective_config
 from kybernate_shim.oci.runtime import ContainerMissing, Runtime
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.task.cleanup_notes import CleanupNotes
+from kybernate_shim.task.cleanup_records import CleanupRecords
 from kybernate_shim.task.execs import Execs
 from kybernate_shim.task.exits import Exits
 from kybernate_shim.task.gpu_states import GpuStates
@@ -92,7 +92,7 @@ class Container:
         self._oom = OomReports(id, publish, self.log)
         self.exits = Exits(self, self._oom)
         self.execs = Execs(self)
-        self.cleanup = CleanupNotes(self)
+        self.cleanup = CleanupRecords(self)
         self.pausing = Pausing(self)
         self.killing = Killing(self)
         self._operations: Operations | None = None
@@ -153,8 +153,8 @@ class Container:
             event.pid = self.init.pid
             self._watch_memory()  # before it starts: it may run out of memory within milliseconds
             step("cgroup found")
-            self.cleanup.note_phase("idle")
-            step("noted")
+            self.cleanup.record_phase("idle")
+            step("recorded")
             self.publish("/tasks/create", event)
             self.exits.watch(self.init, early)
 
@@ -251,7 +251,7 @@ class Container:
     def lose_init(self) -> None:
         """Be without an init, as before a restore that has failed."""
         self.init.pid, self.cgroup = 0, None
-        self.cleanup.note_locked(())
+        self.cleanup.record_locked(())
 
     def restored(self, early: EarlyExits) -> None:
         """Be running: the processes of an image are there."""

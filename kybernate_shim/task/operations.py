@@ -194,12 +194,12 @@ class Operations:
         if self._gpus is None:
             from kybernate_shim.checkpoint.gpu.accelerator import CudaAccelerator
 
-            self._gpus = CudaAccelerator(self._container, self._container.cleanup.note_locked, self._log)
+            self._gpus = CudaAccelerator(self._container, self._container.cleanup.record_locked, self._log)
         return self._gpus
 
     @contextmanager
     def _operating(self, verb: Verb, image: ImageRef = NO_IMAGE, *, id: str = "") -> Iterator[Operation]:
-        """Keep the record of an operation while it runs, note it for `delete`, log what it cost, and audit it."""
+        """Keep the record of an operation while it runs, also for `delete`, log what it cost, and audit it."""
         container = self._container
         container.gpu.begin(verb)
         self.current = operation = Operation(verb, id)
@@ -210,7 +210,7 @@ class Operations:
         with Undo() as undo:
             undo.callback(lambda: self._end(operation, outcome, failure))
             try:
-                container.cleanup.note_phase(verb)
+                container.cleanup.record_phase(verb)
                 container.announce(STARTED, verb=verb)
                 yield operation
                 outcome = "done"
@@ -234,7 +234,7 @@ class Operations:
         self.ledger.add(ended)
         if self._over is not None and not self._over.done():
             self._over.set_result(ended)
-        self._container.cleanup.note_phase("idle")
+        self._container.cleanup.record_phase("idle")
         # Of what was cancelled the outcome only says where the GPUs are.
         said = "cancelled" if isinstance(failure, Cancelled) else outcome
         self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path)

@@ -36,7 +36,7 @@ class CopyOptions:
     """
 
     threads: int = field(default_factory=_default_threads)
-    piece_bytes: int = 2 << 20  # stays in a core's own cache: 0.65 s of processor a GiB, 0.85 with 16 MiB
+    piece_bytes: int = 2 << 20  # stays in a core's own cache: 0.65 s of CPU time for a GiB, 0.85 with 16 MiB
     direct: bool | None = None
     on_progress: Callable[[int], None] | None = None
     cancel: threading.Event = field(default_factory=threading.Event)

@@ -133,7 +133,7 @@ class JobHandler:
     def watch(self, job: Watch) -> None:
         image = job.files.directory
         in_memory = image.is_dir() and lies_in_memory(image)
-        allowance = driven.MemoryAllowance(job.told)
+        allowance = driven.MemoryAllowance(job.vram_bytes)
         how = self._how(job.files)
         with self._holding(job.seconds) as holds:
             for pid in job.pids:
@@ -314,9 +314,9 @@ class JobHandler:
                 how.arrival.wait_whole(region.file, how.cancel.is_set)
 
     def _counting(self, how: CopyOptions, before: int) -> CopyOptions:
-        return replace(how, on_progress=lambda done: self._tell(before + done))
+        return replace(how, on_progress=lambda done: self._report(before + done))
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         if (now := time.monotonic()) - self._told >= PROGRESS_SECONDS:
             self._told = now
             self._call.report(done)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kybernate_shim.linux.mount.file_mount import FileMount
-from kybernate_shim.linux.ptrace.remote_map import lending
+from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, advise_huge_pages
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io import digest, files, thread_pool
@@ -83,11 +83,11 @@ def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[Save
     wanted = mappable(saved, directory)
     target.require_mapped(pid, [(region.start, region.end) for region in wanted])
     mapped: list[SavedRegion] = []
-    with suppress(InjectionFailed, OSError), SeizedProcess(pid) as held, lending(held) as lent:
+    with suppress(InjectionFailed, OSError), SeizedProcess(pid) as held, remote_page(held) as page:
         for region in wanted:
             with files.reading(directory / region.file, direct=False) as file, _never_writable(file) as fd:
                 _require_size(file, region)
-                lent.map_private(fd, region.start, region.size)
+                page.map_private(fd, region.start, region.size)
             mapped.append(region)
     return mapped
 

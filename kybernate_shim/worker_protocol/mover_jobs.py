@@ -108,8 +108,8 @@ class Watch(Job[None], frozen=True):
     """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
     Where the files are in memory, the driver is offered some, for what it is about to move: some `expected` bytes of
-    each process, `told` bytes of all of them, 0 where that is not known. Else, if `huge`, its memory is made of huge
-    pages. After `seconds` all threads are let go, whatever happens.
+    each process, `vram_bytes` of all of them, 0 where that is not known. Else, if `huge`, its memory is made of
+    huge pages. After `seconds` all threads are let go, whatever happens.
     """
 
     pids: tuple[int, ...]
@@ -118,7 +118,7 @@ class Watch(Job[None], frozen=True):
     files: ImageFiles
     huge: bool
     expected: int = 0
-    told: int = 0
+    vram_bytes: int = 0
 
 
 class Prefault(Job[None], frozen=True):

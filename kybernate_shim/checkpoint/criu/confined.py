@@ -142,7 +142,7 @@ def examine(directory: Path, *, privileges: bool = False) -> Inspection:
 def _limited(limits: ReaderLimits) -> str:
     return (
         f"CRIU's images cannot be read with {limits.memory >> 20} MiB of memory and {limits.processor_seconds} s of"
-        " processor time"
+        " CPU time"
     )
 
 

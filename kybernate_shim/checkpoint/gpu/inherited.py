@@ -200,6 +200,6 @@ class Release:
         ]
 
     def _failure(self, kept: dict[int, str]) -> str:
-        told = [f"process {title_of(pid)} {why}" for pid, why in kept.items()]
-        told = told or ["processes that have inherited device files of GPUs keep appearing"]
-        return "; ".join([*told, f"container {self._target.id} continues as before"])
+        reasons = [f"process {title_of(pid)} {why}" for pid, why in kept.items()]
+        reasons = reasons or ["processes that have inherited device files of GPUs keep appearing"]
+        return "; ".join([*reasons, f"container {self._target.id} continues as before"])

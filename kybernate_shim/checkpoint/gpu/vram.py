@@ -55,7 +55,7 @@ ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is rep
 
 
 class BytesLost(Exception):
-    """Dropped bytes could not be put back: the processes must not compute on, for their memory is wrong."""
+    """Dropped bytes could not be put back: the processes must not continue, for their memory is wrong."""
 
 
 class VramOffload:
@@ -131,7 +131,7 @@ class VramOffload:
                     files=new_files(image, self._settings, self._digest),
                     huge=self._settings.huge_pages != "off",
                     expected=size // len(pids),
-                    told=max(size, 0),
+                    vram_bytes=max(size, 0),
                 )
             )
         except VramError as error:

@@ -178,8 +178,8 @@ class Signature:
 class Manifest:
     """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2.
 
-    `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them runs on before it
-    is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
+    `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
+    it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
     driver's order: a map to others names each of them. `released` is left out where it is empty, so that older releases
     read the manifest. `security` is empty in images of older releases.
     """
