@@ -64,7 +64,7 @@ PARTS = (
         (
             "contract/cuda_driver/test_allocating.py", "contract/cuda_driver/test_arena.py",
             "contract/cuda_driver/test_arena_room.py", "contract/cuda_driver/test_arena_settings.py",
-            "contract/cuda_driver/test_clean_pieces.py",
+            "contract/cuda_driver/test_clean_pieces.py", "contract/cuda_driver/test_copies.py",
             "contract/cuda_driver/test_many_blocks.py", "contract/cuda_driver/test_prefetch.py",
             "contract/cuda_driver/test_zoo.py", "hostile/test_arena.py",
         ),

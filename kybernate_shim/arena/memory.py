@@ -261,7 +261,7 @@ class Memory:
         return read(self._record(owner))
 
     def learn(self, owner: ArenaOwner, record: Record) -> None:
-        """Record hashes of what `owner` has here, which were not known."""
+        """Write the owner's record, with hashes that were not known, or with its blocks in this order."""
         write(self._record(owner), record)
 
     def copies(self, owner: ArenaOwner) -> Record:

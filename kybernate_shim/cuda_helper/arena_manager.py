@@ -2,6 +2,8 @@
 
     stop its threads, unlock, move, lock, resume its threads
 
+A process that has released its memory can be locked before all of that is in the arena (see `copies`).
+
 Only the preload library's thread and the driver's own threads run while the driver is unlocked: no program thread can
 see that memory is missing (`stopped_threads.py`). The process comes LOCKED and leaves LOCKED, with its bytes in one
 place. When a move fails, or the worker dies during it, a settling brings the bytes back to VRAM before the threads
@@ -19,12 +21,13 @@ from typing import Any
 
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.config import NodeSizes
+from kybernate_shim.cuda_helper.copies import Copies
 from kybernate_shim.cuda_helper.driver_lock import NOT_READY, DriverLock, DriverVerb
-from kybernate_shim.cuda_helper.holders import Holders
-from kybernate_shim.cuda_helper.library_calls import has_library, shut
+from kybernate_shim.cuda_helper.holders import Custody, Holders
+from kybernate_shim.cuda_helper.library_calls import GRACE_SECONDS, has_library, shut
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved, each_once, moved
 from kybernate_shim.cuda_helper.node_arena import NodeArena
-from kybernate_shim.cuda_helper.stopped_threads import StoppedThreads
+from kybernate_shim.cuda_helper.stopped_threads import STOP_SECONDS, StoppedThreads
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
@@ -34,6 +37,7 @@ from kybernate_shim.worker_protocol.messages import changed
 
 EMPTY_SECONDS = 2.0  # in which a process without its memory is locked, or its memory returns: it has no other work
 ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
+FINISH_SECONDS = 120.0  # for what the worker of an earlier helper has not copied
 UNLOCKABLE = 3  # attempts after which the driver offloads a process that it does not lock again
 PAUSES = (0.002, 0.005, 0.011, 0.023)
 NO_ARENA = "there is no arena on this node: gpu.arena is not set"
@@ -49,6 +53,7 @@ class ArenaManager:
         self.arena = NodeArena(folder, sizes, share, log)
         self.driver = DriverLock(verb)
         self.threads = StoppedThreads(self.arena, self.driver, holders, log)
+        self.copies = Copies(self.arena, holders, log)
         self._holders = holders
         self._log = log
         self._leaving: Counter[int] = Counter()  # processes whose bytes are leaving VRAM
@@ -72,8 +77,18 @@ class ArenaManager:
         return moved(answer)
 
     async def take_over(self, gone: Callable[[], Awaitable[object]]) -> None:
-        """Find the processes that a helper before this one has left stopped, and begin to end their steps."""
-        await self.threads.take_over(gone)
+        """Find what a helper before this one has left stopped, or kept, and begin to end its steps.
+
+        `gone` returns when nothing that the earlier helper started works on it any more.
+        """
+        found = await self._holders.left_behind(STOP_SECONDS + GRACE_SECONDS)
+        holds = [one for one in found if not isinstance(one, Custody)]
+        for one in found:
+            if isinstance(one, Custody):
+                self.copies.take_over(one, gone, FINISH_SECONDS)
+        if holds:
+            await gone()
+            self.threads.take_over(holds)
 
     async def taken_over(self, pids: Iterable[int]) -> None:
         """Wait until those of them that were left stopped resume, but not for long: then they are `stranded`."""
@@ -82,7 +97,7 @@ class ArenaManager:
     async def ready(self, pids: Iterable[int]) -> None:
         """Get ready to stop those of them that have the library."""
         if self.arena.sizes:
-            self._holders.prepare(sum(await asyncio.gather(*(has_library(pid) for pid in set(pids)))))
+            self._holders.prepare(2 * sum(await asyncio.gather(*(has_library(pid) for pid in set(pids)))))
 
     async def shut(self, pids: Iterable[int]) -> None:
         """Keep the one of them that has the library, and is locked next, from beginning an allocation for a moment.
@@ -137,6 +152,7 @@ class ArenaManager:
             return Moved(0, NO_ARENA)
         if not await has_library(pid):
             return Moved(0, f"process {pid} has not loaded the arena's library")
+        await self.copied(pid, seconds)
         unlockable = 0
         for attempt in range(ATTEMPTS):
             try:
@@ -160,6 +176,8 @@ class ArenaManager:
         await self.driver.unlock(pid)
         try:
             answer = await self.arena.do(Take(pid, seconds))
+            if answer.refusal is None and answer.bytes:
+                answer = await self.copies.begin(pid, seconds, answer)
         except (WorkerError, WorkerNotReady) as error:
             answer = MoveAnswer(ArenaRefusal.FAILED, str(error))
         if answer.refusal is ArenaRefusal.BUSY:
@@ -176,10 +194,15 @@ class ArenaManager:
             return changed(answer, refusal=ArenaRefusal.UNLOCKED, text=str(error))
         return answer
 
+    async def copied(self, pid: int, seconds: float) -> None:
+        """Return when the arena has all that a process has released. Raises NotMoved: the process must stay locked."""
+        await self.copies.ended(pid, seconds)
+
     async def reload(self, pid: int, seconds: float) -> Moved:
         """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then."""
         if not self.kept_bytes(pid) and pid not in self.stranded:
             return Moved()
+        await self.copies.waited_for(pid)
         try:
             async with self.threads.stopped(pid):
                 try:
@@ -207,6 +230,7 @@ class ArenaManager:
             await self._holders.close()
 
     async def close(self) -> None:
+        await self.copies.close()
         await self.arena.worker.close()
         await self._holders.close()
 
@@ -218,6 +242,10 @@ class ArenaManager:
         in the arena, and NotMoved raised.
         """
         reasons = [why]
+        try:
+            await self.copied(pid, seconds)  # a library that is in the driver can answer now
+        except NotMoved as error:
+            raise await self._locked_away(pid, [why, str(error)]) from error
         leaving = tuple(other for other in self._leaving if other != pid)
         for hashing in (True, False):  # which it needs not have
             try:

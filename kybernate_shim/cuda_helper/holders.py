@@ -1,4 +1,7 @@
-"""The helper's side of its holders (see `holder`): started, kept warm, asked, and found again by the next helper."""
+"""The helper's side of its holders (see `holder`): started, kept warm, asked, and found again by the next helper.
+
+A holder has the stopped threads of a process, or memory that a process has released.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,22 @@ from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.client import WorkerClient
 from kybernate_shim.worker_protocol.errors import WorkerError
-from kybernate_shim.worker_protocol.holder_jobs import ERRORS, PROGRAM, Held, LetGo, Stop
+from kybernate_shim.worker_protocol.holder_jobs import (
+    ERRORS,
+    PROGRAM,
+    GiveUp,
+    Held,
+    Keep,
+    Keeping,
+    Kept,
+    LetGo,
+    Stop,
+)
 from kybernate_shim.worker_protocol.programs import command
 
 START_SECONDS = 20.0
 GRACE_SECONDS = 5.0  # for what should have ended by its own deadline
-KEPT_WARM = 2
+KEPT_WARM = 4  # two for a process: one stops its threads, one keeps what it releases
 NAME_BYTES = 4
 
 
@@ -33,6 +46,27 @@ class Hold:
     async def let_go(self) -> None:
         """Let the threads resume. The holder waits for a thread that the kernel keeps."""
         with suppress(WorkerError, TimeoutError):  # it ended, and the process with it
+            await self._holder.do(LetGo(), seconds=GRACE_SECONDS)
+            self._holders.take_back(self._holder)
+
+
+@dataclass(frozen=True)
+class Custody:
+    """Memory of process `pid` that it has released: `keeping` says which descriptors of which process lead to it."""
+
+    pid: int
+    keeping: Keeping
+    _holders: Holders
+    _holder: WorkerClient
+
+    async def give_up(self, blocks: int) -> None:
+        """Give up the first `blocks` of those that were to be kept."""
+        with suppress(WorkerError, TimeoutError):  # it ended, and they are closed
+            await self._holder.do(GiveUp(blocks), seconds=GRACE_SECONDS)
+
+    async def end(self) -> None:
+        """Give up all of it."""
+        with suppress(WorkerError, TimeoutError):
             await self._holder.do(LetGo(), seconds=GRACE_SECONDS)
             self._holders.take_back(self._holder)
 
@@ -82,8 +116,24 @@ class Holders:
             raise
         return Hold(pid, self, holder)
 
-    async def left_behind(self, seconds: float) -> list[Hold]:
-        """Return the processes that earlier helpers left stopped, of holders that answer within `seconds`."""
+    async def keep(self, pid: int, worker: int, descriptors: tuple[tuple[int, int], ...]) -> Custody:
+        """Keep the memory behind a worker's descriptors, which process `pid` is about to release.
+
+        Raises InjectionFailed with nothing kept.
+        """
+        holder = await self._take()
+        try:
+            keeping = await holder.do(Keep(pid, worker, descriptors, self._helper), seconds=GRACE_SECONDS)
+        except (WorkerError, TimeoutError) as error:
+            holder.close()
+            raise InjectionFailed(f"the process that is to keep released memory: {error!r}") from error
+        except InjectionFailed:
+            self.take_back(holder)
+            raise
+        return Custody(pid, keeping, self, holder)
+
+    async def left_behind(self, seconds: float) -> list[Hold | Custody]:
+        """Return what earlier helpers left stopped, or kept, of holders that answer within `seconds`."""
         if not self._folder.is_dir():
             return []
         found = await asyncio.gather(*(self._find(path, seconds) for path in sorted(self._folder.iterdir())))
@@ -131,7 +181,7 @@ class Holders:
         except (OSError, WorkerError) as error:  # TimeoutError among them
             raise InjectionFailed(f"the process that is to hold them cannot be started: {error!r}") from error
 
-    async def _find(self, path: Path, seconds: float) -> Hold | None:
+    async def _find(self, path: Path, seconds: float) -> Hold | Custody | None:
         try:
             async with asyncio.timeout(seconds):
                 holder, pid = await _connected(path)
@@ -142,6 +192,10 @@ class Holders:
         else:
             if pid:
                 return Hold(pid, self, holder)
+            with suppress(WorkerError, TimeoutError):  # one of another release keeps nothing
+                keeping = await holder.do(Kept(), seconds=seconds)
+                if keeping.descriptors:
+                    return Custody(keeping.pid, keeping, self, holder)
             holder.close()
         return None
 

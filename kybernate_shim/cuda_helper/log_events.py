@@ -12,6 +12,8 @@ PARTICIPLES: Final = {  # the keys are the verbs of the driver and of the arena'
     "warm": "warmed",
     "expect": "expected",
     "take": "taken",
+    "copy": "copied",
+    "finish": "finished",
     "prefetch": "prefetched",
     "give": "given",
     "drop": "dropped",

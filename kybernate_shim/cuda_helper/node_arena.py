@@ -13,6 +13,7 @@ from kybernate_shim.config import NodeSizes
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.shared_worker import SharedWorker
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
+from kybernate_shim.worker_protocol.client import OnEvent
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, Drop, MoveAnswer, Prefetch
 from kybernate_shim.worker_protocol.errors import WorkerError
 
@@ -76,13 +77,13 @@ class NodeArena:
         except (FileNotFoundError, ProcessLookupError):
             return 0
 
-    async def do(self, job: ArenaJob) -> MoveAnswer:
+    async def do(self, job: ArenaJob, on_event: OnEvent = lambda event: None) -> MoveAnswer:
         """Have the worker do a job. Raises WorkerError and WorkerNotReady."""
         loop = asyncio.get_running_loop()
         self._last_use = loop.time()
         self._jobs += 1
         try:
-            answer = await self.worker.do(job)
+            answer = await self.worker.do(job, on_event)
         finally:
             self._jobs -= 1
             self._last_use = loop.time()

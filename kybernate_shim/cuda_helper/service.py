@@ -156,7 +156,19 @@ class CudaService:
         for pid in request.pids:
             await self.arena_manager.drop(pid)
         with self.arena_manager.leaving(request.pids):
-            return await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
+            reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
+            for outcome in reply.outcomes:
+                await self._copied(outcome, request.timeout_ms / 1000)
+        return reply
+
+    async def _copied(self, outcome: wire.Outcome, seconds: float) -> None:
+        """Wait until the arena has what a process has released; the GPU has its memory until then."""
+        try:
+            await asyncio.shield(self.arena_manager.copied(outcome.pid, seconds))
+        except NotMoved as error:
+            self._log.warning("arena.copy_failed", pid=outcome.pid, error=str(error))
+            if not outcome.kind:
+                outcome.kind, outcome.name, outcome.text = wire.Outcome.REFUSED, ArenaRefusal.AWAY, str(error)
 
     async def restore(self, request: wire.RestoreRequest) -> wire.VerbResponse:
         await self.arena_manager.ready(pid for pid in request.pids if self.arena_manager.kept_bytes(pid))

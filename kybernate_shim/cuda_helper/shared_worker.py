@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from kybernate_shim.cuda_helper.workers import Worker
+from kybernate_shim.worker_protocol.client import OnEvent
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, MoveAnswer, Ping
 from kybernate_shim.worker_protocol.errors import WorkerError, WorkerLost
 
@@ -35,14 +36,14 @@ class SharedWorker:
     def busy(self) -> bool:
         return self._worker is not None and self._worker.busy
 
-    async def do(self, job: ArenaJob) -> MoveAnswer:
+    async def do(self, job: ArenaJob, on_event: OnEvent = lambda event: None) -> MoveAnswer:
         """Do a job, which ends by itself when its seconds are over.
 
         Raises a WorkerError, also where it does not end then, and WorkerNotReady.
         """
         worker = await self._ready()
         try:
-            return await worker.do(job, seconds=job.seconds + REACT_SECONDS)
+            return await worker.do(job, seconds=job.seconds + REACT_SECONDS, on_event=on_event)
         except TimeoutError:
             now = await self._replace(worker)
             raise WorkerLost(

@@ -13,13 +13,13 @@ in a driver call, is resumed as it is when all of its memory is in VRAM.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from kybernate_shim.cuda_helper.driver_lock import DriverLock
 from kybernate_shim.cuda_helper.holders import Hold, Holders
-from kybernate_shim.cuda_helper.library_calls import GRACE_SECONDS, in_one_place
+from kybernate_shim.cuda_helper.library_calls import in_one_place
 from kybernate_shim.cuda_helper.moved import NotMoved
 from kybernate_shim.cuda_helper.node_arena import NodeArena
 from kybernate_shim.linux.process import has_ended
@@ -61,14 +61,8 @@ class StoppedThreads:
             else:
                 await asyncio.shield(hold.let_go())
 
-    async def take_over(self, gone: Callable[[], Awaitable[object]]) -> None:
-        """Find the processes that a helper before this one has left stopped, and begin to end their steps.
-
-        `gone` returns when nothing that the earlier helper started works on them any more.
-        """
-        found = await self._holders.left_behind(STOP_SECONDS + GRACE_SECONDS)
-        if found:
-            await gone()
+    def take_over(self, found: Iterable[Hold]) -> None:
+        """Begin to end the steps of processes that a helper before this one has left stopped."""
         for hold in found:
             self._log.warning("arena.taken_over", pid=hold.pid)
             self.stranded.add(hold.pid)

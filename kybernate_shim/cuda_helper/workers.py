@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kybernate_shim.linux.locks import lock_open
-from kybernate_shim.worker_protocol.client import Call, WorkerClient
+from kybernate_shim.worker_protocol.client import Call, OnEvent, WorkerClient
 from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, PROGRAM, DriverUnusable, Ping, Ready
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import Job
@@ -87,9 +87,9 @@ class Worker:
     def busy(self) -> bool:
         return any(not isinstance(job, Ping) for job in self._client.jobs)
 
-    async def do(self, job: Job[R], *, seconds: float) -> R:
+    async def do(self, job: Job[R], *, seconds: float, on_event: OnEvent = lambda event: None) -> R:
         """Do a job, which continues when this is cancelled. Raises a WorkerError, and TimeoutError."""
-        return await self._client.do(job, seconds=seconds)
+        return await self._client.do(job, seconds=seconds, on_event=on_event)
 
     async def call(self, jobs: Mapping[int, Job[A]], *, seconds: float) -> Results[A]:
         """Do a job for each pid in parallel, and collect answers for `seconds`; the worker is killed after that."""

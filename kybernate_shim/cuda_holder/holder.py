@@ -5,6 +5,10 @@ they are held until a helper says that they may go, and not only as long as the 
 one connects here, brings the process into order, and lets it go. The kernel kills the process if its holder ends first.
 A holder has one process at a time, and is as small as that: what else can fail is in the helper and its workers.
 
+Another holder keeps the memory that a process has released and the arena has not yet: a worker copies it while the
+driver checkpoints the process. As long as a descriptor of it is open, it is on the GPU, and another worker can copy it
+if the first one dies.
+
 It is a process, and no thread of a shim's daemon: a container's processes are the daemon's children, whose stops its
 wait for any child would take away. It runs in its own session, and is no child of the helper.
 
@@ -23,13 +27,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
 
-from kybernate_shim.arena.control import DRIVER_THREADS, NAME
+from kybernate_shim.arena.control import DRIVER_THREADS, NAME, take_descriptor
+from kybernate_shim.linux.limits import raise_descriptors
 from kybernate_shim.linux.process import has_ended, set_oom_score_adj
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.errors import MessageInvalid
-from kybernate_shim.worker_protocol.holder_jobs import ERRORS, JOBS, Held, HolderJob, LetGo, Stop
-from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.holder_jobs import (
+    ERRORS,
+    JOBS,
+    GiveUp,
+    Held,
+    HolderJob,
+    Keep,
+    Keeping,
+    Kept,
+    LetGo,
+    Stop,
+)
+from kybernate_shim.worker_protocol.messages import Answered, changed
 from kybernate_shim.worker_protocol.programs import arguments
 from kybernate_shim.worker_protocol.server import JobCall, WorkerServer, immediately
 
@@ -47,6 +63,7 @@ class Holder:
         self._listener = listener
         self._helper: tuple[str, ...] = ()
         self._held: SeizedProcess | None = None
+        self._kept = KeptMemory()
 
     def serve(self) -> None:
         self._listener.settimeout(FIRST_SECONDS)
@@ -77,6 +94,12 @@ class Holder:
                     return job.done_by(self._stop)
                 case LetGo():
                     return job.done_by(lambda _: self._let_go())
+                case Keep():
+                    return job.done_by(self._keep)
+                case Kept():
+                    return job.done_by(lambda _: self._kept.keeping)
+                case GiveUp():
+                    return job.done_by(lambda job: self._kept.give_up(job.blocks))
         except InjectionFailed:
             raise
         except Exception as error:
@@ -90,16 +113,23 @@ class Holder:
         held.__enter__()
         self._held = held
 
+    def _keep(self, job: Keep) -> Keeping:
+        self._let_go()
+        self._helper = job.helper
+        self._kept.take(job)
+        return self._kept.keeping
+
     def _let_go(self) -> None:
+        self._kept.close()
         held, self._held = self._held, None
         if held is not None:
             held.__exit__(None, None, None)
 
     def _await_helper(self) -> socket.socket | None:
-        """Wait for a helper as long as a process is held; start one if none comes by itself."""
+        """Wait for a helper as long as something is held; start one if none comes by itself."""
         self._listener.settimeout(LOOK_SECONDS)
         since = time.monotonic()
-        while self._held is not None and not has_ended(self._held.pid):
+        while (pid := self._held.pid if self._held else self._kept.keeping.pid) and not has_ended(pid):
             try:
                 return self._listener.accept()[0]
             except OSError:  # TimeoutError for most
@@ -113,6 +143,42 @@ class Holder:
         """Start a helper; where there is one already, the new one ends immediately."""
         with suppress(OSError):
             os.posix_spawn(self._helper[0], list(self._helper), os.environ, setsid=True, setsigdef=NOT_FOR_US)
+
+
+class KeptMemory:
+    """Descriptors of memory of one process. `keeping` names them."""
+
+    def __init__(self) -> None:
+        self.keeping = Keeping()
+
+    def take(self, job: Keep) -> None:
+        """Take over a worker's descriptors. Raises OSError, with none taken."""
+        raise_descriptors()
+        pidfd = os.pidfd_open(job.worker)
+        found: list[tuple[int, int]] = []
+        try:
+            for block, descriptor in job.descriptors:
+                found.append((block, take_descriptor(pidfd, descriptor)))
+        except OSError:
+            for _, descriptor in found:
+                os.close(descriptor)
+            raise
+        finally:
+            os.close(pidfd)
+        self.keeping = Keeping(job.pid, os.getpid(), tuple(found))
+        self._given_up = 0
+
+    def give_up(self, blocks: int) -> None:
+        """Close the descriptors of the first `blocks` of those that were taken over."""
+        for _, descriptor in self.keeping.descriptors[: blocks - self._given_up]:
+            os.close(descriptor)
+        self.keeping = changed(self.keeping, descriptors=self.keeping.descriptors[max(0, blocks - self._given_up) :])
+        self._given_up = max(blocks, self._given_up)
+
+    def close(self) -> None:
+        for _, descriptor in self.keeping.descriptors:
+            os.close(descriptor)
+        self.keeping = Keeping()
 
 
 def must_run(thread: str) -> bool:

@@ -2,12 +2,15 @@
 
     warm     make contexts and pin memory, while the program still computes
     expect   the same for programs that are not restored yet, in room that is already claimed for them
-    take     copy every block out, and have the program release it: until its release, the truth is in VRAM
+    take     get every block ready to be copied, where the arena has room for it
+    copy     copy every block out, and have the program release it
+    finish   copy what another worker has not, which died after the program had released it
     prefetch copy to the card what a settle will bring there, while the driver still restores the program
     drop     forget what was prefetched: no settle will come
     settle   finish, towards VRAM, whatever an earlier job began and did not finish, and reload what the arena has
 
-A worker that dies between two steps leaves bytes that are in VRAM, or confirmed in the arena's record, or both.
+A worker that dies between two steps leaves bytes that are in VRAM, or confirmed in the arena's record, or both. VRAM
+that the program has released is kept by a holder's descriptors (see `offload`).
 
 A job waits only for its own process, in its own thread, and for no longer than the time that the helper gave it. What a
 job shares with other jobs, it holds for no longer than its own driver calls take.
@@ -17,12 +20,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from kybernate_shim.arena.control import BlockState, ControlFailed, Verb
+from kybernate_shim.arena.control import BlockState, ControlFailed, ControlInvalid, Verb
 from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -30,14 +33,17 @@ from kybernate_shim.arena.records import Record
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched
 from kybernate_shim.cuda_worker.deadline import JobDeadline
+from kybernate_shim.cuda_worker.finish import finish
 from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
-from kybernate_shim.cuda_worker.offload import Offload
+from kybernate_shim.cuda_worker.offload import Offload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
 from kybernate_shim.cuda_worker.settle import Settling
 from kybernate_shim.worker_protocol.cuda_jobs import (
+    Copy,
     Drop,
     Expect,
+    Finish,
     MoveAnswer,
     MoveJob,
     Prefetch,
@@ -46,6 +52,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Warm,
 )
 from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.server import JobCall
 
 
 @dataclass
@@ -56,9 +63,10 @@ class ArenaExecutor:
     _transfer: ArenaCopier | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
     _prefetches: dict[ArenaOwner, ArenaPrefetch] = field(default_factory=dict)
+    _offloads: dict[ArenaOwner, Offload] = field(default_factory=dict)  # that are ready to be copied
     _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the cards that its bytes were copied from last
 
-    def do(self, job: MoveJob) -> Answered:
+    def do(self, job: MoveJob, call: JobCall) -> Answered:
         """Do a job; what keeps it from being done is its answer."""
         match job:
             case Warm():
@@ -67,6 +75,10 @@ class ArenaExecutor:
                 return job.done_by(self.expect)
             case Take():
                 return job.done_by(self.offload)
+            case Copy():
+                return job.done_by(partial(self.copy, tell=call.tell))
+            case Finish():
+                return job.done_by(self.finish)
             case Prefetch():
                 return job.done_by(self.prefetch)
             case Drop():
@@ -83,6 +95,12 @@ class ArenaExecutor:
 
     def offload(self, job: Take) -> MoveAnswer:
         return answered(lambda: self._offload(job.pid, JobDeadline(job.seconds)))
+
+    def copy(self, job: Copy, tell: Tell) -> MoveAnswer:
+        return answered(lambda: self._copy(job.pid, JobDeadline(job.seconds), tell, early=job.early))
+
+    def finish(self, job: Finish) -> MoveAnswer:
+        return answered(lambda: self._finish(job, JobDeadline(job.seconds)))
 
     def prefetch(self, job: Prefetch) -> MoveAnswer:
         return answered(lambda: self._prefetch(job.pid, job.gpu, job.free_bytes))
@@ -137,19 +155,44 @@ class ArenaExecutor:
         return MoveAnswer()
 
     def _offload(self, pid: int, job: JobDeadline) -> MoveAnswer:
+        """Get it ready; what it needs is kept until it is copied, or a settling comes."""
         copies = self._copies()  # or there is no arena, and nothing has to be undone
         self._drop(pid)  # of bytes that are about to change
         owner = ArenaOwner.of(pid)
-        with self.memory.using(owner, job.left()), opened(owner, job) as program:
-            offload = Offload(self.memory, copies, owner, program)
-            try:
-                return offload.run()
-            finally:
-                if offload.cards:
-                    self._left[pid] = offload.cards
+        self._abandon(owner)
+        with ExitStack() as stack:
+            stack.enter_context(self.memory.using(owner, job.left()))
+            program = stack.enter_context(opened(owner, job))
+            offload = Offload(self.memory, copies, owner, program, stack.enter_context(ExitStack()))
+            answer = offload.prepare()
+            if answer.bytes:
+                self._left[pid] = offload.cards
+                offload.stack = stack.pop_all()
+                self._offloads[owner] = offload
+        return answer
+
+    def _copy(self, pid: int, job: JobDeadline, tell: Tell, *, early: bool) -> MoveAnswer:
+        offload = self._offloads.pop(ArenaOwner.of(pid), None)
+        if offload is None:
+            raise ControlInvalid(f"nothing of process {pid} is ready to be copied")
+        with offload.stack:
+            return offload.copy(job, tell, early=early)
+
+    def _finish(self, job: Finish, deadline: JobDeadline) -> MoveAnswer:
+        owner = ArenaOwner.of(job.pid)
+        self._abandon(owner)
+        with self.memory.using(owner, deadline.left()), opened(owner, deadline) as program:
+            return finish(self.memory, self._copies(), owner, program, job.keeper, dict(job.descriptors))
+
+    def _abandon(self, owner: ArenaOwner) -> None:
+        """Forget what was got ready for a copy that has not come."""
+        if (offload := self._offloads.pop(owner, None)) is not None:
+            with offload.stack:
+                offload.abandon()
 
     def _settle(self, pid: int, job: JobDeadline, hashing: bool, leaving: Collection[int]) -> MoveAnswer:
         owner = ArenaOwner.of(pid)
+        self._abandon(owner)
         gently = partial(self._shares_card, leaving)
         with self.memory.using(owner, job.left()), opened(owner, job) as program:
             settling = Settling(self.memory, self._copies, owner, program, gently, hashing)

@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ from kybernate_shim.linux.populate import populate
 COPY = 64 << 20  # of one call: so that the streams share a large block
 AHEAD = 8 << 20  # of one call when the driver needs the link, too, as before the program is there; divides COPY
 STREAMS = 4  # of each move: one process may leave while another comes
+GENTLE_STREAMS = 2  # of a move that leaves room on the link: one copies while the next copy is being queued
 SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for
 PINNED = 1 << 30  # registered by one call: a failure in the middle of a large arena leaves the rest usable
 THREADS = min(8, os.cpu_count() or 1)  # that make pages
@@ -48,6 +49,7 @@ T = TypeVar("T")
 
 Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
 Check = Callable[[], None]  # raises where the job has to end
+Done = Callable[[int, int, int], None]  # offset in the arena, card's address, bytes
 
 
 def _unlimited() -> None:
@@ -130,9 +132,19 @@ class ArenaCopier:
         cards = {block.card for block in blocks} - self._hashers.keys()
         return all(cached(self._folder, *_capability(card)).exists() for card in cards)
 
-    def out(self, blocks: Sequence[Mapped], parts: Sequence[Sequence[Part]], check: Check = _unlimited) -> None:
-        """Copy `parts` of each block to the arena. Raises DriverRefused, and what `check` raises between two slices."""
-        self._copy(blocks, parts, _from_card, check=check)
+    def out(
+        self,
+        blocks: Sequence[Mapped],
+        parts: Sequence[Sequence[Part]],
+        check: Check = _unlimited,
+        *,
+        gently: bool = False,
+    ) -> None:
+        """Copy `parts` of each block to the arena. Raises DriverRefused, and what `check` raises between two slices.
+
+        `gently` as in `back`.
+        """
+        self._copy(blocks, parts, _from_card, gently=gently, check=check)
 
     def back(
         self,
@@ -145,27 +157,41 @@ class ArenaCopier:
     ) -> None:
         """Fill `parts` of each block from the arena, or from what is `prefetched`, holes by zeros.
 
-        `gently`: one copy at a time, which leaves gaps to the driver: it waits behind whatever is queued. Raises
-        DriverRefused, and what `check` raises between two slices.
+        `gently`: short copies, two of which are queued: the driver, which needs the link, too, waits behind whatever is
+        queued. Raises DriverRefused, and what `check` raises between two slices.
         """
         self._copy(blocks, parts, _to_card, prefetched, gently=gently, check=check)
 
     @contextmanager
-    def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
-        """Yield what copies from an offset in the arena to an address on a card, so many bytes, and waits for it.
+    def in_turns(self, card: int, done: Done) -> Iterator[Callable[[int, int, int], None]]:
+        """Yield what begins to copy from an offset in the arena to an address on a card, so many bytes.
 
-        It raises DriverRefused.
+        Two copies are queued at most: while one is on the link, the next one is made. `done` receives each that has
+        ended. Both raise DriverRefused.
         """
         self._enter(card)
-        with _stream() as stream:
+        with ExitStack() as stack:
+            turns: deque[tuple[Any, tuple[int, int, int] | None]] = deque(
+                (stack.enter_context(_stream()), None) for _ in range(GENTLE_STREAMS)
+            )
+
+            def ended() -> Any:
+                stream, copied = turns.popleft()
+                checked(cuda.cuStreamSynchronize(stream))
+                if copied is not None:
+                    done(*copied)
+                return stream
 
             def copy(offset: int, address: int, size: int) -> None:
                 self.pin([Extent(offset, size)])
                 self._enter(card)
+                stream = ended()
                 checked(cuda.cuMemcpyHtoDAsync(address, self._start + offset, size, stream))
-                checked(cuda.cuStreamSynchronize(stream))
+                turns.append((stream, (offset, address, size)))
 
             yield copy
+            while turns:
+                ended()
 
     @cached_property
     def capacity(self) -> int:
@@ -276,8 +302,8 @@ class ArenaCopier:
             self._enter(card)
             there = prefetched.places if prefetched.card == card else {}
             with ExitStack() as stack:
-                streams = [stack.enter_context(_stream()) for _ in range(1 if gently else STREAMS)]
-                most = AHEAD if gently else COPY
+                streams = [stack.enter_context(_stream()) for _ in range(GENTLE_STREAMS if gently else STREAMS)]
+                most, enough = (AHEAD, AHEAD) if gently else (COPY, SLICE // STREAMS)  # of a copy, and queued
                 copies = (
                     copy for block, its in pairs for part in its for copy in _copies(block.address, part, there, most)
                 )
@@ -286,7 +312,7 @@ class ArenaCopier:
                     turn = number % len(streams)
                     stream = streams[turn]
                     check()
-                    if queued[turn] >= SLICE // STREAMS:
+                    if queued[turn] >= enough:
                         checked(cuda.cuStreamSynchronize(stream))  # while the others continue
                         queued[turn] = 0
                     queued[turn] += size
@@ -296,8 +322,6 @@ class ArenaCopier:
                         checked(cuda.cuMemcpyDtoDAsync(at, there[host], size, stream))
                     else:
                         checked(call(self._start + host, at, size, stream))
-                        if gently:
-                            checked(cuda.cuStreamSynchronize(stream))
                 for stream in streams:
                     checked(cuda.cuStreamSynchronize(stream))
 

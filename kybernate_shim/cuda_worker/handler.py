@@ -58,12 +58,12 @@ class JobHandler:
             case Unlock():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.unlock, job))
             case _:
-                return self._move(job)
+                return self._move(job, call)
 
-    def _move(self, job: MoveJob) -> Answered:
+    def _move(self, job: MoveJob, call: JobCall) -> Answered:
         if self._arena is None:
             raise MessageInvalid(f"{job.verb} is a job for the arena's worker, and this one has none")
-        return self._arena.do(job)
+        return self._arena.do(job, call)
 
 
 def _nothing(job: Ready | Ping) -> None:

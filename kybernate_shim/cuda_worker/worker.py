@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kybernate_shim.linux.limits import raise_descriptors
 from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, JOBS, CudaJob, DriverUnusable
 from kybernate_shim.worker_protocol.messages import Answered
 from kybernate_shim.worker_protocol.programs import arguments
@@ -56,6 +57,7 @@ def _arena_executor(words: Sequence[str]) -> ArenaExecutor:
     from kybernate_shim.arena.memory import Memory
     from kybernate_shim.cuda_worker.arena_executor import ArenaExecutor
 
+    raise_descriptors()  # it has one for each block that it copies
     _, folder, sizes, share = words
     return ArenaExecutor(Memory(from_text(sizes), Path(folder), float(share)))
 

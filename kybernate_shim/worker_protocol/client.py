@@ -110,12 +110,12 @@ class WorkerClient:
         """The jobs whose answers are waited for."""
         return [call.job for call in self._calls.values()]
 
-    async def do(self, job: Job[R], *, seconds: float | None = None) -> R:
+    async def do(self, job: Job[R], *, seconds: float | None = None, on_event: OnEvent = lambda event: None) -> R:
         """Have a job done and return its result; the job continues when this is cancelled.
 
         Raises what the worker has raised, a WorkerError, and TimeoutError after `seconds`.
         """
-        call = self.begin(job)
+        call = self.begin(job, on_event=on_event)
         try:
             async with asyncio.timeout(seconds):
                 return await call.result()

@@ -15,7 +15,7 @@ import msgspec
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.worker_protocol.errors import ErrorTypes
-from kybernate_shim.worker_protocol.messages import Form, Job
+from kybernate_shim.worker_protocol.messages import Form, Job, Message
 
 PROGRAM = "kybernate_shim.cuda_worker.worker"
 
@@ -55,7 +55,8 @@ class MoveAnswer(msgspec.Struct, frozen=True):
     """What the arena's worker has done, in bytes, or why it has not.
 
     `clean_bytes` of the `bytes` were in the arena already, `zero_bytes` are zeros, `prefetched_bytes` were on the card
-    already; `left_bytes` are left to the driver. `remark` says why more was copied than had to be.
+    already; `left_bytes` are left to the driver. `remark` says why more was copied than had to be. `descriptors` of
+    process `worker` lead to memory that is to be copied: pairs of a block's index and a descriptor.
     """
 
     refusal: ArenaRefusal | None = None
@@ -67,6 +68,8 @@ class MoveAnswer(msgspec.Struct, frozen=True):
     prefetched_bytes: int = 0
     left_bytes: int = 0
     remark: str = ""
+    worker: int = 0
+    descriptors: tuple[tuple[int, int], ...] = ()
 
 
 class CardMemory(msgspec.Struct, frozen=True):
@@ -164,7 +167,33 @@ class Expect(ArenaJob, frozen=True):
 
 
 class Take(ArenaJob, frozen=True):
-    """Copy all blocks of a stopped process into the arena, and have it release them."""
+    """Get all blocks of a stopped process ready to be copied into the arena, where there is room for them."""
+
+
+class Released(Message, frozen=True):
+    """The process has released all that `Copy` copies: its threads may resume as soon as it is locked."""
+
+
+class Copied(Message, frozen=True):
+    """The arena has the first `blocks` of those that `Take` has answered."""
+
+    blocks: int
+
+
+class Copy(ArenaJob, frozen=True):
+    """Copy what `Take` has got ready, and have the process release it, before that if `early`.
+
+    Sends Released and Copied.
+    """
+
+    early: bool
+
+
+class Finish(ArenaJob, frozen=True):
+    """Copy what a worker has not that has died in a `Copy`, from descriptors of process `keeper`."""
+
+    keeper: int
+    descriptors: tuple[tuple[int, int], ...]
 
 
 class Prefetch(ArenaJob, frozen=True):
@@ -189,6 +218,8 @@ class Settle(ArenaJob, frozen=True):
 
 
 DriverJob = State | Lock | Checkpoint | Restore | Unlock
-MoveJob = Warm | Expect | Take | Prefetch | Drop | Settle
+CopyEvent = Released | Copied
+MoveJob = Warm | Expect | Take | Copy | Finish | Prefetch | Drop | Settle
 CudaJob = Ready | Ping | Describe | DriverJob | MoveJob
 JOBS: Form[CudaJob] = Form(CudaJob, "job of a CUDA worker")
+COPY_EVENTS: Form[CopyEvent] = Form(CopyEvent, "event of a copy")

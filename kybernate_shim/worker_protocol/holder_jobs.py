@@ -1,6 +1,8 @@
-"""The jobs of a holder, which holds the threads of one process at a time. It does one after the other."""
+"""The jobs of a holder, which holds the threads of one process, or memory that it has released. One after the other."""
 
 from __future__ import annotations
+
+import msgspec
 
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.errors import ErrorTypes
@@ -26,8 +28,38 @@ class Stop(Job[None], frozen=True):
 
 
 class LetGo(Job[None], frozen=True):
-    """Let them resume."""
+    """Let them resume, and give up what is kept."""
 
 
-HolderJob = Held | Stop | LetGo
+class Keeping(msgspec.Struct, frozen=True):
+    """What process `keeper`, the holder, keeps of process `pid`: pairs of a block's index and a descriptor of its."""
+
+    pid: int = 0
+    keeper: int = 0
+    descriptors: tuple[tuple[int, int], ...] = ()
+
+
+class Keep(Job[Keeping], frozen=True):
+    """Keep the memory behind descriptors of `worker`, which a process is about to release, until it is copied.
+
+    `helper` as in Stop.
+    """
+
+    pid: int
+    worker: int
+    descriptors: tuple[tuple[int, int], ...]
+    helper: tuple[str, ...]
+
+
+class Kept(Job[Keeping], frozen=True):
+    """Return what is kept."""
+
+
+class GiveUp(Job[None], frozen=True):
+    """Give up the first `blocks` of those that were to be kept. Idempotent."""
+
+    blocks: int
+
+
+HolderJob = Held | Stop | LetGo | Keep | Kept | GiveUp
 JOBS: Form[HolderJob] = Form(HolderJob, "job of a holder")

@@ -18,14 +18,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from kybernate_shim.arena.memory import FOLDER
-from tests.bench.figures import HEADING, record, row
+from tests.bench.figures import HEADING, Figure, record, row
+from tests.gpu import from_disk
 from tests.gpu.bench_cycle import NAME, THP, Cycle, Rounds, end_helper, of_process, tmpfs
-from tests.gpu.bench_figures import ARENA_WAYS, GIB, PAGES, WAYS, Measured, arena_figures, figures, shares
+from tests.gpu.bench_figures import ARENA_WAYS, GIB, PAGES, WAYS, Measured, arena_figures, disk_figures, figures, shares
 from tests.gpu.host_memory import touch
 from tests.gpu.machine import CHECKOUT, Machine, filesystem_for_overlays, remove
 from tests.gpu.report import prepared
@@ -90,6 +91,44 @@ def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
     return measured
 
 
+def disk_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
+    """Return the comparison of a restore from disk with `cat`."""
+    ours, read = (measured.seconds["from disk", way, "thp"] for way in ("arena", "cat"))
+    yield Figure(f"gpu-restore-from-disk.{gib:g}GiB", lane, middle(ours), middle(read), "s", DISK_BAR, len(ours))
+
+
+def measure_disk(bench: Bench, size: int, rounds: Rounds, *, disk: Path | None) -> Measured:
+    """Measure the restore from the machine's disk, through the arena, in turns with `cat` of the same bytes."""
+    measured, disk = Measured(), disk or bench.images / "disk"
+    end_helper()
+    disk.mkdir(exist_ok=True)
+    with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
+        cycle = Cycle(bench, memory, measured, f"{NAME}-disk", ARENA)
+        cycle.settings("fast", "thp", arena=int(size * 1.1) + 2 * GIB)
+        cycle.log.unlink(missing_ok=True)
+
+        def restore(image: Path) -> float:
+            began = time.time()
+            seconds = cycle.start("--annotation", f"kybernate.io/restore-from={image}")
+            measured.note(("restore from disk", "arena", "thp"), seconds, cycle.steps_of_restore(began, seconds), 0)
+            return seconds
+
+        try:
+            cycle.start(command=bench.payload("one"))
+            for number, kept in rounds:
+                cycle.checkpoint("arena", "thp", memory / "image", kept=False)
+                restored, read = from_disk.in_turns(memory / "image", disk, number, restore)
+                subprocess.run(["rm", "-r", memory / "image"], check=True)
+                if kept:
+                    measured.note(("from disk", "arena", "thp"), restored, {}, 0)
+                    measured.note(("from disk", "cat", "thp"), read, {}, 0)
+        finally:
+            cycle.remove()
+            end_helper()
+            subprocess.run(["umount", "--lazy", FOLDER], check=False)
+    return measured
+
+
 def main(argv: Sequence[str]) -> int:
     """Return 1 when a figure misses its bar."""
     arguments = _arguments(argv)
@@ -108,6 +147,7 @@ def main(argv: Sequence[str]) -> int:
             for wanted, measuring, comparing in (
                 (arguments.rounds, partial(measure, kinds=arguments.pages.split(",")), figures),
                 (arguments.arena_rounds, measure_arena, arena_figures),
+                (arguments.disk_rounds, partial(measure_disk, disk=arguments.disk), disk_figures),
             ):
                 if not wanted:
                     continue
@@ -155,6 +195,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count (1)")
     parser.add_argument("--arena-rounds", type=int, default=3, help="the same for the arena; 0: left out (3)")
+    parser.add_argument("--disk-rounds", type=int, default=0, help="the same for restores from the disk (0)")
+    parser.add_argument("--disk", type=Path, help="a directory on it (one of the node's)")
     parser.add_argument("--lane", help="what the figures are kept under (the GPU's name)")
     parser.add_argument("--output", type=Path, default=CHECKOUT / "build/bench-gpu.jsonl")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")

@@ -121,7 +121,7 @@ class Cycle:
             seconds = self.start("--annotation", f"kybernate.io/restore-from={image}")
         subprocess.run(["rm", "-r", image], check=True)
         if kept:
-            self.measured.note(("restore", way, pages), seconds, self._steps_of_restore(began, seconds), peak.bytes)
+            self.measured.note(("restore", way, pages), seconds, self.steps_of_restore(began, seconds), peak.bytes)
 
     def in_place(self, pages: str, rounds: Rounds) -> None:
         """Suspend and resume, by ours and by the driver's bare calls, in turns; the first of each does not count."""
@@ -144,7 +144,7 @@ class Cycle:
             answer = json.loads(self.bench.kybernate("cuda", verb, "--pid", row.split()[1], "--json"))
         return {step["name"]: step["seconds"] for step in answer["steps"]}
 
-    def _steps_of_restore(self, began: float, seconds: float) -> dict[str, float]:
+    def steps_of_restore(self, began: float, seconds: float) -> dict[str, float]:
         """Return what the daemon reports of its steps, and what came before, between and after them."""
         lines = [json.loads(line) for line in self.shim_log.read_text().splitlines()]
         events = {line["event"]: line for line in lines if line.get("task") == self.id}

@@ -1,9 +1,9 @@
 """Rehearses `tests/gpu/run` in the lab, on the pretended driver: `python -m tests.gpu.rehearse [its options]`.
 
-With `against` first, it rehearses `tests/gpu/arena_bench --against DIRECTORY`. Run by tests/lab/run LANE --
-/opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python (python -m tests.gpu.kit
---python 3.13), of which it uses the wheels. What runs there also proves the code of this folder; seconds and bytes mean
-nothing.
+With `against` first, it rehearses `tests/gpu/arena_bench --against DIRECTORY`, with `bench` first `tests/gpu/bench`.
+Run by tests/lab/run LANE -- /opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python
+(python -m tests.gpu.kit --python 3.13), of which it uses the wheels. What runs there also proves the code of this
+folder; seconds and bytes mean nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.cuda_worker.kernel import machine_code
-from tests.gpu import arena_bench, report
+from tests.gpu import arena_bench, bench, report
 from tests.system.gpu import CAPABILITY, LIBRARIES, install_driver
 
 ARENA_GIB = 1
@@ -43,6 +43,8 @@ def rehearse(argv: list[str]) -> int:
     ROOT.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", ROOT], check=True)
     where = ["--root", str(ROOT / "node"), "--pretended", str(LIBRARIES)]
+    if argv[:1] == ["bench"]:
+        return bench.main([*where, *argv[1:]])
     if argv[:1] == ["against"]:
         return arena_bench.main([*where, *TINY, "--against", *argv[1:]])
     return report.main([*where, "--arena", str(ARENA_GIB), "--mib", "16", *argv])

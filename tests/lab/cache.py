@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.lab.failure import LabFailed
 
@@ -82,12 +83,18 @@ def new_run(runs: Path, name: str, clean: Callable[[Path], None]) -> tuple[Path,
             with (old / "lock").open("w") as file:
                 if _try(file.fileno(), fcntl.LOCK_EX):
                     clean(old)
-                    shutil.rmtree(old)
+                    shutil.rmtree(old, onerror=_tolerating_gone)
         path = runs / name
         path.mkdir()
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX)
         return path, lock
+
+
+def _tolerating_gone(function: object, path: str, caught: tuple[Any, BaseException, Any]) -> None:
+    """Accept that what is to be removed is gone: a mount namespace of the run ends by itself, and takes files along."""
+    if not isinstance(caught[1], FileNotFoundError):
+        raise caught[1]
 
 
 def _lock_of(path: Path) -> Path:

@@ -36,7 +36,7 @@ class Worker:
         self.leaving: list[tuple[int, ...]] = []  # what each settling was told of
         self.dead = False
 
-    async def do(self, job: ArenaJob) -> MoveAnswer:
+    async def do(self, job: ArenaJob, on_event: object = None) -> MoveAnswer:
         self.jobs.append(job.verb)
         if isinstance(job, Settle):
             self.leaving.append(job.leaving)

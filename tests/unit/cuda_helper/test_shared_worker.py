@@ -32,7 +32,7 @@ class Process:
     def busy(self) -> bool:
         return bool(self._going)
 
-    async def do(self, job: Job[Any], *, seconds: float) -> Any:
+    async def do(self, job: Job[Any], *, seconds: float, on_event: object = None) -> Any:
         self.jobs.append(job)
         if isinstance(job, Ping) and not self.deaf:
             return None

@@ -13,7 +13,7 @@ from kybernate_shim.arena.extents import HOLE, Extent, Kept
 from kybernate_shim.arena.records import Record
 from kybernate_shim.cuda_worker import prefetch
 from kybernate_shim.cuda_worker.calls import DriverRefused
-from kybernate_shim.cuda_worker.copier import AHEAD, ArenaCopier
+from kybernate_shim.cuda_worker.copier import AHEAD, ArenaCopier, Done
 from kybernate_shim.cuda_worker.prefetch import PIECE, ArenaPrefetch
 
 GPU = "GPU-1"
@@ -32,13 +32,21 @@ class Card:
         self._most = most
 
     @contextmanager
-    def one_by_one(self, card: int) -> Iterator[Callable[[int, int, int], None]]:
-        yield self._copy
+    def in_turns(self, card: int, done: Done) -> Iterator[Callable[[int, int, int], None]]:
+        """One copy is always on its way."""
+        begun: list[tuple[int, int, int]] = []
 
-    def _copy(self, offset: int, address: int, size: int) -> None:
-        if len(self.copies) == self._most:
-            raise DriverRefused("no more")
-        self.copies.append((offset, address, size))
+        def copy(offset: int, address: int, size: int) -> None:
+            if len(self.copies) == self._most:
+                raise DriverRefused("no more")
+            if begun:
+                done(*begun.pop())
+            begun.append((offset, address, size))
+            self.copies.append((offset, address, size))
+
+        yield copy
+        if begun:
+            done(*begun.pop())
 
     def free(self, card: int) -> int:
         return self.room
@@ -98,8 +106,8 @@ def test_what_has_to_stay_free_does(room: int, pieces: int) -> None:
 def test_refusal_leaves_what_was_copied() -> None:
     card = Card(4 * PIECE, most=2)
     made = begun(card)
-    assert made.stop().size == AHEAD
-    assert len(made.stop().places) == 2
+    assert made.stop().size == AHEAD - 2 * MIB  # the second one was on its way
+    assert len(made.stop().places) == 1
     made.close()
     assert card.room == 4 * PIECE
 
