@@ -18,12 +18,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from kybernate_shim.arena.memory import FOLDER
-from tests.bench.figures import HEADING, Figure, record, row
+from tests.bench.figures import HEADING, record, row
 from tests.gpu import from_disk
 from tests.gpu.bench_cycle import NAME, THP, Cycle, Rounds, end_helper, of_process, tmpfs
 from tests.gpu.bench_figures import ARENA_WAYS, GIB, PAGES, WAYS, Measured, arena_figures, disk_figures, figures, shares
@@ -89,12 +89,6 @@ def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
             end_helper()
             subprocess.run(["umount", "--lazy", FOLDER], check=False)  # a worker gives its memory back for a while
     return measured
-
-
-def disk_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
-    """Return the comparison of a restore from disk with `cat`."""
-    ours, read = (measured.seconds["from disk", way, "thp"] for way in ("arena", "cat"))
-    yield Figure(f"gpu-restore-from-disk.{gib:g}GiB", lane, middle(ours), middle(read), "s", DISK_BAR, len(ours))
 
 
 def measure_disk(bench: Bench, size: int, rounds: Rounds, *, disk: Path | None) -> Measured:

@@ -48,6 +48,12 @@ def arena_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]
         yield Figure(f"gpu-arena-{verb}.{gib:g}GiB", lane, middle(ours), middle(fast), "s", bar, len(ours))
 
 
+def disk_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
+    """Return the comparison of a restore from disk with `cat`."""
+    ours, read = (measured.seconds["from disk", way, "thp"] for way in ("arena", "cat"))
+    yield Figure(f"gpu-restore-from-disk.{gib:g}GiB", lane, middle(ours), middle(read), "s", DISK_BAR, len(ours))
+
+
 def figures(measured: Measured, gib: float, lane: str) -> list[Figure]:
     """Return the comparisons: fast to plain, ours to the driver's bare calls, and what each needs of memory."""
     found = []
