@@ -126,7 +126,7 @@ class CudaService:
         return wire.InfoResponse(
             driver_version=info.driver_version,
             api_version=info.api_version,
-            devices=map(device, info.cards),
+            devices=map(device, info.gpus),
             missing_calls=info.missing_calls,
         )
 

@@ -52,7 +52,7 @@ def page(hold: Hold) -> Iterator[tuple[Holder, Control]]:
 def busy(socket: Path) -> list[str]:
     """Return what was answered to takes that came in the middle of an allocation."""
     lines = [json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")]
-    return [line["error"] for line in lines if line["event"] == "arena.taken" and "error" in line]
+    return [line["error"] for line in lines if line["event"] == "arena.offloaded" and "error" in line]
 
 
 def test_program_that_allocates_without_a_pause_is_hardly_ever_caught_at_it(

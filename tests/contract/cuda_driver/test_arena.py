@@ -233,5 +233,5 @@ def test_log_tells_moves(use: Run, program: Program, socket: Path) -> None:
 
     use(body)
     log = log_path(socket).read_text()
-    assert '"event": "arena.taken"' in log
+    assert '"event": "arena.offloaded"' in log
     assert '"event": "arena.settled"' in log

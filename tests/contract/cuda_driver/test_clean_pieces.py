@@ -75,7 +75,7 @@ def test_only_what_has_changed_is_copied(use_arena: Run, hold: Hold, memory: Mem
 
     use_arena(body)
     assert memory.free() == SIZE
-    told = [(event["clean_bytes"], event["zero_bytes"]) for event in events(socket, "arena.taken")]
+    told = [(event["clean_bytes"], event["zero_bytes"]) for event in events(socket, "arena.offloaded")]
     assert told == [(clean * PIECE, 0) for clean in (0, 8, 7, 6, 8)]
 
 

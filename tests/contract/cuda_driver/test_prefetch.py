@@ -59,7 +59,7 @@ def prefetched(socket: Path) -> list[int]:
     checkpointed = False
     for line in (json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")):
         match line["event"]:
-            case "arena.taken":
+            case "arena.offloaded":
                 checkpointed = False
             case "cuda.checkpointed":
                 checkpointed = True
