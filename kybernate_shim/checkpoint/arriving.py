@@ -24,7 +24,7 @@ from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.run_directory import ARRIVING as MEMORY
 from kybernate_shim.steps import Step
-from kybernate_shim.vram_io.errors import Cancelled, NotArrived
+from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 
 if TYPE_CHECKING:
     from kybernate_shim.vram_io.arrival import Arrival
@@ -111,7 +111,7 @@ class Awaited:
         with self._operation.waiting(self.step, total, lambda: self._arrival.bytes_here):
             try:
                 await asyncio.to_thread(self._arrival.wait_all, self._stop.is_set)
-            except (NotArrived, Cancelled) as error:
+            except (NotArrived, CopyCancelled) as error:
                 raise ArrivalFailed(str(error)) from error
 
 

@@ -33,8 +33,8 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     DriverAnswer,
     DriverState,
     Lock,
+    ReadState,
     Restore,
-    State,
     Unlock,
 )
 from kybernate_shim.worker_protocol.errors import WorkerError
@@ -133,7 +133,7 @@ class CudaService:
     async def states(self, request: wire.StatesRequest) -> wire.StatesResponse:
         seconds = request.timeout_ms / 1000
         moving = set(self._moving)
-        results = await self._call({pid: State(pid) for pid in request.pids}, seconds)
+        results = await self._call({pid: ReadState(pid) for pid in request.pids}, seconds)
         moving |= self._moving.keys() | set(self.arena_manager.stranded)
         reply = wire.StatesResponse()
         for pid in dict.fromkeys(request.pids):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kybernate_shim.linux.locks import lock_open
-from kybernate_shim.worker_protocol.client import Call, OnEvent, WorkerClient
+from kybernate_shim.worker_protocol.client import OnEvent, PendingJob, WorkerClient
 from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, PROGRAM, DriverUnusable, Ping, Ready
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import Job
@@ -107,7 +107,7 @@ class Worker:
             raise
         return Results(*await self._collected(calls), timed_out)
 
-    async def _collected(self, calls: Mapping[int, Call[A]]) -> tuple[Mapping[int, A], str]:
+    async def _collected(self, calls: Mapping[int, PendingJob[A]]) -> tuple[Mapping[int, A], str]:
         """Return the answers of calls that have ended, and the first reason why one has none."""
         answers: dict[int, A] = {}
         failure = ""

@@ -35,7 +35,7 @@ from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.finish import finish
 from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
-from kybernate_shim.cuda_worker.offload import Offload, Tell
+from kybernate_shim.cuda_worker.offload import PendingOffload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
 from kybernate_shim.cuda_worker.settle import Settling
@@ -46,12 +46,12 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Finish,
     MoveAnswer,
     MoveJob,
+    Offload,
     Prefetch,
     Settle,
     Warm,
 )
-from kybernate_shim.worker_protocol.cuda_jobs import Offload as OffloadJob
-from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.server import JobCall
 
 
@@ -63,17 +63,17 @@ class ArenaExecutor:
     _transfer: ArenaCopier | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
     _prefetches: dict[ArenaOwner, ArenaPrefetch] = field(default_factory=dict)
-    _offloads: dict[ArenaOwner, Offload] = field(default_factory=dict)  # that are ready to be copied
+    _offloads: dict[ArenaOwner, PendingOffload] = field(default_factory=dict)  # that are ready to be copied
     _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the GPUs that its bytes were copied from last
 
-    def do(self, job: MoveJob, call: JobCall) -> Answered:
+    def do(self, job: MoveJob, call: JobCall) -> JobDone:
         """Do a job; what keeps it from being done is its answer."""
         match job:
             case Warm():
                 return job.done_by(self.warm)
             case Expect():
                 return job.done_by(self.expect)
-            case OffloadJob():
+            case Offload():
                 return job.done_by(self.offload)
             case Copy():
                 return job.done_by(partial(self.copy, tell=call.tell))
@@ -93,7 +93,7 @@ class ArenaExecutor:
     def expect(self, job: Expect) -> MoveAnswer:
         return answered(lambda: self._expect(job.pid, job.gpus))
 
-    def offload(self, job: OffloadJob) -> MoveAnswer:
+    def offload(self, job: Offload) -> MoveAnswer:
         return answered(lambda: self._offload(job.pid, JobDeadline(job.seconds)))
 
     def copy(self, job: Copy, tell: Tell) -> MoveAnswer:
@@ -163,7 +163,7 @@ class ArenaExecutor:
         with ExitStack() as stack:
             stack.enter_context(self.memory.using(owner, job.left()))
             program = stack.enter_context(opened(owner, job))
-            offload = Offload(self.memory, copies, owner, program, stack.enter_context(ExitStack()))
+            offload = PendingOffload(self.memory, copies, owner, program, stack.enter_context(ExitStack()))
             answer = offload.prepare()
             if answer.bytes:
                 self._left[pid] = offload.gpus

@@ -22,10 +22,10 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     DriverGpu,
     DriverInfo,
     DriverUnusable,
-    GpuMemory,
     Lock,
+    NvmlMemory,
+    ReadState,
     Restore,
-    State,
     StateAnswer,
     Unlock,
 )
@@ -61,7 +61,7 @@ def missing_calls() -> list[str]:
     return [name for name in CALLS if cuda.cuGetProcAddress(name.encode(), API_VERSION, 0)[1] in (None, 0)]
 
 
-def state(job: State) -> StateAnswer:
+def state(job: ReadState) -> StateAnswer:
     """Return the state of a process and its restore thread, 0 where the driver names none."""
     result, value = cuda.cuCheckpointProcessGetState(job.pid)
     if result:
@@ -103,7 +103,7 @@ def info() -> DriverInfo:
     return DriverInfo(int(api_version), version, gpus, missing_calls())
 
 
-def _gpu(index: int, memory: GpuMemory | None) -> DriverGpu:
+def _gpu(index: int, memory: NvmlMemory | None) -> DriverGpu:
     _, name = cuda.cuDeviceGetName(96, index)
     _, total = cuda.cuDeviceTotalMem(index)
     text = name.partition(b"\0")[0].decode(errors="replace")
@@ -122,7 +122,7 @@ def node_near(index: int) -> int:
     return NO_NODE if result else node_of_device(bus_id.partition(b"\0")[0].decode())
 
 
-def _reported_by_nvml(uuids: Sequence[str]) -> tuple[str, list[GpuMemory | None]]:
+def _reported_by_nvml(uuids: Sequence[str]) -> tuple[str, list[NvmlMemory | None]]:
     """Return the driver's version and what NVML knows of each GPU; "" and nothing where NVML is missing."""
     try:
         nvml = Nvml()

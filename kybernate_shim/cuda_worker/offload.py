@@ -37,7 +37,7 @@ from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.kernel import KernelUnavailable
 from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches, movable, require_possible
-from kybernate_shim.worker_protocol.cuda_jobs import Copied, CopyEvent, MoveAnswer, Released
+from kybernate_shim.worker_protocol.cuda_jobs import Copied, CopyEvent, MemoryReleased, MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
 
 GROUPS = 6  # of blocks that are copied one after the other: what one group had is given up before the next
@@ -58,7 +58,7 @@ class _Ready:
 
 
 @dataclass
-class Offload:
+class PendingOffload:
     """The offload of one program. `stack` has what it needs until it is closed. `gpus` are those of its blocks."""
 
     memory: Memory
@@ -133,7 +133,7 @@ class Offload:
         if not early:
             self.program.ask(Verb.RELEASE)
             self.program.ask(Verb.DISCARD)  # covers what a release has left without placeholders
-            tell(Released())
+            tell(MemoryReleased())
         return ready.answer
 
     def _released(self, ready: _Ready, tell: Tell) -> bool:
@@ -146,7 +146,7 @@ class Offload:
             self.program.ask(Verb.RELEASE)
         except ControlFailed:
             return False
-        tell(Released())
+        tell(MemoryReleased())
         return True
 
     def _copy(self, ready: _Ready, job: JobDeadline, tell: Tell) -> None:

@@ -34,7 +34,7 @@ from kybernate_shim.linux import futex
 from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.vram_io import files
-from kybernate_shim.vram_io.errors import Cancelled, NotArrived
+from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Arrival(_Record):
             os.close(descriptor)
 
     def wait(self, file: str, offset: int, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a range of a file is there. Raises NotArrived, and Cancelled when `cancelled` says so."""
+        """Wait until a range of a file is there. Raises NotArrived, and CopyCancelled when `cancelled` says so."""
         if size and (first := self._first.get(file)) is not None:
             begin, end = first + offset // BLOCK, first + (offset + size - 1) // BLOCK + 1
             self._wait(lambda: self._map.find(b"\0", begin, end) < 0, file, cancelled)
@@ -213,7 +213,7 @@ class Arrival(_Record):
             self._require_coming(what, late=now > until, look=now - looked >= LOOK)
             looked = now if now - looked >= LOOK else looked
             if cancelled():
-                raise Cancelled(f"cancelled while {what} was awaited")
+                raise CopyCancelled(f"cancelled while {what} was awaited")
             futex.wait(self._address + CHANGES, seen, LOOK)
 
     def _require_coming(self, what: str, *, late: bool, look: bool) -> None:

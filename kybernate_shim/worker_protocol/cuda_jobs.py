@@ -72,7 +72,7 @@ class MoveAnswer(msgspec.Struct, frozen=True):
     descriptors: tuple[tuple[int, int], ...] = ()
 
 
-class GpuMemory(msgspec.Struct, frozen=True):
+class NvmlMemory(msgspec.Struct, frozen=True):
     """What NVML reports of a GPU. `mig`: it is split into instances. `number` is its device node's.
 
     `holdings` are the bytes by pid, as the helper's pid namespace counts them. `computed` is the time of the last of
@@ -93,7 +93,7 @@ class DriverGpu(msgspec.Struct, frozen=True):
     name: str
     total_bytes: int
     numa_node: int = NO_NODE
-    memory: GpuMemory | None = None
+    memory: NvmlMemory | None = None
 
 
 class DriverInfo(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Describe(Job[DriverInfo], frozen=True):
     """Describe the driver and the GPUs."""
 
 
-class State(Job[StateAnswer], frozen=True):
+class ReadState(Job[StateAnswer], frozen=True):
     """Ask for a process's state."""
 
     pid: int
@@ -170,7 +170,7 @@ class Offload(ArenaJob, frozen=True):
     """Get all blocks of a stopped process ready to be copied into the arena, where there is room for them."""
 
 
-class Released(Message, frozen=True):
+class MemoryReleased(Message, frozen=True):
     """The process has released all that `Copy` copies: its threads may resume as soon as it is locked."""
 
 
@@ -183,7 +183,7 @@ class Copied(Message, frozen=True):
 class Copy(ArenaJob, frozen=True):
     """Copy what `Offload` has got ready, and have the process release it, before that if `early`.
 
-    Sends Released and Copied.
+    Sends MemoryReleased and Copied.
     """
 
     early: bool
@@ -217,8 +217,8 @@ class Settle(ArenaJob, frozen=True):
     leaving: tuple[int, ...] = ()
 
 
-DriverJob = State | Lock | Checkpoint | Restore | Unlock
-CopyEvent = Released | Copied
+DriverJob = ReadState | Lock | Checkpoint | Restore | Unlock
+CopyEvent = MemoryReleased | Copied
 MoveJob = Warm | Expect | Offload | Copy | Finish | Prefetch | Drop | Settle
 CudaJob = Ready | Ping | Describe | DriverJob | MoveJob
 JOBS: Form[CudaJob] = Form(CudaJob, "job of a CUDA worker")

@@ -195,7 +195,7 @@ def _against_criu(bench: Bench, lane: str, how: CopyOptions) -> Iterator[Figure]
 
 
 def _scaling(bench: Bench, lane: str) -> Iterator[Figure]:
-    """Compare each number of threads with one thread; more than there are processors must at least not harm."""
+    """Compare each number of threads with one thread; more than there are CPUs must at least not harm."""
     for verb in ("load", "save"):
         one = bench.middle(f"{verb} 1")
         for threads in THREADS[1:]:
@@ -208,7 +208,7 @@ def _scaling(bench: Bench, lane: str) -> Iterator[Figure]:
 def _show(figures: list[Figure], bench: Bench, size: int) -> None:
     for name, seconds in bench.seconds.items():
         print(f"{name:20} {bench.middle(name):8.3f} s   of {' '.join(f'{each:.2f}' for each in seconds)}")
-    print(f"\n{size / GIB:g} GiB, {len(os.sched_getaffinity(0))} processors, {platform.release()}")
+    print(f"\n{size / GIB:g} GiB, {len(os.sched_getaffinity(0))} CPUs, {platform.release()}")
     for figure in figures:
         verdict = "ok" if figure.good else "ABOVE ITS BAR"
         print(

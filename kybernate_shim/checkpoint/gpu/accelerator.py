@@ -18,7 +18,7 @@ from kybernate_shim.checkpoint.gpu.arena import ArenaOffload
 from kybernate_shim.checkpoint.gpu.attachment import Attachment
 from kybernate_shim.checkpoint.gpu.container_gpus import ContainerGpus, RecordLocked
 from kybernate_shim.checkpoint.gpu.errors import NothingToResume, NothingToSuspend
-from kybernate_shim.checkpoint.gpu.inherited import Release
+from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.leaving import Leaving
 from kybernate_shim.checkpoint.gpu.left import Left, joined
 from kybernate_shim.checkpoint.gpu.room import ahead, await_room, bytes_on, needs
@@ -76,7 +76,7 @@ class CudaAccelerator:
             )
             left.way = way
             left.note_whole = partial(self._gpus.note_whole, left)
-            left.inheritance = Release(self._leaving.inherited, helper)
+            left.inheritance = InheritedRelease(self._leaving.inherited, helper)
             try:
                 sizes = await self._leaving.arena_sizes(helper)
                 left.away = ArenaOffload(self._gpus.target.children, self._gpus.settings, sizes, digest)

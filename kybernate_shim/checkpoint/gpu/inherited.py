@@ -89,7 +89,7 @@ class Inherited:
         return self.target.cgroup.processes() if self.target.cgroup is not None else []
 
 
-class Release:
+class InheritedRelease:
     """What the processes give up for one dump. `done` is for the manifest."""
 
     def __init__(self, inherited: Inherited, helper: CudaHelper) -> None:

@@ -32,13 +32,13 @@ from kybernate_shim.vram_io.saved_regions import FILES, SavedRegion, give_up, ma
 from kybernate_shim.worker_protocol.mover_jobs import (
     CloseFiles,
     Compare,
+    EndWatch,
     ImageFiles,
-    LetGo,
     Load,
     Prefault,
-    Prefetch,
     Prove,
     PutBack,
+    ReadAhead,
     Save,
     Watch,
 )
@@ -149,7 +149,7 @@ class VramOffload:
             return
         try:
             async with asyncio.timeout(LET_GO_SECONDS):
-                await self._worker.ask(LetGo())
+                await self._worker.ask(EndWatch())
         except (VramError, TimeoutError):
             await self._clear()
         await self.aclose()
@@ -269,7 +269,7 @@ class VramReload:
                 yield
                 return
             async with vram_mover(self._children) as self._worker:
-                job = Prefetch(self._of(image), [SavedRegion.of(file) for file in files])
+                job = ReadAhead(self._of(image), [SavedRegion.of(file) for file in files])
                 reading = asyncio.ensure_future(self._worker.ask(job))
                 try:
                     yield

@@ -247,7 +247,7 @@ def test_launch_that_is_refused_costs_a_copy(
 
     async def body(helper: CudaHelper) -> None:
         assert await copied(helper, holder) == PIECES
-        assert await copied(helper, holder) == 0  # the hashes were made on the way back
+        assert await copied(helper, holder) == 0  # the hashes were made by the reload
 
     use_arena(body)
     assert len(events(socket, "arena.not_hashed")) == 1
