@@ -33,7 +33,8 @@ from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
-AHEAD = 8 << 20  # of one call when the driver needs the link, too, as before the program is there; divides COPY
+AHEAD = 8 << 20  # of what is prefetched; divides COPY
+SHORT = 2 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides AHEAD
 STREAMS = 4  # of each move: one process may leave while another comes
 GENTLE_STREAMS = 2  # of a move that leaves room on the link: one copies while the next copy is being queued
 SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for
@@ -185,9 +186,10 @@ class ArenaCopier:
             def copy(offset: int, address: int, size: int) -> None:
                 self.pin([Extent(offset, size)])
                 self._enter(gpu)
-                stream = ended()
-                checked(cuda.cuMemcpyHtoDAsync(address, self._start + offset, size, stream))
-                turns.append((stream, (offset, address, size)))
+                for at, part in cut(Extent(0, size), lambda _: SHORT):
+                    stream = ended()
+                    checked(cuda.cuMemcpyHtoDAsync(address + at, self._start + offset + at, part, stream))
+                    turns.append((stream, (offset, address, size) if at + part == size else None))
 
             yield copy
             while turns:
@@ -303,7 +305,7 @@ class ArenaCopier:
             there = prefetched.places if prefetched.gpu == gpu else {}
             with ExitStack() as stack:
                 streams = [stack.enter_context(_stream()) for _ in range(GENTLE_STREAMS if gently else STREAMS)]
-                most, enough = (AHEAD, AHEAD) if gently else (COPY, SLICE // STREAMS)  # of a copy, and queued
+                most, enough = (SHORT, SHORT) if gently else (COPY, SLICE // STREAMS)  # of a copy, and queued
                 copies = (
                     copy for block, its in pairs for part in its for copy in _copies(block.address, part, there, most)
                 )

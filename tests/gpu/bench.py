@@ -92,7 +92,10 @@ def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
 
 
 def measure_disk(bench: Bench, size: int, rounds: Rounds, *, disk: Path | None) -> Measured:
-    """Measure the restore from the machine's disk, through the arena, in turns with `cat` of the same bytes."""
+    """Measure the restore from the machine's disk, through the arena, in turns with `cat` of the same bytes.
+
+    Each round ends with a checkpoint into memory and the restore from there.
+    """
     measured, disk = Measured(), disk or bench.images / "disk"
     end_helper()
     disk.mkdir(exist_ok=True)
@@ -116,6 +119,8 @@ def measure_disk(bench: Bench, size: int, rounds: Rounds, *, disk: Path | None) 
                 if kept:
                     measured.note(("from disk", "arena", "thp"), restored, {}, 0)
                     measured.note(("from disk", "cat", "thp"), read, {}, 0)
+                cycle.checkpoint("arena", "thp", memory / "image", kept=kept)
+                cycle.restore("arena", "thp", memory / "image", kept=kept)
         finally:
             cycle.remove()
             end_helper()
