@@ -228,7 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=4, help="size of the process's memory (4)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds against CRIU (7)")
     parser.add_argument("--scaling-rounds", type=int, default=3, help="rounds of each number of threads (3)")
-    parser.add_argument("--threads", type=int, default=0, help="threads against CRIU (one a processor, at most 16)")
+    parser.add_argument("--threads", type=int, default=0, help="threads against CRIU (one for each CPU, at most 16)")
     parser.add_argument("--piece-mib", type=int, default=0, help="size of a piece (the data path's own)")
     parser.add_argument("--lane", default=_codename(), help="name of this machine in the figures (the suite's)")
     parser.add_argument("--output", type=Path, default=Path("build/bench.jsonl"))
