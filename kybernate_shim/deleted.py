@@ -14,7 +14,7 @@ NAME = "deleted"
 
 
 def leave_answer(bundle: Path, answer: bytes) -> None:
-    """Note that the runtime has forgotten the container in `bundle` and that its rootfs is unmounted.
+    """Record that the runtime has forgotten the container in `bundle` and that its rootfs is unmounted.
 
     `answer` is a serialised DeleteResponse. Raises OSError; `delete` then looks for itself.
     """

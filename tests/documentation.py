@@ -18,7 +18,8 @@ MARK = re.compile(r"<!-- run by (\S+): (.*?) -->\n$")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 NOT_OUR_WORDS = (  # of pages and messages; the words of the field are in their place
     r"(?i)\b(somebody|nobody|whoever|(?<!`)tells|anew|at once|in spite of|beside|(?:go|goes|going) on|stands? still"
-    r"|lets? go of|under way|for ever)\b"
+    r"|lets? go of|under way|for ever|(?<![/.-])cards?(?![/.-])|processors?|crews?|desks?|standstill|hasten\w*|likeness"
+    r"|way (?:out|back))\b"
 )
 COMMENT = {  # by the ending of a file, what its comments look like
     ".py": re.compile(r"#.*"),

@@ -47,7 +47,7 @@ PARTS = (
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
         "system/test_checkpoint_repeats.py", "system/test_encryption.py", "system/test_images.py",
-        "system/test_restore_failures.py", "system/test_rootfs.py",
+        "system/test_restore_failures.py", "system/test_restore_refusals.py", "system/test_rootfs.py",
     )),
     Part(
         "suspend",
@@ -63,8 +63,8 @@ PARTS = (
         "arena",
         (
             "contract/cuda_driver/test_allocating.py", "contract/cuda_driver/test_arena.py",
-            "contract/cuda_driver/test_arena_settings.py", "contract/cuda_driver/test_clean_pieces.py",
-            "contract/cuda_driver/test_copies.py",
+            "contract/cuda_driver/test_arena_room.py", "contract/cuda_driver/test_arena_settings.py",
+            "contract/cuda_driver/test_clean_pieces.py", "contract/cuda_driver/test_copies.py",
             "contract/cuda_driver/test_many_blocks.py", "contract/cuda_driver/test_prefetch.py",
             "contract/cuda_driver/test_zoo.py", "hostile/test_arena.py",
         ),

@@ -1,6 +1,6 @@
 """Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in both lanes.
 
-`run_all.py [NODES]`: so many nodes run side by side, one more than there are processors where it is not said, because
+`run_all.py [NODES]`: so many nodes run side by side, one more than there are CPUs where it is not said, because
 tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
 
 A few tests that fail run once more when nothing else runs: on a busy machine they meet timeouts, also of programs that

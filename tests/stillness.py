@@ -11,7 +11,7 @@ WINDOW = 0.2  # s; many times what a test's program sleeps between two steps
 
 
 def come_to_rest(pids: Iterable[int], *, seconds: float = 20.0) -> None:
-    """Wait until the main threads of `pids` neither run nor wait for a processor and none has been woken for WINDOW.
+    """Wait until the main threads of `pids` neither run nor wait for a CPU and none has been woken for WINDOW.
 
     AssertionError after `seconds`: at least one of them continues.
     """
@@ -27,7 +27,7 @@ def come_to_rest(pids: Iterable[int], *, seconds: float = 20.0) -> None:
 
 
 def _switches(pids: Iterable[int]) -> dict[int, tuple[int, int] | None]:
-    """Return how often each main thread has given up its processor; None for one that runs or would like to."""
+    """Return how often each main thread has given up its CPU; None for one that runs or would like to."""
     found: dict[int, tuple[int, int] | None] = {}
     for process in map(psutil.Process, pids):
         with process.oneshot():

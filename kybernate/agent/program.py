@@ -1,4 +1,4 @@
-"""The node agent as a program: assembles its parts, runs until it is told to end, and leaves nothing half done.
+"""The node agent as a program: assembles its parts, runs until it is stopped, and leaves nothing half done.
 
 What shims do continues when the agent ends, however that is; the next start finds it in the journal.
 """

@@ -9,7 +9,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from kybernate_shim.config.declaring import setting, table
-from kybernate_shim.config.forms import BYTES, SECONDS, SHARE, YES_OR_NO, Form
+from kybernate_shim.config.forms import BYTES, SECONDS, SHARE, YES_OR_NO, SettingForm
 
 DAY: Final = 86400.0  # seconds
 
@@ -31,8 +31,8 @@ def _time_zone(value: object) -> str:
     return value
 
 
-NUMBER: Final = Form("a whole number, 0 or more", _number)
-TIME_ZONE: Final = Form('a name of the tz database, such as "Europe/Berlin", or "" for the node\'s', _time_zone)
+NUMBER: Final = SettingForm("a whole number, 0 or more", _number)
+TIME_ZONE: Final = SettingForm('a name of the tz database, such as "Europe/Berlin", or "" for the node\'s', _time_zone)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class WorkloadRule:
     pinned: bool = False
 
 
-RULE_FORMS: Final[Mapping[str, Form]] = {
+RULE_FORMS: Final[Mapping[str, SettingForm]] = {
     "ttl": SECONDS,
     "keep_last": NUMBER,
     "minimum_copies": NUMBER,
@@ -71,7 +71,7 @@ def _workload(pattern: str, rule: object) -> WorkloadRule:
     return WorkloadRule(pattern, **found)
 
 
-WORKLOADS: Final = Form(
+WORKLOADS: Final = SettingForm(
     'a table of rules by NAMESPACE/WORKLOAD, such as { "team-a/*" = { keep_last = 3 } }, each with some of '
     + ", ".join(f"`{name}`" for name in RULE_FORMS),
     _workloads,

@@ -13,7 +13,7 @@ from kybernate.cli.output import show_fields, show_json, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.export.layers import Compression
-from kybernate.node.audited import image_ref, note
+from kybernate.node.audited import audit, image_ref
 from kybernate.node.failure import Failure
 from kybernate.node.places import open_image
 from kybernate_shim.checkpoint.image.copies import in_use
@@ -119,5 +119,5 @@ def require_libraries(compression: Compression) -> None:
 def audited(image: Image, target: str) -> None:
     """Leave a line in the audit log, or a complaint on the terminal."""
     ref = image_ref(image.path, image.manifest, image.digest)
-    if unaudited := note("export", "done", ref, Config.load(), reason=f"to {target}"):
+    if unaudited := audit("export", "done", ref, Config.load(), reason=f"to {target}"):
         typer.echo(f"kybernate: the export is not in the audit log: {unaudited}", err=True)

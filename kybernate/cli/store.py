@@ -342,6 +342,7 @@ def store_transfer(bar: Bar) -> Transfer:
 
 
 def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]], *, create: bool = False) -> T:
+    from kybernate.store.errors import first_of
     from kybernate.store.place import open_store
 
     async def opened() -> T:
@@ -357,8 +358,8 @@ def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]]
         raise Interrupted(
             "interrupted", state="what was sent stays in the store", advice="the same command continues there"
         ) from None
-    except ExceptionGroup as group:  # of several requests that ran in parallel; the first error counts
-        raise group.exceptions[0] from group
+    except ExceptionGroup as group:
+        raise first_of(group) from group
 
 
 async def named_recipe(store: ChunkStore, name: str) -> Recipe:

@@ -77,7 +77,7 @@ def _show(done: Swapped, out: str, back: str, *, as_json: bool) -> None:
         "resumed": (back, done.came),
     }
     if as_json:
-        told = {
+        document = {
             verb: {
                 "container": title,
                 "vram_bytes": reply.vram_bytes,
@@ -85,8 +85,8 @@ def _show(done: Swapped, out: str, back: str, *, as_json: bool) -> None:
             }
             for verb, (title, reply) in replies.items()
         }
-        told["suspended"]["arena"] = arena_document(done.left.arena)
-        show_json({**told, "seconds": done.seconds})
+        document["suspended"]["arena"] = arena_document(done.left.arena)
+        show_json({**document, "seconds": done.seconds})
         return
     for verb, (title, reply) in replies.items():
         typer.echo(f"{verb} {title}: {vram(reply)}")

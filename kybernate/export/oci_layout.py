@@ -21,8 +21,8 @@ from kybernate.export.layers import Compression, LayerStream, layers_of
 from kybernate.export.tar_stream import BLOCK, END, header
 from kybernate_shim.checkpoint.image.store import Image, require_space
 from kybernate_shim.errors import NoRoom
-from kybernate_shim.linux.atomic_write import sync
-from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE
+from kybernate_shim.linux.atomic_write import creating, sync
+from kybernate_shim.linux.private_files import DIRECTORY_MODE, create_private
 
 LAYOUT = encode({"imageLayoutVersion": "1.0.0"})
 Progress = Callable[[int, int], object]
@@ -97,15 +97,15 @@ class _Directory:
         (path / "blobs/sha256").mkdir(parents=True, mode=DIRECTORY_MODE)
 
     def stream(self, pieces: Iterable[bytes | memoryview], digest: Callable[[], str]) -> None:
-        draft = self._path / "draft"
-        with _created(draft) as out:
+        staging = self._path / "staging"
+        with create_private(staging, exclusive=True) as out:
             for piece in pieces:
                 out.write(piece)
-        sync(draft)
-        draft.rename(self._path / _blob(digest()))
+        sync(staging)
+        staging.rename(self._path / _blob(digest()))
 
     def file(self, name: str, content: bytes) -> None:
-        with _created(self._path / name) as out:
+        with create_private(self._path / name, exclusive=True) as out:
             out.write(content)
         sync(self._path / name)
 
@@ -135,15 +135,15 @@ class _Archive:
 @contextmanager
 def _directory(target: Path) -> Iterator[Layout]:
     _require_free(target)
-    draft = _draft(target)
-    draft.mkdir(mode=DIRECTORY_MODE)
+    staging = _staging(target)
+    staging.mkdir(mode=DIRECTORY_MODE)
     try:
-        yield _Directory(draft)
-        for path in (draft / "blobs/sha256", draft / "blobs", draft):
+        yield _Directory(staging)
+        for path in (staging / "blobs/sha256", staging / "blobs", staging):
             sync(path)
-        draft.rename(target)  # fails where a directory with files is there by now
+        staging.rename(target)  # fails where a directory with files is there by now
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
     sync(target.parent)
 
@@ -159,15 +159,8 @@ def _archive(target: Path) -> Iterator[Layout]:
 def new_file(target: Path) -> Iterator[IO[bytes]]:
     """Give a file that appears at `target` at the end, durably. After a failure, nothing is there. Raises OSError."""
     _require_free(target)
-    draft = _draft(target)
-    try:
-        with _created(draft) as out:
-            yield out
-        sync(draft)
-        os.link(draft, target)  # fails where something is there by now
-    finally:
-        draft.unlink(missing_ok=True)
-    sync(target.parent)
+    with creating(target, staging=_staging(target)) as out:
+        yield out
 
 
 def _require_free(target: Path) -> None:
@@ -175,10 +168,5 @@ def _require_free(target: Path) -> None:
         raise NotWritten(f"{target} exists", state="nothing was written", advice="give another name, or remove it")
 
 
-def _draft(target: Path) -> Path:
+def _staging(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.urandom(4).hex()}")
-
-
-def _created(path: Path) -> IO[bytes]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=1 << 20)

@@ -16,7 +16,7 @@ from pathlib import Path
 from kybernate.export.errors import ArtefactOdd, NotPulled
 from kybernate.export.sources import Source
 from kybernate.export.unpack import Unpacking
-from kybernate.node.audited import image_ref, note
+from kybernate.node.audited import audit, image_ref
 from kybernate.node.images import STAGING
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
@@ -109,9 +109,9 @@ def admit_signed(
         _require_whole(image, config, progress)
         _place(image.path, target)
     except NotPulled as error:
-        note("import", "failed", ref, config, reason=str(error))
+        audit("import", "failed", ref, config, reason=str(error))
         raise
-    return note("import", "done", ref, config, reason=f"from {origin}, signed by key {key.id}")
+    return audit("import", "done", ref, config, reason=f"from {origin}, signed by key {key.id}")
 
 
 def _require_whole(image: Image, config: Config, progress: Progress) -> None:

@@ -133,7 +133,7 @@ class Unpacking:
             )
         for file in self.manifest.stored_files:
             sync(self._directory / file.name)
-        replace_file(self._directory / NAME, self._content, durable=True, draft=f".{NAME}.tmp")
+        replace_file(self._directory / NAME, self._content, durable=True, staging=f".{NAME}.tmp")
 
     def _member(self, member: Member, source: _Exactly) -> None:
         folder, slash, name = member.name.partition("/")

@@ -6,7 +6,6 @@ foreign image is. Written archives appear under their name when they are on the 
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,8 @@ from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode, is_flat
 from kybernate_shim.checkpoint.image.store import LOGS, Image, require_space
 from kybernate_shim.errors import NoRoom
-from kybernate_shim.linux.atomic_write import sync
-from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE
+from kybernate_shim.linux.atomic_write import creating
+from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE, create_private
 
 CHUNK = 4 << 20  # bytes
 MOST_FILES = 100_000
@@ -34,8 +33,8 @@ class ArchiveOdd(Failure):
     advice = "make it with Export, or with tar from the files of an image's directory"
 
 
-def export(image: Image, archive: Path, draft: Path, progress: Progress = lambda done, total: None) -> int:
-    """Write the image to `archive` by way of `draft` in the same directory, and return the archive's bytes.
+def export(image: Image, archive: Path, staging: Path, progress: Progress = lambda done, total: None) -> int:
+    """Write the image to `archive` by way of `staging` in the same directory, and return the archive's bytes.
 
     Raises NotExported, and what `progress` raises; nothing is left then.
     """
@@ -43,7 +42,10 @@ def export(image: Image, archive: Path, draft: Path, progress: Progress = lambda
     total = sum((image.path / name).stat().st_size for name in names)
     try:
         require_space(archive.parent, total)
-        with _opened(draft) as out, tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        with (
+            creating(archive, staging=staging) as out,
+            tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
             count = 0
             for name in names:
                 with (image.path / name).open("rb") as file:
@@ -51,14 +53,9 @@ def export(image: Image, archive: Path, draft: Path, progress: Progress = lambda
                     info.mode, info.uid, info.gid, info.uname, info.gname = FILE_MODE, 0, 0, "", ""
                     tar.addfile(info, _Counted(file, count, total, progress))
                     count += info.size
-        sync(draft)
-        os.link(draft, archive)  # fails where something is there
-        sync(archive.parent)
         return archive.stat().st_size
     except (OSError, NoRoom, tarfile.TarError) as error:
         raise NotExported(f"{image.path} cannot be exported to {archive}: {error}", state="nothing is left") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
@@ -105,16 +102,12 @@ def _unpack_member(
 ) -> None:
     source = tar.extractfile(member)
     assert source is not None
-    with _opened(path) as out:
+    with create_private(path, exclusive=True) as out:
         while piece := source.read(CHUNK):
             out.write(piece)
             progress(member.offset_data + out.tell())
     if path.stat().st_size != member.size:
         raise ArchiveOdd(f"{tar.name!r} ends in the middle of {member.name}", state="nothing was imported")
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE), "wb")
 
 
 class _Counted:

@@ -11,7 +11,7 @@ from kybernate_shim.trust.audit import Audit, AuditLost, Decision, ImageRef, Ver
 from kybernate_shim.trust.caller import OWN_SERVICE, Caller
 
 
-def note(verb: Verb, decision: Decision, image: ImageRef, config: Config, *, reason: str = "") -> str:
+def audit(verb: Verb, decision: Decision, image: ImageRef, config: Config, *, reason: str = "") -> str:
     """Append a line to the audit log; return why it could not be written, "" where it could."""
     if config.audit_log is None:
         return ""

@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from kybernate.node.audited import image_ref, note
+from kybernate.node.audited import audit, image_ref
 from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
 from kybernate.node.reading import (
@@ -205,7 +205,7 @@ def _audit(
     """Leave a line in the audit log, and return why there is none, "" if there is."""
     ref = image_ref(target, manifest, f"sha256:{sha256(encode(manifest)).hexdigest()}")
     reason = str(error) if error else f"from {origin}"
-    return note("import", "failed" if error else "done", ref, config, reason=reason)
+    return audit("import", "failed" if error else "done", ref, config, reason=reason)
 
 
 def _require_plain(directory: Path, manifest: Manifest) -> None:

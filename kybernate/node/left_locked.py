@@ -1,7 +1,7 @@
 """Processes that a shim has left locked, off their GPUs, or frozen, because it was killed between two steps.
 
 containerd ends the containers of a dead shim. Where it does not, being away itself or failing at it, they would wait
-forever. What the shim has noted in a bundle says where to look; in which state a process is, the driver is asked.
+forever. What the shim has recorded in a bundle says where to look; in which state a process is, the driver is asked.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class LeftLocked:
     whole: bool = True
 
     def __str__(self) -> str:
-        told = ", ".join(f"process {pid} is {state}" for pid, state in self.states.items())
+        states = ", ".join(f"process {pid} is {state}" for pid, state in self.states.items())
         lost = "" if self.whole else ", and a part of its memory is in an unfinished checkpoint or restore"
-        return f"container {self.container} (namespace {self.namespace}): {told}, and its shim is dead{lost}"
+        return f"container {self.container} (namespace {self.namespace}): {states}, and its shim is dead{lost}"
 
 
 @dataclass(frozen=True)
-class _Noted:
-    """What a dead shim has noted in a bundle, as far as it is still so."""
+class _Recorded:
+    """What a dead shim has recorded in a bundle, as far as it is still so."""
 
     bundle: Path
     cgroup: Cgroup
@@ -55,8 +55,8 @@ class _Noted:
 
 def find(bundles: Path = BUNDLES, socket: Path = SOCKET) -> list[LeftLocked]:
     """Return them, by container. Raises CudaError where the driver has to be asked and does not answer."""
-    noted = [one for bundle in sorted(bundles.glob("*/*")) if (one := _noted(Bundle(bundle)))]
-    return asyncio.run(_find(noted, socket)) if noted else []
+    recorded = [one for bundle in sorted(bundles.glob("*/*")) if (one := _recorded(Bundle(bundle)))]
+    return asyncio.run(_find(recorded, socket)) if recorded else []
 
 
 def repair(left: LeftLocked, socket: Path = SOCKET) -> list[str]:
@@ -73,8 +73,8 @@ def repair(left: LeftLocked, socket: Path = SOCKET) -> list[str]:
     return asyncio.run(_bring_back(pids, socket)) if pids else []
 
 
-def _noted(bundle: Bundle) -> _Noted | None:
-    """Return what a dead shim has noted of processes that are still those of its container."""
+def _recorded(bundle: Bundle) -> _Recorded | None:
+    """Return what a dead shim has recorded of processes that are still those of its container."""
     cleanup_record = bundle.cleanup_record()
     if cleanup_record is None or not cleanup_record.cgroup or _lives(bundle.path):
         return None
@@ -83,7 +83,7 @@ def _noted(bundle: Bundle) -> _Noted | None:
     locked = [pid for pid in cleanup_record.locked_pids if pid in there]
     waiting = bool(locked) or cleanup_record.phase in AT_WORK
     frozen = there if waiting and _frozen(cgroup) else []
-    return _Noted(bundle.path, cgroup, locked, cleanup_record.whole, frozen) if locked or frozen else None
+    return _Recorded(bundle.path, cgroup, locked, cleanup_record.whole, frozen) if locked or frozen else None
 
 
 def _lives(bundle: Path) -> bool:
@@ -105,10 +105,10 @@ async def _bring_back(pids: Sequence[int], socket: Path) -> list[str]:
         return await bring_back(helper, pids)
 
 
-async def _find(noted: Sequence[_Noted], socket: Path) -> list[LeftLocked]:
+async def _find(recorded: Sequence[_Recorded], socket: Path) -> list[LeftLocked]:
     found = []
     async with cuda_helper(socket) as helper:
-        for one in noted:
+        for one in recorded:
             away = dict.fromkeys(one.frozen, "frozen")
             if not away:
                 states = await helper.states(one.locked)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kybernate.node.failure import Failure
 
-ID_LENGTH = 12  # of an id of 64 digits; enough to tell containers apart
+ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
 LIVE = frozenset({"created", "running", "paused", "pausing"})
 
 

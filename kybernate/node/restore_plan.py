@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kybernate.node import restore as restoring
-from kybernate.node.audited import image_ref, note
+from kybernate.node.audited import audit, image_ref
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Failure
 from kybernate.node.spec import for_restore, with_requester
@@ -77,7 +77,7 @@ def trusted_spec(image: Image) -> dict[str, Any]:
         spec = with_requester(restoring.saved_spec(image, config.encryption_key), image.manifest.source)
         require_named(image, spec, config)
     except ImageUntrusted as error:
-        note("restore", "refused", image_ref(image.path, image.manifest, image.digest), config, reason=str(error))
+        audit("restore", "refused", image_ref(image.path, image.manifest, image.digest), config, reason=str(error))
         raise
     return spec
 

@@ -18,7 +18,7 @@ from typing import Any
 from kybernate.registry.failures import LabelInvalid, NotKeptBeside
 from kybernate.registry.model import LARGEST, Annotations, require_labels
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse
-from kybernate_shim.checkpoint.image.manifest import REGISTRY, REGISTRY_DRAFT
+from kybernate_shim.checkpoint.image.manifest import REGISTRY, REGISTRY_STAGING
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.plain_files import open_plain
 
@@ -174,7 +174,7 @@ def write(directory: Path, beside: Beside) -> None:
     Raises NotKeptBeside; the old one is there then. Only one writer at a time may call this for a directory.
     """
     try:
-        replace_file(directory / REGISTRY, encode(beside), durable=True, draft=REGISTRY_DRAFT)
+        replace_file(directory / REGISTRY, encode(beside), durable=True, staging=REGISTRY_STAGING)
     except OSError as error:
         raise NotKeptBeside(
             f"{directory / REGISTRY} cannot be written: {error.strerror}", state="nothing was changed"

@@ -1,7 +1,7 @@
 """Brings the registry's tables to this release's revision, under a lock, in one transaction.
 
-Two agents that start concurrently wait for each other, and the second one finds nothing to do. There is no way back: an
-older release refuses the newer tables, because it would lose what it does not know.
+Two agents that start concurrently wait for each other, and the second one finds nothing to do. There is no downgrade:
+an older release refuses the newer tables, because it would lose what it does not know.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def migrate(connection: Connection) -> None:
 
 
 def downgrade() -> NoReturn:
-    """Refuse the way back; every revision has this."""
+    """Refuse a downgrade; every revision has this."""
     raise RegistryTooNew("the registry's tables are never changed back to those of an older release")
 
 

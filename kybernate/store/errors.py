@@ -37,6 +37,15 @@ class ChunkDamaged(Failure):
     advice = "`kybernate store check` lists what is damaged; a restore takes another copy where there is one"
 
 
+class ImageDamaged(Failure):
+    """The files of an image are not those of its signed manifest; of a copy, what had arrived was removed."""
+
+    advice = (
+        "delete it, and use another copy of the image or make one where it is whole; "
+        "`kybernate inspect --verify` lists what is damaged"
+    )
+
+
 class ImageNotStored(Failure):
     """The store has no complete image of that name."""
 
@@ -45,3 +54,10 @@ class LeaseLost(Failure):
     """A writer was away for so long that a collection may have removed what it relied on."""
 
     advice = "try again: what is still there is not sent again"
+
+
+def first_of(error: Exception) -> Exception:
+    """Return the error itself, and of those of several requests that ran in parallel, the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from kybernate.node.failure import Failure
 from kybernate.store import source, writer
 from kybernate.store.chunkstore import ChunkStore
+from kybernate.store.errors import ChunkDamaged, first_of
 from kybernate.store.format.recipe import Recipe
-from kybernate.store.in_thread import in_thread
-from kybernate.store.reader import fetch
-from kybernate.store.sink import DirectorySink
-from kybernate.store.tiers.directory import ARRIVING
+from kybernate.store.reader import Sink, fetch
+from kybernate.store.tiers.directory import DirectoryTier
+from kybernate.store.tiers.tier import Have, Ref
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import decode
-from kybernate_shim.checkpoint.image.store import read_image, require_space
-from kybernate_shim.linux.private_files import make_directory
+from kybernate_shim.checkpoint.image.store import read_image
 
 
 async def put(store: ChunkStore, directory: Path, transfer: Transfer) -> Recipe:
@@ -39,29 +39,40 @@ async def store_files(store: ChunkStore, directory: Path, content: bytes, name: 
             file.close()
 
 
-async def get(store: ChunkStore, recipe: Recipe, directory: Path, transfer: Transfer, *, durable: bool = True) -> Path:
+@dataclass(frozen=True)
+class StoredImage:
+    """An image of a store as a source for a tier. `ref` says where the tier has it."""
+
+    store: ChunkStore
+    recipe: Recipe
+    ref: Ref
+    directory: None = None
+
+    @property
+    def manifest(self) -> bytes:
+        return self.recipe.manifest
+
+    async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
+        await fetch(self.store, self.recipe, sink, transfer, have=have.has)
+
+    async def close(self) -> None:
+        return None
+
+
+async def get(store: ChunkStore, recipe: Recipe, directory: Path, transfer: Transfer) -> Path:
     """Bring an image back as `directory`, which must not exist; it appears when it is complete.
 
-    Raises FileExistsError, TierFull, and what `fetch` raises; nothing is left then.
+    Raises FileExistsError, and what DirectoryTier.receive raises. What has arrived stays for the next attempt, unless
+    the store's bytes are damaged.
     """
     if directory.exists():
         raise FileExistsError(f"{directory} exists")
-    arriving = directory.with_name(f"{ARRIVING}{directory.name}")
-    make_directory(directory.parent)
-    shutil.rmtree(arriving, ignore_errors=True)
-    make_directory(arriving)
+    source = StoredImage(store, recipe, Ref("", directory.name, recipe.id))
+    tier = DirectoryTier("disk", 2, directory.parent)
     try:
-        needed = sum(size for file in recipe.files for size, id in file.pieces if id)  # the others are holes
-        require_space(arriving, needed, what="image")
-        sink = DirectorySink(arriving, {file.name: file.size for file in recipe.files})
-        try:
-            await fetch(store, recipe, sink, transfer)
-            await in_thread(sink.finish, recipe.manifest, durable=durable)
-        finally:
-            sink.close()
-        await asyncio.to_thread(read_image, arriving)  # its manifest, names and sizes, as a restore will read them
-        arriving.rename(directory)
-    except BaseException:
-        shutil.rmtree(arriving, ignore_errors=True)
+        await tier.receive(source, transfer)
+    except (Failure, ExceptionGroup) as error:
+        if isinstance(first_of(error), ChunkDamaged):
+            await tier.discard(source.ref)
         raise
     return directory

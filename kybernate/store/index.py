@@ -142,6 +142,6 @@ class ChunkIndex:
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend the database to what asks it about many chunks (reach.py)."""
+        """Give the database to what queries it about many chunks (reach.py)."""
         with self._lock:
             yield self._database

@@ -43,7 +43,7 @@ class DirectorySink:
                 os.fsync(descriptor)
         if durable:
             sync(self._directory)
-        replace_file(self._directory / NAME, manifest, durable=durable, draft=f".{NAME}.tmp")
+        replace_file(self._directory / NAME, manifest, durable=durable, staging=f".{NAME}.tmp")
 
     def close(self) -> None:
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,6 @@ from kybernate.store.format.chunks import Pages, cuts, cuts_by_address
 from kybernate_shim.checkpoint.criu.images import PAGEMAP, CriuImageInvalid, entries
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.messages import criu_pb2 as criu
-
-PAGES = re.compile(r"pages-(\d+)\.img")
 
 
 class ImageFile(Protocol):

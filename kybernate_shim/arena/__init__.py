@@ -6,8 +6,8 @@ banks      which part of it lies on which NUMA node
 extents    parts and holes
 records    the file next to the memory for each process: where its bytes are, and what they hash to
 pieces     which parts of a process have changed since the arena had them last, and which are zeros
-accounts   which pod or container a part counts for
+accounts   the pod or container that a part is charged to
 
-The CUDA helper orders the steps (cuda_helper/arena_manager.py), one of its workers copies between cards and arena
+The CUDA helper orders the steps (cuda_helper/arena_manager.py), one of its workers copies between GPUs and arena
 (cuda_worker/arena_executor.py), the VRAM mover between arena and image (vram_mover/arena_files.py).
 """

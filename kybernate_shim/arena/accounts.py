@@ -1,4 +1,4 @@
-"""Which pod or container pays for room in the arena: what the kernel says of a process's cgroup.
+"""To which pod or container room in the arena is charged: what the kernel says of a process's cgroup.
 
 A process cannot choose it: its cgroup is the runtime's choice, and a cgroup that is made within that of a container
 still has the container's name, and its pod's, in its path.

@@ -13,7 +13,7 @@ are in it, named by its pid and start time, so that the part of a process that h
 What changes its owner is not zeroed. It is unreadable instead: room that `update` has found is pending, and only what
 was copied there makes it readable, by `confirm`, block by block as a whole. So nothing that a process before has left
 is ever read: not by a resume, nor for an image or a prefetch. Zeroing would cost as much as the copy, and room cannot
-be given back to the kernel instead, because the cards have it pinned. Room also stays with a process that has ended,
+be given back to the kernel instead, because the GPUs have it pinned. Room also stays with a process that has ended,
 while a job still works with it: the job of a process that hangs must not read or write what is another's by then.
 
 A copy is worth something only with the hashes of its pieces, and with the key that they were made with. These lie in
@@ -180,7 +180,7 @@ class Memory:
             return places
 
     def claim(self, owner: ArenaOwner, blocks: Sequence[tuple[int, int, int]]) -> Update:
-        """Find room for all of `blocks` (index, address, size), and note that `owner` has it: it is pending.
+        """Find room for all of `blocks` (index, address, size), and record that `owner` has it: it is pending.
 
         Copies of others give way, the oldest first. Raises ArenaFull with nothing changed.
         """
@@ -219,7 +219,7 @@ class Memory:
         return Update([kept for kept, _ in settled], key, changed, sizes[Fate.CLEAN], sizes[Fate.ZERO])
 
     def confirm(self, owner: ArenaOwner, kept: Sequence[Kept], group: slice | None = None) -> None:
-        """Note that the bytes of `kept`, which `update` has returned, are there, or those of a group of its blocks.
+        """Record that the bytes of `kept`, which `update` has returned, are there, or those of a group of its blocks.
 
         From then on they are the owner's, and its own place for them may be given up. Raises FileNotFoundError where
         the record is gone.

@@ -1,6 +1,6 @@
 """Which pieces of a block have to be copied, and which the arena has already, or needs not have: without any copying.
 
-A block is hashed on its card in pieces, and compared with the hashes of what the arena still has of it. So a piece is
+A block is hashed on its GPU in pieces, and compared with the hashes of what the arena still has of it. So a piece is
 copied again only when it has changed. One that is all zeros is not copied at all, and takes no part of the arena.
 """
 
@@ -32,7 +32,7 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True)
 class PieceHashes:
-    """What a card says of a block's pieces: of each whether any bit is set, and its hash, MARK bytes.
+    """What a GPU says of a block's pieces: of each whether any bit is set, and its hash, MARK bytes.
 
     That is UNKNOWN where none is.
     """
@@ -69,7 +69,7 @@ class BlockPlan:
                 self.stays += place
 
     def settle(self, room: Callable[[int], Iterable[Extent]]) -> tuple[Kept, Kept]:
-        """Have `room` give so many bytes of the arena, and note in `changed` what has to be copied there.
+        """Have `room` give so many bytes of the arena, and list in `changed` what has to be copied there.
 
         Returns where the block is then, and the same without the hashes of what is not copied yet.
         """

@@ -28,8 +28,8 @@ THERE = "there "
 class Record:
     """What the arena has of a process: the blocks `kept` there, and room for those that are `pending`.
 
-    `key` is the one of the hashes; empty where nothing was hashed. `account` says which pod or container pays for the
-    room.
+    `key` is the one of the hashes; empty where nothing was hashed. `account` is the pod or container that is charged
+    for the room.
     """
 
     kept: list[Kept]
@@ -100,7 +100,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def confirm(path: Path, blocks: Sequence[Kept], first: int, end: int) -> None:
-    """Note that the bytes of `blocks[first:end]` are there, with their hashes; `blocks` are all that were written.
+    """Record that the bytes of `blocks[first:end]` are there, with their hashes; `blocks` are all that were written.
 
     Raises FileNotFoundError where the record is gone.
     """

@@ -10,7 +10,7 @@ class ArenaRefusal(StrEnum):
 
     BUSY = "ARENA_BUSY"  # a thread of the program is in the middle of an allocation
     FULL = "ARENA_FULL"
-    NO_ROOM = "ARENA_NO_ROOM"  # on the card
+    NO_ROOM = "ARENA_NO_ROOM"  # on the GPU
     LIBRARY = "ARENA_LIBRARY"  # the process does not answer, or lies
     FAILED = "ARENA_FAILED"
     UNLOCKED = "ARENA_UNLOCKED"  # its memory is back, and its threads may resume

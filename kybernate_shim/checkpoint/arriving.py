@@ -7,7 +7,6 @@ has computed without its memory.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -21,10 +20,11 @@ from kybernate_shim.checkpoint.image.plaintext_memory import remove_stale
 from kybernate_shim.checkpoint.image.store import Image, read_image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.errors import Failed, Refused
+from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.run_directory import ARRIVING as MEMORY
 from kybernate_shim.steps import Step
-from kybernate_shim.vram_io.errors import Cancelled, NotArrived
+from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 
 if TYPE_CHECKING:
     from kybernate_shim.vram_io.arrival import Arrival
@@ -67,10 +67,8 @@ async def claimed(image: Image) -> AsyncIterator[Image]:
 
 
 def _claim(lock: int, image: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ImageClaimed(f"{image} arrives for another restore. Nothing was restored") from None
+    if not lock_open(lock):
+        raise ImageClaimed(f"{image} arrives for another restore. Nothing was restored")
 
 
 def source_of(image: Image) -> str:
@@ -113,7 +111,7 @@ class Awaited:
         with self._operation.waiting(self.step, total, lambda: self._arrival.bytes_here):
             try:
                 await asyncio.to_thread(self._arrival.wait_all, self._stop.is_set)
-            except (NotArrived, Cancelled) as error:
+            except (NotArrived, CopyCancelled) as error:
                 raise ArrivalFailed(str(error)) from error
 
 

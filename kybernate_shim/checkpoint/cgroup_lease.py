@@ -36,12 +36,12 @@ def leased(cgroups_path: str, bundle: Path, directory: Path = DIRECTORY) -> Iter
     if not cgroups_path:
         yield
         return
-    path = _note(cgroups_path, directory)
-    with _locked(path) as note:
-        if note is None:
+    path = _record(cgroups_path, directory)
+    with _locked(path) as record:
+        if record is None:
             raise CgroupTaken(f"another restore into cgroup {cgroups_path} is in progress; nothing was changed")
         if pids := Cgroup(*named(cgroups_path)).processes():
-            if not note.read():  # else it names the restore to clean up after, whose daemon was killed
+            if not record.read():  # else it names the restore to clean up after, whose daemon was killed
                 path.unlink()
             raise CgroupTaken(
                 f"processes of another container are in cgroup {cgroups_path}, which this one's configuration names"
@@ -49,10 +49,10 @@ def leased(cgroups_path: str, bundle: Path, directory: Path = DIRECTORY) -> Iter
                 " earlier restore that is still ending. End that first, or give this one a cgroup of its own; nothing"
                 " was changed"
             )
-        note.seek(0)
-        note.truncate()  # left by a restore whose daemon was killed and which is not cleaned up yet
-        note.write(str(bundle))
-        note.flush()
+        record.seek(0)
+        record.truncate()  # left by a restore whose daemon was killed and which is not cleaned up yet
+        record.write(str(bundle))
+        record.flush()
         try:
             yield
         finally:
@@ -65,20 +65,20 @@ def inherited(cgroups_path: str, bundle: Path, directory: Path = DIRECTORY) -> I
 
     If so, no other restore gets the cgroup while the body runs. The next call yields the same, until `forget`.
     """
-    path = _note(cgroups_path, directory)
+    path = _record(cgroups_path, directory)
     if not cgroups_path or _read(path) != str(bundle):
         yield False
         return
-    with _locked(path, seconds=MOMENT) as note:
-        yield note is not None and note.read() == str(bundle)
+    with _locked(path, seconds=MOMENT) as record:
+        yield record is not None and record.read() == str(bundle)
 
 
 def forget(cgroups_path: str, directory: Path = DIRECTORY) -> None:
-    """Note that nothing is left of the restore that held the cgroup last, which `inherited` has found."""
-    _note(cgroups_path, directory).unlink(missing_ok=True)
+    """Record that nothing is left of the restore that held the cgroup last, which `inherited` has found."""
+    _record(cgroups_path, directory).unlink(missing_ok=True)
 
 
-def _note(cgroups_path: str, directory: Path) -> Path:
+def _record(cgroups_path: str, directory: Path) -> Path:
     """Return the file that is locked while the lease is held, and names the holder.
 
     A cgroup's name may be too long for a file name.

@@ -93,7 +93,7 @@ def told_of(configuration: Path, *, everywhere: bool = True) -> list[int]:
         waiting = False
         for pid in _pids() - done:
             match _look(pid, sign, ours, everywhere=everywhere):
-                case Look.TOLD:
+                case Look.NAMED:
                     found.add(pid)
                     done.add(pid)
                 case Look.IN_EXEC:
@@ -108,7 +108,7 @@ def told_of(configuration: Path, *, everywhere: bool = True) -> list[int]:
 class Look(Enum):
     """What one look at a process shows."""
 
-    TOLD = "told"
+    NAMED = "named"
     OTHER = "other"
     IN_EXEC = "in exec"
 
@@ -137,7 +137,7 @@ def _look(pid: int, sign: bytes, ours: int, *, everywhere: bool) -> Look:
                 return Look.IN_EXEC
     except (OSError, ValueError):
         return Look.OTHER  # it has ended, or has no memory
-    return Look.TOLD if sign in environment else Look.OTHER
+    return Look.NAMED if sign in environment else Look.OTHER
 
 
 def _bounds(pid: int) -> tuple[bytes, bytes]:

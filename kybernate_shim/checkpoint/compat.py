@@ -137,7 +137,7 @@ def _cpu(wanted: Host, found: Host) -> Iterable[Difference]:
     )
     for fact, verdict, names in groups:
         if names:
-            yield Difference(fact, " ".join(sorted(names)), "a processor without", verdict)
+            yield Difference(fact, " ".join(sorted(names)), "a CPU without", verdict)
 
 
 def _programs(manifest: Manifest, place: RestorePlace) -> Iterable[Difference]:

@@ -87,7 +87,7 @@ def _files(image: Path, moved: Sequence[VramFile | ArenaFile], digester: Digeste
 
 
 def _stdio_kinds(descriptors: Path) -> tuple[StdioKind, ...]:
-    """Return what 0, 1 and 2 were, by the names that the runtime has noted."""
+    """Return what 0, 1 and 2 were, by the names that the runtime has recorded."""
     try:
         names = json.loads(read_plain(descriptors, most=MOST_DESCRIPTORS))
     except (OSError, ValueError, RecursionError):

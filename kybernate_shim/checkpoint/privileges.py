@@ -1,7 +1,7 @@
 """No process of an image may have more than the new container's config.json allows: looked at before CRIU starts.
 
 CRIU gives every process the credentials that are in its images, with the privileges of the node's root. For the node's
-root, who may start anything anyway, an excess is only noted in the log.
+root, who may start anything anyway, an excess is only logged.
 """
 
 from __future__ import annotations

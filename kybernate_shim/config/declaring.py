@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
 
-from kybernate_shim.config.forms import Form
+from kybernate_shim.config.forms import SettingForm
 
 NODE: Final = "node"  # only the node's own file may set it
 OPTIONS: Final = "options"  # the runtime options that come with a container may change it
@@ -25,14 +25,14 @@ class Setting:
     `since` says for what a change of the file is in effect: LIVE, CONTAINER, POD, SERVER or RESTART.
     """
 
-    form: Form
+    form: SettingForm
     doc: str
     by: str
     unset: str
     since: str
 
 
-def setting(default: object, form: Form, doc: str, *, by: str = NODE, unset: str = "", since: str = LIVE) -> Any:
+def setting(default: object, form: SettingForm, doc: str, *, by: str = NODE, unset: str = "", since: str = LIVE) -> Any:
     """Declare a key of a configuration table."""
     return field(default=default, metadata={"setting": Setting(form, doc, by, unset, since)})
 

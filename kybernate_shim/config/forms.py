@@ -16,7 +16,7 @@ Addresses = tuple[tuple[str, str], ...]  # names, and HOST:PORT of each
 
 
 @dataclass(frozen=True)
-class Form:
+class SettingForm:
     """What a value must look like, in words and as a parser that raises ValueError."""
 
     words: str
@@ -90,13 +90,13 @@ def _directories(value: object) -> tuple[Path, ...]:
     return tuple(map(_directory, _texts(value)))
 
 
-def among(*words: str) -> Form:
+def among(*words: str) -> SettingForm:
     def parse(value: object) -> str:
         if value not in words:
             raise ValueError
         return _text(value)
 
-    return Form(" or ".join(f'"{word}"' for word in words), parse)
+    return SettingForm(" or ".join(f'"{word}"' for word in words), parse)
 
 
 def _whole_number(value: object) -> int:
@@ -161,23 +161,25 @@ def _split_unit(text: str) -> tuple[str, str]:
 
 
 UNITS: Final[Mapping[str, int]] = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-TEXT = Form("a string", _text)
-SWITCH = Form('"auto", true or false', _switch)
-SIZES = Form('a list of numbers of bytes, such as ["18GiB", "18GiB"], multiples of 2 MiB', _sizes)
-NODE_SIZES = Form(
+TEXT = SettingForm("a string", _text)
+SWITCH = SettingForm('"auto", true or false', _switch)
+SIZES = SettingForm('a list of numbers of bytes, such as ["18GiB", "18GiB"], multiples of 2 MiB', _sizes)
+NODE_SIZES = SettingForm(
     'a number of bytes, such as "64GiB", or one for each NUMA node, such as { 0 = "32GiB", 1 = "32GiB" }', _node_sizes
 )
-YES_OR_NO = Form("true or false", _yes_or_no)
-SECONDS = Form("a number of seconds, 0 or more", _seconds)
-COUNT = Form("a whole number, 1 or more", _count)
-BYTES = Form('a number of bytes, such as "64GiB"', _bytes)
-LISTEN = Form('HOST:PORT, or "" for none', _listen)
-ADDRESSES = Form('a table of names and HOST:PORT, such as { node-1 = "10.0.0.1:7443" }', _addresses)
-SHARE = Form("a number above 0 and up to 1", _share)
-DIRECTORY = Form("an absolute path", _directory)
-OPTIONAL_PATH = Form('an absolute path, or "" for none', _optional_path)
-CRIU = Form('an absolute path that ends in /criu, the name that runtimes look for in PATH, or "" for PATH', _criu)
-LEVEL = Form('"debug", "info", "warning" or "error"', _level)
-TEXTS = Form("a list of strings", _texts)
-DIRECTORIES = Form("a list of absolute paths", _directories)
-THREADS = Form(f"a number from 1 to {MOST_THREADS}, 0 to choose", _whole_number)
+YES_OR_NO = SettingForm("true or false", _yes_or_no)
+SECONDS = SettingForm("a number of seconds, 0 or more", _seconds)
+COUNT = SettingForm("a whole number, 1 or more", _count)
+BYTES = SettingForm('a number of bytes, such as "64GiB"', _bytes)
+LISTEN = SettingForm('HOST:PORT, or "" for none', _listen)
+ADDRESSES = SettingForm('a table of names and HOST:PORT, such as { node-1 = "10.0.0.1:7443" }', _addresses)
+SHARE = SettingForm("a number above 0 and up to 1", _share)
+DIRECTORY = SettingForm("an absolute path", _directory)
+OPTIONAL_PATH = SettingForm('an absolute path, or "" for none', _optional_path)
+CRIU = SettingForm(
+    'an absolute path that ends in /criu, the name that runtimes look for in PATH, or "" for PATH', _criu
+)
+LEVEL = SettingForm('"debug", "info", "warning" or "error"', _level)
+TEXTS = SettingForm("a list of strings", _texts)
+DIRECTORIES = SettingForm("a list of absolute paths", _directories)
+THREADS = SettingForm(f"a number from 1 to {MOST_THREADS}, 0 to choose", _whole_number)

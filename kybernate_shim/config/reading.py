@@ -115,7 +115,7 @@ def _shown(value: object) -> str:
 
 def _nearest(name: str, known: Mapping[str, object], prefix: str) -> str:
     try:
-        from difflib import get_close_matches  # only a misspelt file pays for it
+        from difflib import get_close_matches  # needed for a misspelt file only
     except ImportError:
         return ""  # a daemon may outlive the files of its interpreter
     near = get_close_matches(name, known, 1)

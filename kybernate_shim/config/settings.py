@@ -94,7 +94,7 @@ class GpuSettings:
         "whether VRAM is offloaded to huge pages, which halves the time: of its process alone, or by the node's switch,"
         " which is `always` meanwhile, for all programs",
     )
-    threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one a processor, at most 16", by=OPTIONS)
+    threads: int = setting(0, THREADS, "threads that move VRAM bytes", unset="one for each CPU, at most 16", by=OPTIONS)
     arena: NodeSizes = setting(
         (),
         NODE_SIZES,

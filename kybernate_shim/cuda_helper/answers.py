@@ -6,15 +6,15 @@ from typing import TypeVar
 
 from kybernate_shim.cuda_helper import workers as pool
 from kybernate_shim.messages import cuda_pb2 as wire
-from kybernate_shim.worker_protocol.cuda_jobs import Card, DriverAnswer
+from kybernate_shim.worker_protocol.cuda_jobs import DriverAnswer, DriverGpu
 
 A = TypeVar("A", bound=DriverAnswer)
 
 
-def device(card: Card) -> wire.Device:
+def device(gpu: DriverGpu) -> wire.Device:
     """Return a GPU as the driver and NVML describe it."""
-    described = wire.Device(uuid=card.uuid, name=card.name, total_bytes=card.total_bytes, numa_node=card.numa_node)
-    if (memory := card.memory) is not None:
+    described = wire.Device(uuid=gpu.uuid, name=gpu.name, total_bytes=gpu.total_bytes, numa_node=gpu.numa_node)
+    if (memory := gpu.memory) is not None:
         described.free_known, described.free_bytes = True, memory.free_bytes
         described.mig, described.number = memory.mig, memory.number
         described.holdings.extend(wire.Holding(pid=pid, bytes=size) for pid, size in memory.holdings.items())

@@ -31,7 +31,7 @@ from kybernate_shim.cuda_helper.stopped_threads import STOP_SECONDS, StoppedThre
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
-from kybernate_shim.worker_protocol.cuda_jobs import Expect, MoveAnswer, Prefetch, Settle, Take, Warm
+from kybernate_shim.worker_protocol.cuda_jobs import Expect, MoveAnswer, Offload, Prefetch, Settle, Warm
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import changed
 
@@ -110,7 +110,7 @@ class ArenaManager:
 
     @contextmanager
     def leaving(self, pids: Iterable[int]) -> Iterator[None]:
-        """Reload other processes to the same card more slowly, if that begins meanwhile: these need its link, too."""
+        """Reload other processes to the same GPU more slowly, if that begins meanwhile: these need its link, too."""
         wanted = Counter(pids)
         self._leaving += wanted
         try:
@@ -175,7 +175,7 @@ class ArenaManager:
     async def _offload_stopped(self, pid: int, seconds: float) -> MoveAnswer:
         await self.driver.unlock(pid)
         try:
-            answer = await self.arena.do(Take(pid, seconds))
+            answer = await self.arena.do(Offload(pid, seconds))
             if answer.refusal is None and answer.bytes:
                 answer = await self.copies.begin(pid, seconds, answer)
         except (WorkerError, WorkerNotReady) as error:
@@ -238,7 +238,7 @@ class ArenaManager:
         """Bring everything of a stopped and unlocked process back to VRAM; return the answer on what had been away.
 
         Tried twice, the second time by another worker, unless the process itself is at fault: no process ends the
-        worker for others. Where both fail, or the card has no room, the process is locked again, with its bytes still
+        worker for others. Where both fail, or the GPU has no room, the process is locked again, with its bytes still
         in the arena, and NotMoved raised.
         """
         reasons = [why]

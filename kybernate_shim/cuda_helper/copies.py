@@ -93,7 +93,7 @@ class Copies:
             reasons.append(failure)
         if failure and begun.custody is not None and not has_ended(pid):
             why = each_once(filter(None, reasons))
-            raise NotMoved(f"process {pid} stays locked, and its memory on the card: {why}", away=True)
+            raise NotMoved(f"process {pid} stays locked, and its memory on the GPU: {why}", away=True)
         if begun.custody is not None:
             await asyncio.gather(*begun.giving_up)
             await begun.custody.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from kybernate_shim.cuda_helper.moved import NotMoved
-from kybernate_shim.worker_protocol.cuda_jobs import DriverAnswer, DriverState, Lock, State, Unlock
+from kybernate_shim.worker_protocol.cuda_jobs import DriverAnswer, DriverState, Lock, ReadState, Unlock
 from kybernate_shim.worker_protocol.messages import Job
 
 RELOCK_SECONDS = 10.0
@@ -48,7 +48,7 @@ class DriverLock:
 
     async def is_running(self, pid: int) -> bool:
         """Return whether a process is not locked. The driver does not answer while a call hangs in the process."""
-        return (await self.verb(State(pid), pid, RELOCK_SECONDS)).state == DriverState.RUNNING
+        return (await self.verb(ReadState(pid), pid, RELOCK_SECONDS)).state == DriverState.RUNNING
 
 
 def milliseconds(seconds: float) -> int:

@@ -23,8 +23,8 @@ from kybernate_shim.worker_protocol.holder_jobs import (
     Held,
     Keep,
     Keeping,
-    Kept,
     LetGo,
+    ListKept,
     Stop,
 )
 from kybernate_shim.worker_protocol.programs import command
@@ -193,7 +193,7 @@ class Holders:
             if pid:
                 return Hold(pid, self, holder)
             with suppress(WorkerError, TimeoutError):  # one of another release keeps nothing
-                keeping = await holder.do(Kept(), seconds=seconds)
+                keeping = await holder.do(ListKept(), seconds=seconds)
                 if keeping.descriptors:
                     return Custody(keeping.pid, keeping, self, holder)
             holder.close()

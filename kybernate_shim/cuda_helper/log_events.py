@@ -1,4 +1,4 @@
-"""The log events of the helper's calls: a call `lock` is logged as `cuda.locked`, a job `take` as `arena.taken`."""
+"""The log events of the helper: a call `lock` is logged as `cuda.locked`, a job `offload` as `arena.offloaded`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ PARTICIPLES: Final = {  # the keys are the verbs of the driver and of the arena'
     "unlock": "unlocked",
     "warm": "warmed",
     "expect": "expected",
-    "take": "taken",
+    "offload": "offloaded",
     "copy": "copied",
     "finish": "finished",
     "prefetch": "prefetched",
-    "give": "given",
     "drop": "dropped",
     "settle": "settled",
 }
 
 
 def event_of(noun: str, verb: str) -> str:
-    """Return the event of a finished call, such as `arena.taken`."""
+    """Return the event of a finished call, such as `arena.offloaded`."""
     return f"{noun}.{PARTICIPLES[verb]}"

@@ -108,7 +108,7 @@ class NodeArena:
             self._log.warning("arena.not_hashed", error=answer.remark)
 
     async def prefetch(self, job: Prefetch) -> MoveAnswer:
-        """Begin to copy the bytes of a process to its card, where they are the worker's until a reload, or a drop."""
+        """Begin to copy the bytes of a process to its GPU, where they are the worker's until a reload, or a drop."""
         answer = await self.do(job)
         self._prefetched[job.pid] = self._last_use
         return answer

@@ -19,6 +19,7 @@ from kybernate_shim.config import GpuSettings
 from kybernate_shim.cuda_helper import workers as pool
 from kybernate_shim.cuda_helper.answers import device, outcome_of
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
+from kybernate_shim.cuda_helper.former_names import with_former_names
 from kybernate_shim.cuda_helper.holders import Holders
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved
@@ -32,8 +33,8 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     DriverAnswer,
     DriverState,
     Lock,
+    ReadState,
     Restore,
-    State,
     Unlock,
 )
 from kybernate_shim.worker_protocol.errors import WorkerError
@@ -79,26 +80,25 @@ class CudaService:
         self._taking_over: asyncio.Task[None] | None = None
         self.running = 0
         self._turns = Turns()
-        self._moving: Counter[int] = Counter()  # by pid, what the arena takes or gives just now
+        self._moving: Counter[int] = Counter()  # by pid, what is being offloaded or reloaded
         self.last_call = asyncio.get_running_loop().time()
 
     def services(self) -> Services:
         """Return the table for the ttrpc server."""
-        return {
-            SERVICE: {
-                "Info": Method(wire.InfoRequest, self._counted(self.info)),
-                "States": Method(wire.StatesRequest, self._counted(self.states)),
-                "Lock": Method(wire.VerbRequest, self._counted(self._changing(self.lock))),
-                "Checkpoint": Method(wire.VerbRequest, self._counted(self._changing(self.checkpoint))),
-                "Restore": Method(wire.RestoreRequest, self._counted(self._changing(self.restore))),
-                "Unlock": Method(wire.VerbRequest, self._counted(self._changing(self.unlock))),
-                "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
-                "Expect": Method(wire.ExpectRequest, self._counted(self.expect)),
-                "Take": Method(wire.VerbRequest, self._counted(self._changing(self.offload))),
-                "Prefetch": Method(wire.PrefetchRequest, self._counted(self.prefetch)),
-                "Give": Method(wire.VerbRequest, self._counted(self._changing(self.reload))),
-            }
+        methods = {
+            "Info": Method(wire.InfoRequest, self._counted(self.info)),
+            "States": Method(wire.StatesRequest, self._counted(self.states)),
+            "Lock": Method(wire.VerbRequest, self._counted(self._changing(self.lock))),
+            "Checkpoint": Method(wire.VerbRequest, self._counted(self._changing(self.checkpoint))),
+            "Restore": Method(wire.RestoreRequest, self._counted(self._changing(self.restore))),
+            "Unlock": Method(wire.VerbRequest, self._counted(self._changing(self.unlock))),
+            "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
+            "Expect": Method(wire.ExpectRequest, self._counted(self.expect)),
+            "Offload": Method(wire.VerbRequest, self._counted(self._changing(self.offload))),
+            "Prefetch": Method(wire.PrefetchRequest, self._counted(self.prefetch)),
+            "Reload": Method(wire.VerbRequest, self._counted(self._changing(self.reload))),
         }
+        return {SERVICE: with_former_names(methods, self._log)}
 
     def take_over(self, lifetime: pool.Lifetime) -> None:
         """Begin to bring into order what a helper before this one has left stopped, when its workers are gone."""
@@ -126,14 +126,14 @@ class CudaService:
         return wire.InfoResponse(
             driver_version=info.driver_version,
             api_version=info.api_version,
-            devices=map(device, info.cards),
+            devices=map(device, info.gpus),
             missing_calls=info.missing_calls,
         )
 
     async def states(self, request: wire.StatesRequest) -> wire.StatesResponse:
         seconds = request.timeout_ms / 1000
         moving = set(self._moving)
-        results = await self._call({pid: State(pid) for pid in request.pids}, seconds)
+        results = await self._call({pid: ReadState(pid) for pid in request.pids}, seconds)
         moving |= self._moving.keys() | set(self.arena_manager.stranded)
         reply = wire.StatesResponse()
         for pid in dict.fromkeys(request.pids):
@@ -183,10 +183,11 @@ class CudaService:
         """Unlock processes; for any client and after any call, none computes while its memory is in the arena."""
         stranded = self.arena_manager.stranded
         away = [pid for pid in request.pids if pid in stranded or self.arena_manager.kept_bytes(pid)]
-        given = await self._move("give", self.arena_manager.reload, away, request.timeout_ms / 1000) if away else []
-        failed = [outcome for outcome in given if outcome.kind]
+        seconds = request.timeout_ms / 1000
+        reloaded = await self._move("reload", self.arena_manager.reload, away, seconds) if away else []
+        failed = [outcome for outcome in reloaded if outcome.kind]
         rest = [pid for pid in request.pids if pid not in {outcome.pid for outcome in failed}]
-        reply = await self._verb(rest, Unlock, request.timeout_ms / 1000)
+        reply = await self._verb(rest, Unlock, seconds)
         reply.outcomes.extend(failed)
         return reply
 
@@ -202,7 +203,7 @@ class CudaService:
 
     async def offload(self, request: wire.VerbRequest) -> wire.VerbResponse:
         return wire.VerbResponse(
-            outcomes=await self._move("take", self.arena_manager.offload, request.pids, request.timeout_ms / 1000)
+            outcomes=await self._move("offload", self.arena_manager.offload, request.pids, request.timeout_ms / 1000)
         )
 
     async def prefetch(self, request: wire.PrefetchRequest) -> wire.VerbResponse:
@@ -212,7 +213,7 @@ class CudaService:
 
     async def reload(self, request: wire.VerbRequest) -> wire.VerbResponse:
         return wire.VerbResponse(
-            outcomes=await self._move("give", self.arena_manager.reload, request.pids, request.timeout_ms / 1000)
+            outcomes=await self._move("reload", self.arena_manager.reload, request.pids, request.timeout_ms / 1000)
         )
 
     def _counted(self, method: Callable[[Any], Any]) -> Callable[[Any, Call], Any]:
@@ -269,7 +270,7 @@ class CudaService:
         async def one(pid: int) -> wire.Outcome:
             began = loop.time()
             try:
-                with self._locked_meanwhile(pid) if verb in ("take", "give") else nullcontext():
+                with self._locked_meanwhile(pid) if verb in ("offload", "reload") else nullcontext():
                     moved = await move(pid, seconds)
             except NotMoved as error:
                 self._log.warning(f"arena.{verb}_failed", pid=pid, error=str(error), away=error.away)

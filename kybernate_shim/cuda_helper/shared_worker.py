@@ -56,7 +56,7 @@ class SharedWorker:
                 await worker.kill()
 
     async def close(self) -> None:
-        """End the worker: its contexts are gone from the cards, what is in the arena stays."""
+        """End the worker: its contexts are gone from the GPUs, what is in the arena stays."""
         ended, self._worker = [*self._leaving, *([self._worker] if self._worker else [])], None
         self._leaving.clear()
         for worker in ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import socket
@@ -13,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kybernate_shim.worker_protocol.client import Call, OnEvent, WorkerClient
+from kybernate_shim.linux.locks import lock_open
+from kybernate_shim.worker_protocol.client import OnEvent, PendingJob, WorkerClient
 from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, PROGRAM, DriverUnusable, Ping, Ready
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import Job
@@ -107,7 +107,7 @@ class Worker:
             raise
         return Results(*await self._collected(calls), timed_out)
 
-    async def _collected(self, calls: Mapping[int, Call[A]]) -> tuple[Mapping[int, A], str]:
+    async def _collected(self, calls: Mapping[int, PendingJob[A]]) -> tuple[Mapping[int, A], str]:
         """Return the answers of calls that have ended, and the first reason why one has none."""
         answers: dict[int, A] = {}
         failure = ""
@@ -154,15 +154,8 @@ class Lifetime:
 
     async def begin(self) -> None:
         """Return when the workers of a helper before, which was killed, have ended."""
-        while not self._lock():  # noqa: ASYNC110  # of other processes
+        while not lock_open(self.fd):  # noqa: ASYNC110  # of other processes
             await asyncio.sleep(GONE_PAUSE)
-
-    def _lock(self) -> bool:
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 class Workers:

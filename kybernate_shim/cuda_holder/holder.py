@@ -41,11 +41,11 @@ from kybernate_shim.worker_protocol.holder_jobs import (
     HolderJob,
     Keep,
     Keeping,
-    Kept,
     LetGo,
+    ListKept,
     Stop,
 )
-from kybernate_shim.worker_protocol.messages import Answered, changed
+from kybernate_shim.worker_protocol.messages import JobDone, changed
 from kybernate_shim.worker_protocol.programs import arguments
 from kybernate_shim.worker_protocol.server import JobCall, WorkerServer, immediately
 
@@ -85,7 +85,7 @@ class Holder:
             with suppress(OSError):  # of a disk that is full
                 sys.stderr.write(f"{error}\n")
 
-    def _do(self, job: HolderJob, call: JobCall) -> Answered:
+    def _do(self, job: HolderJob, call: JobCall) -> JobDone:
         try:
             match job:
                 case Held():
@@ -96,7 +96,7 @@ class Holder:
                     return job.done_by(lambda _: self._let_go())
                 case Keep():
                     return job.done_by(self._keep)
-                case Kept():
+                case ListKept():
                     return job.done_by(lambda _: self._kept.keeping)
                 case GiveUp():
                     return job.done_by(lambda job: self._kept.give_up(job.blocks))

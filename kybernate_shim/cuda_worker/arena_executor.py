@@ -2,10 +2,10 @@
 
     warm     make contexts and pin memory, while the program still computes
     expect   the same for programs that are not restored yet, in room that is already claimed for them
-    take     get every block ready to be copied, where the arena has room for it
+    offload  get every block ready to be copied, where the arena has room for it
     copy     copy every block out, and have the program release it
     finish   copy what another worker has not, which died after the program had released it
-    prefetch copy to the card what a settle will bring there, while the driver still restores the program
+    prefetch copy to the GPU what a settle will bring there, while the driver still restores the program
     drop     forget what was prefetched: no settle will come
     settle   finish, towards VRAM, whatever an earlier job began and did not finish, and reload what the arena has
 
@@ -35,7 +35,7 @@ from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.finish import finish
 from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
-from kybernate_shim.cuda_worker.offload import Offload, Tell
+from kybernate_shim.cuda_worker.offload import PendingOffload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
 from kybernate_shim.cuda_worker.settle import Settling
@@ -46,12 +46,12 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Finish,
     MoveAnswer,
     MoveJob,
+    Offload,
     Prefetch,
     Settle,
-    Take,
     Warm,
 )
-from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.server import JobCall
 
 
@@ -63,17 +63,17 @@ class ArenaExecutor:
     _transfer: ArenaCopier | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
     _prefetches: dict[ArenaOwner, ArenaPrefetch] = field(default_factory=dict)
-    _offloads: dict[ArenaOwner, Offload] = field(default_factory=dict)  # that are ready to be copied
-    _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the cards that its bytes were copied from last
+    _offloads: dict[ArenaOwner, PendingOffload] = field(default_factory=dict)  # that are ready to be copied
+    _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the GPUs that its bytes were copied from last
 
-    def do(self, job: MoveJob, call: JobCall) -> Answered:
+    def do(self, job: MoveJob, call: JobCall) -> JobDone:
         """Do a job; what keeps it from being done is its answer."""
         match job:
             case Warm():
                 return job.done_by(self.warm)
             case Expect():
                 return job.done_by(self.expect)
-            case Take():
+            case Offload():
                 return job.done_by(self.offload)
             case Copy():
                 return job.done_by(partial(self.copy, tell=call.tell))
@@ -93,7 +93,7 @@ class ArenaExecutor:
     def expect(self, job: Expect) -> MoveAnswer:
         return answered(lambda: self._expect(job.pid, job.gpus))
 
-    def offload(self, job: Take) -> MoveAnswer:
+    def offload(self, job: Offload) -> MoveAnswer:
         return answered(lambda: self._offload(job.pid, JobDeadline(job.seconds)))
 
     def copy(self, job: Copy, tell: Tell) -> MoveAnswer:
@@ -112,9 +112,9 @@ class ArenaExecutor:
         return answered(lambda: self._settle(job.pid, JobDeadline(job.seconds), job.hashing, job.leaving))
 
     def _warm(self, pid: int, job: JobDeadline) -> MoveAnswer:
-        """Examine one block of each of the program's cards to learn which card of ours that is."""
+        """Examine one block of each of the program's GPUs to learn which GPU of ours that is."""
         copies = self._copies()
-        nodes: dict[int, int] = {}  # that the program's cards are near
+        nodes: dict[int, int] = {}  # that the program's GPUs are near
         owner = ArenaOwner.of(pid)
         with self.memory.using(owner, job.left()), opened(owner, job) as program:
             blocks = movable(program.blocks())
@@ -124,8 +124,8 @@ class ArenaExecutor:
                     program.ask(Verb.SHARE, first=index, count=1)
                     for block in program.blocks(index, 1):
                         if block.state is BlockState.SHARED:
-                            card = copies.enter_device_of(program.descriptor_of(block))
-                            nodes[device] = copies.node_near(card)
+                            gpu = copies.enter_device_of(program.descriptor_of(block))
+                            nodes[device] = copies.node_near(gpu)
             finally:
                 program.undo(Verb.CLOSE)
                 program.undo(Verb.FORGET)
@@ -163,10 +163,10 @@ class ArenaExecutor:
         with ExitStack() as stack:
             stack.enter_context(self.memory.using(owner, job.left()))
             program = stack.enter_context(opened(owner, job))
-            offload = Offload(self.memory, copies, owner, program, stack.enter_context(ExitStack()))
+            offload = PendingOffload(self.memory, copies, owner, program, stack.enter_context(ExitStack()))
             answer = offload.prepare()
             if answer.bytes:
-                self._left[pid] = offload.cards
+                self._left[pid] = offload.gpus
                 offload.stack = stack.pop_all()
                 self._offloads[owner] = offload
         return answer
@@ -193,7 +193,7 @@ class ArenaExecutor:
     def _settle(self, pid: int, job: JobDeadline, hashing: bool, leaving: Collection[int]) -> MoveAnswer:
         owner = ArenaOwner.of(pid)
         self._abandon(owner)
-        gently = partial(self._shares_card, leaving)
+        gently = partial(self._shares_gpu, leaving)
         with self.memory.using(owner, job.left()), opened(owner, job) as program:
             settling = Settling(self.memory, self._copies, owner, program, gently, hashing)
             settling.undo_begun()
@@ -207,9 +207,9 @@ class ArenaExecutor:
             # Another process has come meanwhile: there was no room for both.
             return settling.reload(record, NOTHING)
 
-    def _shares_card(self, leaving: Collection[int], cards: Collection[int]) -> bool:
-        """Return whether a process that leaves may have its bytes on one of these cards, as far as known."""
-        return not all(self._left.get(pid, set(cards)).isdisjoint(cards) for pid in leaving)
+    def _shares_gpu(self, leaving: Collection[int], gpus: Collection[int]) -> bool:
+        """Return whether a process that leaves may have its bytes on one of these GPUs, as far as known."""
+        return not all(self._left.get(pid, set(gpus)).isdisjoint(gpus) for pid in leaving)
 
     @contextmanager
     def _prefetched(self, owner: ArenaOwner, record: Record) -> Iterator[Prefetched]:

@@ -1,6 +1,6 @@
 """Moves blocks between a program's VRAM and the arena, through `cuda.bindings.driver`. For the arena's worker alone.
 
-The program hands its memory out as a descriptor; here it is mapped a second time, copied by the card itself from or to
+The program hands its memory out as a descriptor; here it is mapped a second time, copied by the GPU itself from or to
 pinned memory, and unmapped. Of what the program says about it, only the size is used, which the driver checks when it
 maps. Before the memory is copied out it can be hashed, to see what need not be copied.
 """
@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,13 +27,14 @@ from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda_worker import driver
 from kybernate_shim.cuda_worker.calls import DriverRefused, checked
 from kybernate_shim.cuda_worker.hashing import Hasher
-from kybernate_shim.cuda_worker.imported_memory import card_of, imported, mapped
+from kybernate_shim.cuda_worker.imported_memory import gpu_of, imported, mapped
 from kybernate_shim.cuda_worker.kernel import KernelUnavailable, cached, machine_code
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
-AHEAD = 8 << 20  # of one call when the driver needs the link, too, as before the program is there; divides COPY
+AHEAD = 8 << 20  # of one call that prefetches; divides COPY
+SHORT = 4 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides AHEAD
 STREAMS = 4  # of each move: one process may leave while another comes
 GENTLE_STREAMS = 2  # of a move that leaves room on the link: one copies while the next copy is being queued
 SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for
@@ -47,9 +48,8 @@ CAPABILITY = (
 )
 T = TypeVar("T")
 
-Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, card's address, bytes, stream
+Call = Callable[[int, int, int, Any], Any]  # of a copy: host address, GPU's address, bytes, stream
 Check = Callable[[], None]  # raises where the job has to end
-Done = Callable[[int, int, int], None]  # offset in the arena, card's address, bytes
 
 
 def _unlimited() -> None:
@@ -58,18 +58,18 @@ def _unlimited() -> None:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A block of a program, as it is mapped here: our number of its card, and our address there."""
+    """A block of a program, as it is mapped here: our number of its GPU, and our address there."""
 
-    card: int
+    gpu: int
     address: int
     size: int
 
 
 @dataclass
 class Prefetched:
-    """What the arena has and a card as well: addresses there of what `cut` has made, by their offsets in the arena."""
+    """What the arena has and a GPU as well: addresses there of what `cut` has made, by their offsets in the arena."""
 
-    card: int = -1
+    gpu: int = -1
     size: int = 0
     places: dict[int, int] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ NOTHING = Prefetched()
 
 
 class ArenaCopier:
-    """Our end of the copies: the arena, mapped and pinned as far as it has been used, and contexts on the cards.
+    """Our end of the copies: the arena, mapped and pinned as far as it has been used, and contexts on the GPUs.
 
     Several threads may use it concurrently, each for a different process.
     """
@@ -102,7 +102,7 @@ class ArenaCopier:
         self._contexts: dict[int, Any] = {}
         self._hashers: dict[int, Hasher] = {}
         self._nodes: dict[int, int] = {}
-        self._refused: dict[int, list[int]] = {}  # by card, memory of ours that the driver would not take back
+        self._refused: dict[int, list[int]] = {}  # by GPU, memory of ours that the driver would not take back
         self._uncompiled = ""  # why there is nothing that hashes
 
     @contextmanager
@@ -112,25 +112,25 @@ class ArenaCopier:
             handles = stack.enter_context(imported(descriptors))
             blocks = []
             for handle, size in zip(handles, sizes, strict=True):
-                card = card_of(handle)
-                self._enter(card)
-                blocks.append(Mapped(card, stack.enter_context(mapped(card, handle, size)), size))
+                gpu = gpu_of(handle)
+                self._enter(gpu)
+                blocks.append(Mapped(gpu, stack.enter_context(mapped(gpu, handle, size)), size))
             yield blocks
 
     def look(self, blocks: Sequence[Mapped], key: bytes) -> list[PieceHashes]:
         """Hash what is in `blocks`. Raises KernelUnavailable and DriverRefused."""
         found: dict[Mapped, PieceHashes] = {}
-        for card, its in _by_card(blocks, blocks):
-            self._enter(card)
+        for gpu, its in _by_gpu(blocks, blocks):
+            self._enter(gpu)
             with self._hashing, _stream() as stream:
-                seen = self._hasher(card).look([(block.address, block.size) for block in its], key, stream)
+                seen = self._hasher(gpu).look([(block.address, block.size) for block in its], key, stream)
             found |= zip(its, seen, strict=True)
         return [found[block] for block in blocks]
 
     def looks_at_once(self, blocks: Sequence[Mapped]) -> bool:
         """Return whether `look` has nothing to compile first. Raises DriverRefused."""
-        cards = {block.card for block in blocks} - self._hashers.keys()
-        return all(cached(self._folder, *_capability(card)).exists() for card in cards)
+        gpus = {block.gpu for block in blocks} - self._hashers.keys()
+        return all(cached(self._folder, *_capability(gpu)).exists() for gpu in gpus)
 
     def out(
         self,
@@ -144,7 +144,7 @@ class ArenaCopier:
 
         `gently` as in `back`.
         """
-        self._copy(blocks, parts, _from_card, gently=gently, check=check)
+        self._copy(blocks, parts, _from_gpu, gently=gently, check=check)
 
     def back(
         self,
@@ -160,110 +160,96 @@ class ArenaCopier:
         `gently`: short copies, two of which are queued: the driver, which needs the link, too, waits behind whatever is
         queued. Raises DriverRefused, and what `check` raises between two slices.
         """
-        self._copy(blocks, parts, _to_card, prefetched, gently=gently, check=check)
+        self._copy(blocks, parts, _to_gpu, prefetched, gently=gently, check=check)
 
     @contextmanager
-    def in_turns(self, card: int, done: Done) -> Iterator[Callable[[int, int, int], None]]:
-        """Yield what begins to copy from an offset in the arena to an address on a card, so many bytes.
+    def one_by_one(self, gpu: int) -> Iterator[Callable[[int, int, int], None]]:
+        """Yield what copies from an offset in the arena to an address on a GPU, so many bytes, and waits for it.
 
-        Two copies are queued at most: while one is on the link, the next one is made. `done` receives each that has
-        ended. Both raise DriverRefused.
+        It raises DriverRefused.
         """
-        self._enter(card)
-        with ExitStack() as stack:
-            turns: deque[tuple[Any, tuple[int, int, int] | None]] = deque(
-                (stack.enter_context(_stream()), None) for _ in range(GENTLE_STREAMS)
-            )
-
-            def ended() -> Any:
-                stream, copied = turns.popleft()
-                checked(cuda.cuStreamSynchronize(stream))
-                if copied is not None:
-                    done(*copied)
-                return stream
+        self._enter(gpu)
+        with _stream() as stream:
 
             def copy(offset: int, address: int, size: int) -> None:
                 self.pin([Extent(offset, size)])
-                self._enter(card)
-                stream = ended()
+                self._enter(gpu)
                 checked(cuda.cuMemcpyHtoDAsync(address, self._start + offset, size, stream))
-                turns.append((stream, (offset, address, size)))
+                checked(cuda.cuStreamSynchronize(stream))
 
             yield copy
-            while turns:
-                ended()
 
     @cached_property
     def capacity(self) -> int:
-        """The memory of all cards, in bytes: no process has more. Raises DriverRefused."""
-        return sum(int(checked(cuda.cuDeviceTotalMem(card))) for card in range(checked(cuda.cuDeviceGetCount())))
+        """The memory of all GPUs, in bytes: no process has more. Raises DriverRefused."""
+        return sum(int(checked(cuda.cuDeviceTotalMem(gpu))) for gpu in range(checked(cuda.cuDeviceGetCount())))
 
-    def free(self, card: int) -> int:
-        """Return how many bytes of a card are free. Raises DriverRefused."""
-        self._enter(card)
+    def free(self, gpu: int) -> int:
+        """Return how many bytes of a GPU are free. Raises DriverRefused."""
+        self._enter(gpu)
         return int(checked(cuda.cuMemGetInfo())[0])
 
-    def allocate(self, card: int, size: int) -> int:
-        """Return the address of memory of ours on a card. Raises DriverRefused."""
-        self._enter(card)
+    def allocate(self, gpu: int, size: int) -> int:
+        """Return the address of memory of ours on a GPU. Raises DriverRefused."""
+        self._enter(gpu)
         return int(checked(cuda.cuMemAlloc(size)))
 
-    def release(self, card: int, addresses: Iterable[int]) -> None:
+    def release(self, gpu: int, addresses: Iterable[int]) -> None:
         """Give back what `allocate` has returned.
 
         Raises DriverRefused after all were tried; what the driver has refused is tried again with the next ones.
         """
         with self._lock:
-            wanted, self._refused[card] = [*self._refused.pop(card, []), *addresses], []
+            wanted, self._refused[gpu] = [*self._refused.pop(gpu, []), *addresses], []
         failure = None
         for address in wanted:
             try:
-                self._enter(card)
+                self._enter(gpu)
                 checked(cuda.cuMemFree(address))
             except DriverRefused as error:
                 failure = error
                 with self._lock:
-                    self._refused[card].append(address)
+                    self._refused[gpu].append(address)
         if failure is not None:
             raise failure
 
-    def node_near(self, card: int) -> int:
-        """Return the NUMA node that a card is near, NO_NODE where none is known."""
-        if card not in self._nodes:
-            self._nodes[card] = driver.node_near(card)
-        return self._nodes[card]
+    def node_near(self, gpu: int) -> int:
+        """Return the NUMA node that a GPU is near, NO_NODE where none is known."""
+        if gpu not in self._nodes:
+            self._nodes[gpu] = driver.node_near(gpu)
+        return self._nodes[gpu]
 
     def enter_device_of(self, descriptor: int) -> int:
-        """Be ready to hash and to copy on the card that memory is on, and return which; closes `descriptor`.
+        """Be ready to hash and to copy on the GPU that memory is on, and return which; closes `descriptor`.
 
         Raises DriverRefused.
         """
         try:
             with imported([descriptor]) as (handle,):
-                card = card_of(handle)
+                gpu = gpu_of(handle)
         finally:
             os.close(descriptor)
-        self.enter(card)
-        return card
+        self.enter(gpu)
+        return gpu
 
-    def enter(self, card: int) -> None:
-        """Be ready to hash and to copy on a card. Raises DriverRefused."""
-        self._enter(card)
+    def enter(self, gpu: int) -> None:
+        """Be ready to hash and to copy on a GPU. Raises DriverRefused."""
+        self._enter(gpu)
         try:
             with self._hashing:
-                self._hasher(card)
+                self._hasher(gpu)
         except (DriverRefused, KernelUnavailable):
             pass  # `look` will say so
 
     def enter_named(self, uuids: Collection[str]) -> None:
-        """Be ready to hash and to copy on the cards of these names, as far as they are here. Raises DriverRefused."""
-        for card in cards_named(uuids):
-            self.enter(card)
+        """Be ready to hash and to copy on the GPUs of these names, as far as they are here. Raises DriverRefused."""
+        for gpu in gpus_named(uuids):
+            self.enter(gpu)
 
     def pin(self, extents: Iterable[Extent]) -> None:
         """Fault in and pin the parts of the arena that hold `extents`. Raises DriverRefused.
 
-        Others may enter a card between two parts: each takes a good part of a second.
+        Others may enter a GPU between two parts: each takes a good part of a second.
         """
         self._enter(next(iter(self._contexts), 0))
         for extent in extents:
@@ -293,17 +279,17 @@ class ArenaCopier:
         gently: bool = False,
         check: Check = _unlimited,
     ) -> None:
-        """Copy the blocks of each card after those of another, so that no stream waits for a change of contexts.
+        """Copy the blocks of each GPU after those of another, so that no stream waits for a change of contexts.
 
         No more than a slice is queued at a time: the copies of other jobs wait behind what is queued.
         """
         self.pin(part.extent for its in parts for part in its if not part.extent.is_hole)
-        for card, pairs in _by_card(blocks, list(zip(blocks, parts, strict=True))):
-            self._enter(card)
-            there = prefetched.places if prefetched.card == card else {}
+        for gpu, pairs in _by_gpu(blocks, list(zip(blocks, parts, strict=True))):
+            self._enter(gpu)
+            there = prefetched.places if prefetched.gpu == gpu else {}
             with ExitStack() as stack:
                 streams = [stack.enter_context(_stream()) for _ in range(GENTLE_STREAMS if gently else STREAMS)]
-                most, enough = (AHEAD, AHEAD) if gently else (COPY, SLICE // STREAMS)  # of a copy, and queued
+                most, enough = (SHORT, SHORT) if gently else (COPY, SLICE // STREAMS)  # of a copy, and queued
                 copies = (
                     copy for block, its in pairs for part in its for copy in _copies(block.address, part, there, most)
                 )
@@ -325,11 +311,11 @@ class ArenaCopier:
                 for stream in streams:
                     checked(cuda.cuStreamSynchronize(stream))
 
-    def _hasher(self, card: int) -> Hasher:
-        """Return what hashes on a card, whose context we are in. Raises KernelUnavailable and DriverRefused."""
-        if card not in self._hashers:
-            self._hashers[card] = Hasher(self._machine_code(*_capability(card)))
-        return self._hashers[card]
+    def _hasher(self, gpu: int) -> Hasher:
+        """Return what hashes on a GPU, whose context we are in. Raises KernelUnavailable and DriverRefused."""
+        if gpu not in self._hashers:
+            self._hashers[gpu] = Hasher(self._machine_code(*_capability(gpu)))
+        return self._hashers[gpu]
 
     def _machine_code(self, major: int, minor: int) -> bytes:
         """What could not be compiled is not tried again: it takes longer than all the rest."""
@@ -340,17 +326,17 @@ class ArenaCopier:
                 self._uncompiled = str(error)
         raise KernelUnavailable(self._uncompiled)
 
-    def _enter(self, card: int) -> None:
-        """Make a card's context this thread's, and make it first where there is none."""
+    def _enter(self, gpu: int) -> None:
+        """Make a GPU's context this thread's, and make it first where there is none."""
         with self._lock:
-            if card not in self._contexts:
-                self._contexts[card] = checked(cuda.cuDevicePrimaryCtxRetain(card))
-        checked(cuda.cuCtxSetCurrent(self._contexts[card]))
+            if gpu not in self._contexts:
+                self._contexts[gpu] = checked(cuda.cuDevicePrimaryCtxRetain(gpu))
+        checked(cuda.cuCtxSetCurrent(self._contexts[gpu]))
 
 
-def cards_named(uuids: Collection[str]) -> list[int]:
-    """Return our numbers of the cards of these names, as far as they are here. Raises DriverRefused."""
-    return [card for card in range(checked(cuda.cuDeviceGetCount())) if driver.uuid_of(card) in uuids]
+def gpus_named(uuids: Collection[str]) -> list[int]:
+    """Return our numbers of the GPUs of these names, as far as they are here. Raises DriverRefused."""
+    return [gpu for gpu in range(checked(cuda.cuDeviceGetCount())) if driver.uuid_of(gpu) in uuids]
 
 
 def cut(extent: Extent, step: Callable[[int], int]) -> Iterator[tuple[int, int]]:
@@ -365,11 +351,11 @@ def cut(extent: Extent, step: Callable[[int], int]) -> Iterator[tuple[int, int]]
         at += size
 
 
-def _by_card(blocks: Sequence[Mapped], values: Sequence[T]) -> Iterator[tuple[int, list[T]]]:
-    """Sort `values`, one for each block, by the blocks' cards."""
+def _by_gpu(blocks: Sequence[Mapped], values: Sequence[T]) -> Iterator[tuple[int, list[T]]]:
+    """Sort `values`, one for each block, by the blocks' GPUs."""
     found: dict[int, list[T]] = defaultdict(list)
     for block, value in zip(blocks, values, strict=True):
-        found[block.card].append(value)
+        found[block.gpu].append(value)
     yield from found.items()
 
 
@@ -384,14 +370,14 @@ def _stream() -> Iterator[Any]:
         cuda.cuStreamDestroy(stream)
 
 
-def _capability(card: int) -> tuple[int, int]:
-    device = checked(cuda.cuDeviceGet(card))
+def _capability(gpu: int) -> tuple[int, int]:
+    device = checked(cuda.cuDeviceGet(gpu))
     major, minor = (int(checked(cuda.cuDeviceGetAttribute(one, device))) for one in CAPABILITY)
     return major, minor
 
 
 def _copies(address: int, part: Part, there: Mapping[int, int], most: int) -> Iterator[tuple[int | None, int, int]]:
-    """Yield (offset in the arena, address on the card, bytes) of what fills a part of the block at `address`.
+    """Yield (offset in the arena, address on the GPU, bytes) of what fills a part of the block at `address`.
 
     A hole has no offset; the others have at most so many bytes. What is `there` already is cut as it was.
     """
@@ -403,9 +389,9 @@ def _copies(address: int, part: Part, there: Mapping[int, int], most: int) -> It
         yield at, address + at - part.extent.start, size
 
 
-def _from_card(host: int, card: int, size: int, stream: Any) -> Any:
-    return cuda.cuMemcpyDtoHAsync(host, card, size, stream)
+def _from_gpu(host: int, gpu: int, size: int, stream: Any) -> Any:
+    return cuda.cuMemcpyDtoHAsync(host, gpu, size, stream)
 
 
-def _to_card(host: int, card: int, size: int, stream: Any) -> Any:
-    return cuda.cuMemcpyHtoDAsync(card, host, size, stream)
+def _to_gpu(host: int, gpu: int, size: int, stream: Any) -> Any:
+    return cuda.cuMemcpyHtoDAsync(gpu, host, size, stream)

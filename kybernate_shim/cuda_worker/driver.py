@@ -17,15 +17,15 @@ from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda_worker.nvml import Nvml
 from kybernate_shim.linux.numa import node_of_device
 from kybernate_shim.worker_protocol.cuda_jobs import (
-    Card,
-    CardMemory,
     Checkpoint,
     DriverAnswer,
+    DriverGpu,
     DriverInfo,
     DriverUnusable,
     Lock,
+    NvmlMemory,
+    ReadState,
     Restore,
-    State,
     StateAnswer,
     Unlock,
 )
@@ -61,7 +61,7 @@ def missing_calls() -> list[str]:
     return [name for name in CALLS if cuda.cuGetProcAddress(name.encode(), API_VERSION, 0)[1] in (None, 0)]
 
 
-def state(job: State) -> StateAnswer:
+def state(job: ReadState) -> StateAnswer:
     """Return the state of a process and its restore thread, 0 where the driver names none."""
     result, value = cuda.cuCheckpointProcessGetState(job.pid)
     if result:
@@ -95,35 +95,35 @@ def unlock(job: Unlock) -> DriverAnswer:
 
 
 def info() -> DriverInfo:
-    """Describe the driver and the cards, as far as it and NVML do."""
+    """Describe the driver and the GPUs, as far as it and NVML do."""
     _, api_version = cuda.cuDriverGetVersion()
     _, count = cuda.cuDeviceGetCount()
-    version, memories = _told_by_nvml([uuid_of(index) for index in range(count)])
-    cards = [_card(index, memory) for index, memory in enumerate(memories)]
-    return DriverInfo(int(api_version), version, cards, missing_calls())
+    version, memories = _reported_by_nvml([uuid_of(index) for index in range(count)])
+    gpus = [_gpu(index, memory) for index, memory in enumerate(memories)]
+    return DriverInfo(int(api_version), version, gpus, missing_calls())
 
 
-def _card(index: int, memory: CardMemory | None) -> Card:
+def _gpu(index: int, memory: NvmlMemory | None) -> DriverGpu:
     _, name = cuda.cuDeviceGetName(96, index)
     _, total = cuda.cuDeviceTotalMem(index)
     text = name.partition(b"\0")[0].decode(errors="replace")
-    return Card(uuid_of(index), text, int(total), node_near(index), memory)
+    return DriverGpu(uuid_of(index), text, int(total), node_near(index), memory)
 
 
 def uuid_of(index: int) -> str:
-    """Return a card's name for itself, "GPU-" and a UUID; `index` is the driver's number of it."""
+    """Return a GPU's name for itself, "GPU-" and a UUID; `index` is the driver's number of it."""
     _, identity = cuda.cuDeviceGetUuid(index)
     return f"GPU-{uuid.UUID(bytes=bytes(identity.bytes))}"
 
 
 def node_near(index: int) -> int:
-    """Return the NUMA node that a card is near, NO_NODE where none is known."""
+    """Return the NUMA node that a GPU is near, NO_NODE where none is known."""
     result, bus_id = cuda.cuDeviceGetPCIBusId(BUS_ID_BYTES, index)
     return NO_NODE if result else node_of_device(bus_id.partition(b"\0")[0].decode())
 
 
-def _told_by_nvml(uuids: Sequence[str]) -> tuple[str, list[CardMemory | None]]:
-    """Return the driver's version and what NVML knows of each card; "" and nothing where NVML is missing."""
+def _reported_by_nvml(uuids: Sequence[str]) -> tuple[str, list[NvmlMemory | None]]:
+    """Return the driver's version and what NVML knows of each GPU; "" and nothing where NVML is missing."""
     try:
         nvml = Nvml()
     except (OSError, AttributeError):

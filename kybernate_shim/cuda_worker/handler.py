@@ -16,14 +16,14 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Lock,
     MoveJob,
     Ping,
+    ReadState,
     Ready,
     Restore,
-    State,
     StateAnswer,
     Unlock,
 )
 from kybernate_shim.worker_protocol.errors import MessageInvalid, plain
-from kybernate_shim.worker_protocol.messages import Answered, changed
+from kybernate_shim.worker_protocol.messages import JobDone, changed
 from kybernate_shim.worker_protocol.server import JobCall
 
 if TYPE_CHECKING:
@@ -35,19 +35,19 @@ A = TypeVar("A", bound=DriverAnswer)
 T = TypeVar("T")
 
 
-class JobHandler:
+class CudaJobHandler:
     """Does the jobs; those of the arena only where it has one."""
 
     def __init__(self, arena: ArenaExecutor | None) -> None:
         self._arena = arena
 
-    def handle(self, job: CudaJob, call: JobCall) -> Answered:
+    def handle(self, job: CudaJob, call: JobCall) -> JobDone:
         match job:
             case Ready() | Ping():
                 return job.done_by(_nothing)
             case Describe():
                 return job.done_by(_describe)
-            case State():
+            case ReadState():
                 return job.done_by(lambda job: _called(StateAnswer, driver.state, job))
             case Lock():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.lock, job))
@@ -60,7 +60,7 @@ class JobHandler:
             case _:
                 return self._move(job, call)
 
-    def _move(self, job: MoveJob, call: JobCall) -> Answered:
+    def _move(self, job: MoveJob, call: JobCall) -> JobDone:
         if self._arena is None:
             raise MessageInvalid(f"{job.verb} is a job for the arena's worker, and this one has none")
         return self._arena.do(job, call)

@@ -1,4 +1,4 @@
-/* Hashes pieces of VRAM at the speed of the card's memory; hashing.py says what the hash promises, and gives the keys.
+/* Hashes pieces of VRAM at the speed of the GPU's memory; hashing.py says what the hash promises, and gives the keys.
  *
  * CUDA C for NVRTC. No thread waits for another, or looks at what another has: so the tests compile the same lines as C,
  * with THREADS turns of a loop in place of the threads, by other definitions of KERNEL, DEVICE and UNROLL.

@@ -1,4 +1,4 @@
-"""Hashes pieces of VRAM on their card, by a kernel in hashing.cu, to detect which of them have changed.
+"""Hashes pieces of VRAM on their GPU, by a kernel in hashing.cu, to detect which of them have changed.
 
 What a program writes must not be able to make two different pieces look the same, by chance or by intent. So each
 process has a random key, which no process of a container can read, and the hash is one of which that is proved:
@@ -33,7 +33,7 @@ PRIME = (1 << 61) - 1
 NH_WORDS = LOADS * 4 + (LANES - 1) * 2
 SUMS_BYTES = (2 * LANES + 1) * 8
 
-MOST = 1 << 14  # pieces at a time: 32 GiB, for which the card must have 1.6 MB in addition to the context
+MOST = 1 << 14  # pieces at a time: 32 GiB, for which the GPU must have 1.6 MB in addition to the context
 ADDRESSES_AT = THREADS * LANES * 8
 SUMS_AT = ADDRESSES_AT + MOST * 8
 MARKS_AT = SUMS_AT + MOST * SUMS_BYTES
@@ -48,17 +48,17 @@ class Keys(ctypes.Structure):
 
 
 class Hasher:
-    """The kernels on one card. To be used in that card's context, by one thread at a time."""
+    """The kernels on one GPU. To be used in that GPU's context, by one thread at a time."""
 
     def __init__(self, code: bytes) -> None:
-        """`code` is what kernel.machine_code returns for this card. Raises DriverRefused."""
+        """`code` is what kernel.machine_code returns for this GPU. Raises DriverRefused."""
         module = checked(cuda.cuModuleLoadData(code))
         self._hash = checked(cuda.cuModuleGetFunction(module, b"hash_pieces"))
         self._finish = checked(cuda.cuModuleGetFunction(module, b"finish_pieces"))
         self._scratch = int(checked(cuda.cuMemAlloc(SCRATCH)))
 
     def look(self, blocks: Sequence[tuple[int, int]], key: bytes, stream: Any) -> list[PieceHashes]:
-        """Hash all pieces of `blocks`, each an address on the card and a size in bytes; waits for that.
+        """Hash all pieces of `blocks`, each an address on the GPU and a size in bytes; waits for that.
 
         Raises DriverRefused.
         """

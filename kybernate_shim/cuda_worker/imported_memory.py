@@ -26,13 +26,13 @@ def imported(descriptors: Sequence[int]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def mapped(card: int, handle: Any, size: int) -> Iterator[int]:
-    """Map memory for its card, in whose context we are; yield its address. Raises DriverRefused."""
+def mapped(gpu: int, handle: Any, size: int) -> Iterator[int]:
+    """Map memory for its GPU, in whose context we are; yield its address. Raises DriverRefused."""
     address = int(checked(cuda.cuMemAddressReserve(size, 0, 0, 0)))
     try:
         checked(cuda.cuMemMap(address, size, 0, handle, 0))
         try:
-            checked(cuda.cuMemSetAccess(address, size, [_read_write(card)], 1))
+            checked(cuda.cuMemSetAccess(address, size, [_read_write(gpu)], 1))
             yield address
         finally:
             cuda.cuMemUnmap(address, size)
@@ -40,8 +40,8 @@ def mapped(card: int, handle: Any, size: int) -> Iterator[int]:
         cuda.cuMemAddressFree(address, size)
 
 
-def card_of(handle: Any) -> int:
-    """Return our number of the card that memory is on. Raises DriverRefused."""
+def gpu_of(handle: Any) -> int:
+    """Return our number of the GPU that memory is on. Raises DriverRefused."""
     return int(checked(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
 
 

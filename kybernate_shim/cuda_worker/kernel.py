@@ -1,6 +1,6 @@
-"""Compiles hashing.cu for a card: once a node, since the result is kept next to the arena's memory.
+"""Compiles hashing.cu for a GPU: once a node, since the result is kept next to the arena's memory.
 
-By NVRTC, which needs no card and no CUDA toolkit. What it makes is machine code: a driver of the same major version
+By NVRTC, which needs no GPU and no CUDA toolkit. What it makes is machine code: a driver of the same major version
 runs it, also where NVRTC is the newer of the two. NVRTC runs in a separate process, `python -m
 kybernate_shim.cuda_worker.kernel ARCHITECTURE`: it is a compiler of 100 MB, needed once, and may crash.
 """
@@ -22,11 +22,11 @@ SECONDS = 60.0
 
 
 class KernelUnavailable(Exception):
-    """There is nothing that can hash on this card; the message says why."""
+    """There is nothing that can hash on this GPU; the message says why."""
 
 
 def cached(folder: Path, major: int, minor: int) -> Path:
-    """Return where in `folder` the machine code for cards of a compute capability is kept."""
+    """Return where in `folder` the machine code for GPUs of a compute capability is kept."""
     version = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     return folder / f"hashing-{version}-sm_{major}{minor}.cubin"
 

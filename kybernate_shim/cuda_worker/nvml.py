@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from kybernate_shim.worker_protocol.cuda_jobs import CardMemory
+from kybernate_shim.worker_protocol.cuda_jobs import NvmlMemory
 
 
 class _Memory(ctypes.Structure):
@@ -61,7 +61,7 @@ class Nvml:
             return ""
         return text.value.decode(errors="replace")
 
-    def memory_of(self, uuid: str) -> CardMemory | None:
+    def memory_of(self, uuid: str) -> NvmlMemory | None:
         """Return what is known about the GPU `uuid` ("GPU-…"), or None when NVML does not know it."""
         gpu, memory, mode, pending = ctypes.c_void_p(), _Memory(), ctypes.c_uint(0), ctypes.c_uint()
         if self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu)):
@@ -72,7 +72,7 @@ class Nvml:
         self._library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending))
         number = ctypes.c_uint(0)
         self._library.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(number))
-        return CardMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), self._computed(gpu))
+        return NvmlMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), self._computed(gpu))
 
     def _holdings(self, gpu: ctypes.c_void_p) -> dict[int, int]:
         count, processes = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()

@@ -4,7 +4,7 @@
     copy       have the program release them, and copy them into the arena
 
 The program releases its blocks before they are copied where another process, the keeper, has descriptors of them: as
-long as one of those is open, the memory is on the card, and another worker can copy it if this one dies. So the driver
+long as one of those is open, the memory is on the GPU, and another worker can copy it if this one dies. So the driver
 checkpoints the program in parallel with the copies. Without a keeper, a block is released when it is in the arena.
 
 A group of blocks is confirmed in the arena's record when its bytes are there. What the arena still has of an earlier
@@ -37,7 +37,7 @@ from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.kernel import KernelUnavailable
 from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches, movable, require_possible
-from kybernate_shim.worker_protocol.cuda_jobs import Copied, CopyEvent, MoveAnswer, Released
+from kybernate_shim.worker_protocol.cuda_jobs import Copied, CopyEvent, MemoryReleased, MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
 
 GROUPS = 6  # of blocks that are copied one after the other: what one group had is given up before the next
@@ -58,15 +58,15 @@ class _Ready:
 
 
 @dataclass
-class Offload:
-    """The offload of one program. `stack` has what it needs until it is closed. `cards` are those of its blocks."""
+class PendingOffload:
+    """The offload of one program. `stack` has what it needs until it is closed. `gpus` are those of its blocks."""
 
     memory: Memory
     copies: ArenaCopier
     owner: ArenaOwner
     program: ProgramBlocks
     stack: ExitStack
-    cards: set[int] = field(default_factory=set)
+    gpus: set[int] = field(default_factory=set)
     _ready: _Ready | None = None
 
     def prepare(self) -> MoveAnswer:
@@ -101,9 +101,9 @@ class Offload:
         key = self.memory.copies(owner).key or os.urandom(KEY_BYTES)
         seen, blind = hashes_of(copies, ready.mapped, key)
         places = [(block.index, block.address, block.size) for block in ready.wanted]
-        near = [copies.node_near(block.card) for block in ready.mapped]
+        near = [copies.node_near(block.gpu) for block in ready.mapped]
         ready.update = self.memory.update(owner, places, seen, key if seen is not None else b"", near)
-        self.cards = {block.card for block in ready.mapped}
+        self.gpus = {block.gpu for block in ready.mapped}
         size = sum(block.size for block in ready.wanted)
         clean, zero = ready.update.clean, ready.update.zero
         ready.answer = MoveAnswer(bytes=size, clean_bytes=clean, zero_bytes=zero, remark=blind, left_bytes=left)
@@ -111,8 +111,8 @@ class Offload:
         return _with_descriptors(ready.answer, ready.wanted, ready.descriptors if self._has_room() else [])
 
     def _has_room(self) -> bool:
-        """Return whether the program's placeholders have room on its cards before anything was released there."""
-        return all(self.copies.free(card) >= PLACEHOLDERS for card in self.cards)
+        """Return whether the program's placeholders have room on its GPUs before anything was released there."""
+        return all(self.copies.free(gpu) >= PLACEHOLDERS for gpu in self.gpus)
 
     def copy(self, job: JobDeadline, tell: Tell, *, early: bool) -> MoveAnswer:
         """Copy what is ready, and have the program release it, before the copies if `early`.
@@ -125,7 +125,7 @@ class Offload:
         self.program = replace(self.program, job=job)
         early = early and self._released(ready, tell)
         try:
-            self._copy(ready, job, tell)
+            self._copy(ready, job, tell, gently=early)
         except BaseException as error:
             if not early:
                 self._undo(error)
@@ -133,7 +133,7 @@ class Offload:
         if not early:
             self.program.ask(Verb.RELEASE)
             self.program.ask(Verb.DISCARD)  # covers what a release has left without placeholders
-            tell(Released())
+            tell(MemoryReleased())
         return ready.answer
 
     def _released(self, ready: _Ready, tell: Tell) -> bool:
@@ -146,12 +146,12 @@ class Offload:
             self.program.ask(Verb.RELEASE)
         except ControlFailed:
             return False
-        tell(Released())
+        tell(MemoryReleased())
         return True
 
-    def _copy(self, ready: _Ready, job: JobDeadline, tell: Tell) -> None:
+    def _copy(self, ready: _Ready, job: JobDeadline, tell: Tell, *, gently: bool) -> None:
         for group in groups([block.size for block in ready.wanted], GROUPS):
-            self.copies.out(ready.mapped[group], ready.update.changed[group], job.check, gently=True)
+            self.copies.out(ready.mapped[group], ready.update.changed[group], job.check, gently=gently)
             self.memory.confirm(self.owner, ready.update.kept, group)  # before the memory is given up
             for mapping in ready.mappings[group]:
                 mapping.close()

@@ -1,9 +1,9 @@
-"""Bytes of the arena that are on their card before their program is: copied there while the driver restores it.
+"""Bytes of the arena that are on their GPU before their program is: copied there while the driver restores it.
 
 The program makes its memory itself, and cannot before it is restored; so they wait in memory of the worker's, from
-where the card copies them in no time. The driver needs the link meanwhile, for a little: short copies, two of which are
-queued at most, leave it the gaps that it takes. Measured with driver 580.159.04 on an H200: it takes 0.25 s as it does
-alone; with copies queued up behind each other it waits for all of them.
+where the GPU copies them in no time. The driver needs the link meanwhile, for a little: one copy at a time leaves it
+the gaps that it takes. Measured with driver 580.159.04 on an H200: it takes 0.25 s as it does alone, in which 11 GiB
+are copied; with copies queued up behind each other it waits for all of them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from contextlib import suppress
 from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.records import Record
 from kybernate_shim.cuda_worker.calls import DriverRefused
-from kybernate_shim.cuda_worker.copier import AHEAD, NOTHING, ArenaCopier, Prefetched, cards_named, cut
+from kybernate_shim.cuda_worker.copier import AHEAD, NOTHING, ArenaCopier, Prefetched, cut, gpus_named
 
-PIECE = 32 * AHEAD  # of the card's memory, most of which is needed for a moment only
+PIECE = 32 * AHEAD  # of the GPU's memory, most of which is needed for a moment only
 
 
 class ArenaPrefetch:
-    """Copies what `record` names, in its order, until it is stopped or the card has no more than `free` bytes."""
+    """Copies what `record` names, in its order, until it is stopped or the GPU has no more than `free` bytes."""
 
     def __init__(self, copies: ArenaCopier, gpu: str, record: Record, free: int) -> None:
-        """`gpu` is the card's UUID. What goes wrong only ends it early."""
+        """`gpu` is the GPU's UUID. What goes wrong only ends it early."""
         self.record = record
         self._copies = copies
         self._gpu = gpu
         self._size = total(record.extents)
         self._free = free
         self._done = NOTHING
-        self._memory: list[int] = []  # on the card
+        self._memory: list[int] = []  # on the GPU
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -43,34 +43,34 @@ class ArenaPrefetch:
         return self._done
 
     def close(self) -> None:
-        """Give the card's memory back. Idempotent."""
-        card = self.stop().card
+        """Give the GPU's memory back. Idempotent."""
+        gpu = self.stop().gpu
         memory, self._memory, self._done = self._memory, [], NOTHING
-        with suppress(DriverRefused):  # of a card that does nothing any more; what we have there goes with us
-            self._copies.release(card, memory)
+        with suppress(DriverRefused):  # of a GPU that does nothing any more; what we have there goes with us
+            self._copies.release(gpu, memory)
 
     def _run(self) -> None:
         try:
-            for card in cards_named([self._gpu]):
-                self._done = Prefetched(card)
+            for gpu in gpus_named([self._gpu]):
+                self._done = Prefetched(gpu)
                 self._copy(self._done)
         except DriverRefused:
-            pass  # there is no room on the card, or worse: then it shows when all is copied
+            pass  # there is no room on the GPU, or worse: then it shows when all is copied
 
     def _copy(self, done: Prefetched) -> None:
-        address = room = begun = 0
-        with self._copies.in_turns(done.card, done.add) as copy:
+        address = room = 0
+        with self._copies.one_by_one(done.gpu) as copy:
             for offset, size in self._pieces():
                 if self._stopping.is_set():
                     return
                 if room < size:
-                    room = min(PIECE, self._size - begun)
-                    if self._copies.free(done.card) - room < self._free:
+                    room = min(PIECE, self._size - done.size)
+                    if self._copies.free(done.gpu) - room < self._free:
                         return
-                    address = self._copies.allocate(done.card, room)
+                    address = self._copies.allocate(done.gpu, room)
                     self._memory.append(address)
                 copy(offset, address, size)
-                begun += size
+                done.add(offset, address, size)
                 address, room = address + size, room - size
 
     def _pieces(self) -> Iterator[tuple[int, int]]:

@@ -117,10 +117,10 @@ def movable(blocks: Sequence[Block]) -> list[Block]:
 
 
 def require_possible(pid: int, blocks: Sequence[Block], capacity: int) -> None:
-    """Raise ControlInvalid where the blocks are more than all cards have, before anything is done by their number."""
+    """Raise ControlInvalid where the blocks are more than all GPUs have, before anything is done by their number."""
     if (size := sum(block.size for block in blocks)) > capacity:
         raise ControlInvalid(
-            f"process {pid} reports that it has {size >> 20} MiB of VRAM, and all cards {capacity >> 20}"
+            f"process {pid} reports that it has {size >> 20} MiB of VRAM, and all GPUs {capacity >> 20}"
         )
 
 

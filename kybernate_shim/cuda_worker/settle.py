@@ -31,7 +31,7 @@ class Settling:
     """The settling of one program.
 
     `copier` returns our end of the copies, which is made when there is something to copy. `gently` says whether copies
-    to these cards have to leave room for others on the link. `hashing` is False where no hashes shall be made.
+    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes shall be made.
     """
 
     memory: Memory
@@ -57,7 +57,7 @@ class Settling:
                     with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
                         new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
                     wanted = [list(parts(one.extents)) for one in batch]
-                    gently = self.gently({block.card for block in new})
+                    gently = self.gently({block.gpu for block in new})
                     self.copier().back(new, wanted, prefetched, gently=gently, check=self.program.job.check)
                     blocks += new
                 if self.hashing:

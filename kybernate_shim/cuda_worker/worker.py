@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.linux.limits import raise_descriptors
 from kybernate_shim.worker_protocol.cuda_jobs import ERRORS, JOBS, CudaJob, DriverUnusable
-from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.programs import arguments
 from kybernate_shim.worker_protocol.server import JobCall, WorkerServer, in_own_thread, serve_and_exit
 
 if TYPE_CHECKING:
     from kybernate_shim.cuda_worker.arena_executor import ArenaExecutor
 
-Handle = Callable[[CudaJob, JobCall], Answered]
+Handle = Callable[[CudaJob, JobCall], JobDone]
 
 
 def main() -> None:
@@ -43,13 +43,13 @@ def _handle(arena: Sequence[str]) -> Handle:
         from kybernate_shim.cuda_worker import driver  # here, because it needs an optional package
     except ImportError as error:
         return _refusing(f"the Python package cuda-bindings is missing ({error}): install kybernate[gpu]")
-    from kybernate_shim.cuda_worker.handler import JobHandler
+    from kybernate_shim.cuda_worker.handler import CudaJobHandler
 
     try:
         driver.initialize()
     except DriverUnusable as error:
         return _refusing(str(error))
-    return JobHandler(_arena_executor(arena) if arena else None).handle
+    return CudaJobHandler(_arena_executor(arena) if arena else None).handle
 
 
 def _arena_executor(words: Sequence[str]) -> ArenaExecutor:
@@ -63,7 +63,7 @@ def _arena_executor(words: Sequence[str]) -> ArenaExecutor:
 
 
 def _refusing(why: str) -> Handle:
-    def handle(job: CudaJob, call: JobCall) -> Answered:
+    def handle(job: CudaJob, call: JobCall) -> JobDone:
         raise DriverUnusable(why)
 
     return handle

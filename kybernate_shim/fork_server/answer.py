@@ -46,7 +46,7 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
         return 0
     try:
         adopt_context(client, context)
-        set_command_line([PROGRAM, *argv])  # lets `ps` tell this process from those for other containers
+        set_command_line([PROGRAM, *argv])  # distinguishes this process in `ps` from those for other containers
     except (ContextMismatch, OSError, ValueError) as error:
         _reply(connection, UNLIKE, str(error))
         return 1

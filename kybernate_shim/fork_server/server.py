@@ -34,7 +34,7 @@ COMMAND_LINE = [PROGRAM, "fork-server"]
 BACKLOG = 1024
 SCARCITY_SECONDS = 0.1
 CLONING = ("runc", "crun")  # that would make a copy of themselves for each container
-QUIET_SECONDS = 0.5  # in which the node's first container shall have the processors
+QUIET_SECONDS = 0.5  # in which the node's first container shall have the CPUs
 INOTIFY_BYTES = 4096
 WARM_UPS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
 IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
@@ -48,17 +48,17 @@ def leave() -> None:
     It has not imported anything then: clients that connect wait for that. So do all that start concurrently on a cold
     node, instead of each importing separately. Garbage is not collected until it has, since nearly all of it stays.
     """
-    heard, tell = os.pipe()
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         gc.disable()
-        _become_server(tell)
-    os.close(tell)
-    with os.fdopen(heard, "rb") as pipe:
+        _become_server(writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
         pipe.read()  # until it listens or has ended
 
 
-def _become_server(tell: int) -> NoReturn:
+def _become_server(writing: int) -> NoReturn:
     """Turn this forked process into the server. Never returns: the parent's stack is not ours."""
     status = 1
     try:
@@ -73,7 +73,7 @@ def _become_server(tell: int) -> NoReturn:
         if listener is not None:
             listener.listen(BACKLOG)
             listener.setblocking(False)
-            _let_go(listener, tell)
+            _let_go(listener, writing)
             ForkServer(listener, path, idle).run()
         status = 0
     finally:
@@ -87,7 +87,7 @@ def _sweep(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _let_go(listener: socket.socket, tell: int) -> None:
+def _let_go(listener: socket.socket, writing: int) -> None:
     """Keep nothing of the process that we were forked from, and let it continue."""
     from kybernate_shim.linux.prctl import set_command_line, set_process_name
     from kybernate_shim.start import keep_only, set_oom_score, use_nothing
@@ -98,7 +98,7 @@ def _let_go(listener: socket.socket, tell: int) -> None:
     set_process_name(PROCESS_NAME)
     with contextlib.suppress(OSError):
         set_command_line(COMMAND_LINE)
-    os.close(tell)
+    os.close(writing)
     keep_only(listener.fileno())
 
 
@@ -126,11 +126,11 @@ class ForkServer:
 
     def _raise_successor(self, context: ProcessContext) -> int | None:
         """Fork a better server, and return where it says that it has taken over. In the successor, return None then."""
-        heard, tell = os.pipe()
+        reading, writing = os.pipe()
         if not _forked():
-            os.close(tell)
-            return heard
-        os.close(heard)
+            os.close(writing)
+            return reading
+        os.close(reading)
         os.setsid()
         time.sleep(QUIET_SECONDS)
         prepare(context)
@@ -138,8 +138,8 @@ class ForkServer:
 
         self._let_go = let_go
         self._listener.listen(BACKLOG)  # from here on, clients see our credentials: listen(2) sets them
-        os.write(tell, TAKEN_OVER)
-        os.close(tell)
+        os.write(writing, TAKEN_OVER)
+        os.close(writing)
         return None
 
     def _serve(self, context: ProcessContext, pause: float, successor: int | None = None) -> str:

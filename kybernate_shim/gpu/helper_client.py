@@ -40,6 +40,10 @@ INFO_SECONDS = 60.0
 # The helper answers by itself when a process's time is over; this is what the answer may take on top, cuInit included.
 SLACK_SECONDS = 75.0
 MOVE_ATTEMPTS = 3
+FORMER_NAMES: Final = {
+    "Offload": "Take",
+    "Reload": "Give",
+}  # by which a helper of an earlier release, still running, has them
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -195,15 +199,15 @@ class CudaHelper:
         return _seconds("restore", reply, timeout)
 
     async def unlock(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
-        """Let locked processes run on."""
+        """Let locked processes continue."""
         return await self._verb("Unlock", pids, timeout)
 
     async def warm(self, pids: Sequence[int], timeout: float) -> None:
-        """Get the arena ready for what `take` will move out of running processes. Nothing depends on it."""
+        """Get the arena ready for what `offload` will move out of running processes. Nothing depends on it."""
         await self._move("Warm", pids, timeout)
 
     async def expect(self, pid: int, gpus: Iterable[str], timeout: float) -> None:
-        """Get the arena ready to give what process `pid` has there to others, that will be restored on `gpus`.
+        """Get the arena ready to reload what process `pid` has there into others, that will be restored on `gpus`.
 
         Nothing depends on it.
         """
@@ -213,12 +217,12 @@ class CudaHelper:
 
     async def offload(self, pids: Sequence[int], timeout: float) -> ArenaMoved:
         """Move the VRAM of locked processes into the node's arena, where that is possible; they stay locked."""
-        return await self._move("Take", pids, timeout)
+        return await self._move("Offload", pids, timeout)
 
     async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float) -> None:
-        """Begin to copy what `give` will move to the GPU that a process is being restored on.
+        """Begin to copy what `reload` will move to the GPU that a process is being restored on.
 
-        `free_bytes` stay free there. Nothing depends on it; the GPU's memory is given back with a `give`, a
+        `free_bytes` stay free there. Nothing depends on it; the GPU's memory is given back with a `reload`, a
         `checkpoint`, or a restore that fails.
         """
         milliseconds = _milliseconds(timeout)
@@ -228,7 +232,7 @@ class CudaHelper:
 
     async def reload(self, pids: Sequence[int], timeout: float) -> ArenaMoved:
         """Move what the arena has of locked processes back to VRAM; they stay locked."""
-        return await self._move("Give", pids, timeout)
+        return await self._move("Reload", pids, timeout)
 
     async def _move(self, method: str, pids: Sequence[int], timeout: float) -> ArenaMoved:
         if not pids:
@@ -265,7 +269,7 @@ class CudaHelper:
 
     async def _call(self, client: Client, method: str, request: Message, reply: type[Reply], seconds: float) -> Reply:
         try:
-            return await client.call(SERVICE, method, request, reply, timeout=seconds)
+            return await self._by_either_name(client, method, request, reply, seconds)
         except TimeoutError as error:
             raise CudaHelperLost(f"CUDA {method}: the helper has not answered for {seconds:g} s") from error
         except ConnectionError as error:
@@ -274,6 +278,16 @@ class CudaHelper:
             if error.code is Code.UNAVAILABLE:
                 raise CudaUnavailable(error.message) from error
             raise CudaHelperLost(f"CUDA {method}: the helper answered {error}") from error
+
+    async def _by_either_name(
+        self, client: Client, method: str, request: Message, reply: type[Reply], seconds: float
+    ) -> Reply:
+        try:
+            return await client.call(SERVICE, method, request, reply, timeout=seconds)
+        except RpcError as error:
+            if error.code is not Code.UNIMPLEMENTED or method not in FORMER_NAMES:
+                raise
+            return await client.call(SERVICE, FORMER_NAMES[method], request, reply, timeout=seconds)
 
     async def _connected(self) -> Client:
         async with self._connecting:

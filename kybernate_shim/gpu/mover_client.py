@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from kybernate_shim.linux.children import Child
 from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.saved_regions import SavedRegion
-from kybernate_shim.worker_protocol.client import Call, WorkerClient
+from kybernate_shim.worker_protocol.client import PendingJob, WorkerClient
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import Encoded, Job
 from kybernate_shim.worker_protocol.mover_jobs import DROPPING, ERRORS, PROGRAM
@@ -83,7 +83,7 @@ class VramMover:
             finally:
                 self._client.forget(call)
 
-    async def _cancel(self, call: Call[R]) -> None:
+    async def _cancel(self, call: PendingJob[R]) -> None:
         """End a job. What it says is that it was cancelled, most likely; else the caller, who undoes, finds out."""
         with suppress(WorkerError):
             call.cancel()

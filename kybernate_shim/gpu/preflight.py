@@ -59,7 +59,7 @@ class Objection:
 class Subject:
     """What is judged. `gpus` are the UUIDs in use, `vram_bytes` what will move into host memory.
 
-    `cuda` are the processes with CUDA state, `others` the rest of the container. `told` is false where it is unknown
+    `cuda` are the processes with CUDA state, `others` the rest of the container. `known` is false where it is unknown
     which process holds what: then `gpus` are those that the container may use and `vram_bytes` is all that is in use on
     them.
     """
@@ -71,7 +71,7 @@ class Subject:
     vram_bytes: int
     room: Headroom
     denied_drivers: Sequence[str] = ()
-    told: bool = True
+    known: bool = True
 
 
 def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[Objection]:
@@ -267,8 +267,8 @@ def _memory(subject: Subject) -> Iterator[Objection]:
     if subject.vram_bytes and subject.room.bytes < needed:
         yield Objection(
             "not enough host memory",
-            f"{'' if subject.told else 'up to '}{subject.vram_bytes >> 20} MiB of VRAM are offloaded to the"
+            f"{'' if subject.known else 'up to '}{subject.vram_bytes >> 20} MiB of VRAM are offloaded to the"
             f" container's own memory, {subject.room.limit} leaves {subject.room.bytes >> 20} MiB",
             f"free or allow {(needed - subject.room.bytes) >> 20} MiB more",
-            certain=subject.told,
+            certain=subject.known,
         )

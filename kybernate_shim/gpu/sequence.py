@@ -1,10 +1,11 @@
 """The order of the driver's steps for all processes of a container, and how they are undone when one of them fails.
 
-    suspend:  look, lock all, (take all,) checkpoint all        undone by: restore, give, unlock
-    resume:   restore all, give all, unlock all                 undone by: checkpoint again
+    suspend:  look, lock all, (offload all,) checkpoint all     undone by: restore, reload, unlock
+    resume:   restore all, reload all, unlock all               undone by: checkpoint again
 
-To take is to move VRAM into the node's arena, at the speed of the card's link, where a program has loaded the preload
-library; what is not taken goes the driver's way. To give is to move it back; an unlock gives first what was not given.
+An offload moves VRAM into the node's arena, at the speed of the GPU's link, where a program has loaded the preload
+library; what is not offloaded takes the driver's path. A reload moves it back; an unlock first reloads what was not
+reloaded.
 
 Undoing goes by what the driver says about each process, not by what we believe to have done: a call that was given up
 may have been carried out. No process stays locked, whether a step failed, was too slow, or its task was cancelled.
@@ -26,7 +27,7 @@ from kybernate_shim.gpu.processes import ListPids, lock_all
 from kybernate_shim.steps import Step
 
 T = TypeVar("T")
-Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[None]]  # pids, and the bytes taken before
+Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[None]]  # pids, and the bytes offloaded before
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ async def suspend(
     list_pids: ListPids,
     limits: StepSeconds = DEFAULT_LIMITS,
     *,
-    note: Callable[[Sequence[int]], None] = lambda pids: None,
+    record: Callable[[Sequence[int]], None] = lambda pids: None,
     last_look: Callable[[Sequence[int]], None] | None = None,
     while_locked: Callable[[Sequence[int]], Awaitable[None]] | None = None,
-    around: Around = lambda pids, taken: nullcontext(),
+    around: Around = lambda pids, offloaded: nullcontext(),
     arena: bool = False,
 ) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
@@ -87,11 +88,11 @@ async def suspend(
     With `arena`, as much of it as possible moves into the node's arena, which is no memory of the processes: a dump of
     the processes must not need those bytes.
 
-    `note` receives all processes that may be locked by now, each time before more are locked. `last_look` receives them
-    when all are locked, and may raise a CudaError; it reads the processes, so it runs apart from the event loop, and
-    TimeoutError is raised where they keep it waiting. `while_locked` then does what has to be done before they change.
-    `around` encloses the checkpoint of locked processes, and receives how much of them the arena has taken; it must not
-    raise by itself.
+    `record` receives all processes that may be locked by now, each time before more are locked. `last_look` receives
+    them when all are locked, and may raise a CudaError; it reads the processes, so it runs apart from the event loop,
+    and TimeoutError is raised where they keep it waiting. `while_locked` then does what must be done before they
+    change. `around` encloses the checkpoint of locked processes, and receives how much of them was offloaded; it must
+    not raise by itself.
     Raises a CudaError, or TimeoutError, when a step fails, after every process has been brought back to computing.
     Where that failed as well, the notes of the error name the processes and what is wrong with them.
     """
@@ -100,7 +101,7 @@ async def suspend(
 
     def remember(pids: Sequence[int]) -> None:
         touched.extend(pids)
-        note(touched)
+        record(touched)
 
     if arena:
         await _warm(helper, list(list_pids()), limits)
@@ -256,10 +257,10 @@ async def _moved(steps: list[Step], name: str, work: Coroutine[Any, Any, ArenaMo
     """Do as `_timed` does with a step of the arena, which is recorded only where it moved something."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    taken = await work
-    if taken.bytes:
-        steps.append(Step(name, loop.time() - began, taken.bytes, taken.spared))
-    return taken
+    offloaded = await work
+    if offloaded.bytes:
+        steps.append(Step(name, loop.time() - began, offloaded.bytes, offloaded.spared))
+    return offloaded
 
 
 async def _timed(steps: list[Step], name: str, work: Awaitable[T]) -> T:

@@ -7,25 +7,25 @@ from _thread import get_native_id  # `threading` would be an import more for eac
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
-from kybernate_shim.linux.private_files import FILE_MODE
+from kybernate_shim.linux.private_files import FILE_MODE, create_private
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 @contextmanager
 def replacing(
-    path: Path, *, mode: int = FILE_MODE, durable: bool = False, keep: bool = False, draft: str = ""
+    path: Path, *, mode: int = FILE_MODE, durable: bool = False, keep: bool = False, staging: str = ""
 ) -> Iterator[TextIO]:
     """Give a new file that takes the place of `path` at the end. After a failure, all is as it was. Raises OSError.
 
     With `durable`, the file survives a power failure once this returns, and before that the old one does. With `keep`,
-    a file that is at `path` by then stays instead. `draft` names the new file until then. It is for callers where a
+    a file that is at `path` by then stays instead. `staging` names the new file until then. It is for callers where a
     file that a killed process left must not remain next to the new one. Without it, no two threads on the node use the
     same name.
     """
-    temporary = path.with_name(draft or f".{path.name}.{get_native_id()}")
+    temporary = path.with_name(staging or f".{path.name}.{get_native_id()}")
     try:
         with os.fdopen(_create(temporary, mode), "w") as stream:
             os.fchmod(stream.fileno(), mode)  # whatever the umask is
@@ -51,11 +51,28 @@ def replace_file(
     mode: int = FILE_MODE,
     durable: bool = False,
     keep: bool = False,
-    draft: str = "",
+    staging: str = "",
 ) -> None:
     """Make `content` all that is in the file `path`, as `replacing` does. Raises OSError."""
-    with replacing(path, mode=mode, durable=durable, keep=keep, draft=draft) as stream:
+    with replacing(path, mode=mode, durable=durable, keep=keep, staging=staging) as stream:
         stream.buffer.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def creating(path: Path, *, staging: Path) -> Iterator[BinaryIO]:
+    """Give a new file that appears as `path` at the end, durably. After a failure, nothing is there.
+
+    It is `staging` until then, in the same directory. Raises FileExistsError where either is there, and OSError.
+    """
+    stream = create_private(staging, exclusive=True)
+    try:
+        with stream:
+            yield stream
+        sync(staging)
+        os.link(staging, path)  # fails where something is there by now
+    finally:
+        staging.unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -57,6 +57,15 @@ def try_lock_directory(path: Path, *, shared: bool = False) -> int | None:
     return _tried(os.open(path, DIRECTORY), fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
+def lock_open(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock what is open, or return False where it is locked and `wait` is not set. It stays open. Raises OSError."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
 def held(lock: int | None) -> Iterator[bool]:
     """Release a lock at the end. Yields whether there is one."""

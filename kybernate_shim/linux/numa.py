@@ -1,4 +1,4 @@
-"""Which processors and devices are near which memory, and where pages are to come from.
+"""Which CPUs and devices are near which memory, and where pages are to come from.
 
 Without more ado a page lies where the thread ran that has touched it first.
 """
@@ -16,15 +16,15 @@ NODES = Path("/sys/devices/system/node")
 DEVICES = Path("/sys/bus/pci/devices")
 MPOL_PREFERRED = 1
 MASK_BYTES = 128  # for 1024 nodes, as many as any kernel has
-PROCESSOR = 36  # of the fields behind the name in /proc/PID/stat, see proc_pid_stat(5)
+CPU = 36  # of the fields behind the name in /proc/PID/stat, see proc_pid_stat(5)
 
 
 def memory_of_nodes(nodes: Path = NODES) -> dict[int, int]:
     """Return the bytes of memory that each node has; empty where the kernel does not report it."""
     found = {}
     for file in nodes.glob("node*/meminfo"):
-        if told := re.search(r"Node (\d+) MemTotal: +(\d+) kB", file.read_text()):
-            found[int(told[1])] = int(told[2]) << 10
+        if match := re.search(r"Node (\d+) MemTotal: +(\d+) kB", file.read_text()):
+            found[int(match[1])] = int(match[2]) << 10
     return found
 
 
@@ -37,7 +37,7 @@ def node_of_device(bus_id: str, devices: Path | None = None) -> int:
 
 
 def processors_of(node: int, nodes: Path = NODES) -> set[int]:
-    """Return the processors of a node that we may use; all of ours where it has none."""
+    """Return the CPUs of a node that we may use; all of ours where it has none."""
     ours = os.sched_getaffinity(0)
     try:
         return ours & parse_list((nodes / f"node{node}" / "cpulist").read_text()) or ours
@@ -56,16 +56,16 @@ def prefer(address: int, size: int, node: int) -> None:
 
 
 def processors_near(tid: int, nodes: Path = NODES) -> set[int]:
-    """Return the processors of the node on which thread `tid` runs, of those that we may use; all if none is known."""
+    """Return the CPUs of the node on which thread `tid` runs, of those that we may use; all if none is known."""
     ours = os.sched_getaffinity(0)
     try:
         fields = Path(f"/proc/{tid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ours
-    here = int(fields[PROCESSOR])
+    here = int(fields[CPU])
     for file in nodes.glob("node*/cpulist"):
-        if here in (processors := parse_list(file.read_text())):
-            return ours & processors or ours
+        if here in (cpus := parse_list(file.read_text())):
+            return ours & cpus or ours
     return ours
 
 

@@ -24,7 +24,7 @@ async def in_own_thread(call: Callable[[], T], seconds: float, *, late: Callable
     done: asyncio.Future[T] = loop.create_future()
     deciding, given_up = threading.Lock(), False
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -41,7 +41,7 @@ async def in_own_thread(call: Callable[[], T], seconds: float, *, late: Callable
         with deciding:
             if not given_up:
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(tell, result, failure)
+                    loop.call_soon_threadsafe(settle, result, failure)
                 return
         if failure is None:
             late()
@@ -53,10 +53,10 @@ async def in_own_thread(call: Callable[[], T], seconds: float, *, late: Callable
     except BaseException:
         with deciding:
             given_up = True
-        done.add_done_callback(lambda told: _undo(told, late))  # the result may have been set just before
+        done.add_done_callback(lambda ended: _undo(ended, late))  # the result may have been set just before
         raise
 
 
-def _undo(told: asyncio.Future[T], late: Callable[[], object]) -> None:
-    if not told.cancelled() and told.exception() is None:
+def _undo(ended: asyncio.Future[T], late: Callable[[], object]) -> None:
+    if not ended.cancelled() and ended.exception() is None:
         threading.Thread(target=late, name="apart", daemon=True).start()

@@ -17,10 +17,10 @@ Result = TypeVar("Result")
 POPULATE_WRITE = 23  # of madvise(2), since Linux 5.14
 
 
-def populate(start: int, size: int, threads: int, processors: Collection[int] = ()) -> None:
+def populate(start: int, size: int, threads: int, cpus: Collection[int] = ()) -> None:
     """Make the pages of `size` bytes at the address `start`, as if all of them had been written to.
 
-    The threads run on `processors` where any are named: pages are near them, as far as no policy says otherwise.
+    The threads run on `cpus` where any are named: pages are near them, as far as no policy says otherwise.
     Raises OSError, with what could be made in place: ENOSPC where the filesystem of a mapped file is full, EINVAL
     where the kernel cannot do this.
     """
@@ -29,21 +29,21 @@ def populate(start: int, size: int, threads: int, processors: Collection[int] = 
         failed = _libc().madvise(start + offset, length, POPULATE_WRITE)
         return ctypes.get_errno() if failed else 0
 
-    if numbers := [number for number in in_shares(size, threads, processors, make) if number]:
+    if numbers := [number for number in in_shares(size, threads, cpus, make) if number]:
         number = errno.ENOSPC if numbers[0] == errno.EFAULT else numbers[0]
         raise OSError(number, os.strerror(number))
 
 
-def in_shares(size: int, threads: int, processors: Collection[int], work: Callable[[int, int], Result]) -> list[Result]:
+def in_shares(size: int, threads: int, cpus: Collection[int], work: Callable[[int, int], Result]) -> list[Result]:
     """Call `work` with offset and length of each thread's share of `size` bytes, which begins with a huge page.
 
-    Returns the results in the order of offsets. The threads run on `processors` where any are named.
+    Returns the results in the order of offsets. The threads run on `cpus` where any are named.
     """
     share = -(-size // threads // HUGE_PAGE) * HUGE_PAGE
 
     def move() -> None:
-        if processors:
-            os.sched_setaffinity(0, processors)  # of the thread
+        if cpus:
+            os.sched_setaffinity(0, cpus)  # of the thread
 
     with ThreadPoolExecutor(threads, initializer=move) as pool:
         return list(pool.map(lambda offset: work(offset, min(share, size - offset)), range(0, size, share)))

@@ -1,7 +1,7 @@
 """What the kernel knows of a file by itself: statx(2) with AT_STATX_DONT_SYNC.
 
-stat(2) asks the server of a filesystem such as FUSE or NFS, and waits without limit where that does not answer. The kind
-of a file, and of which device it is, never change, so the kernel need not ask.
+stat(2) asks the server of a filesystem such as FUSE or NFS, and waits without limit where that does not answer. The
+kind of a file, and of which device it is, never change, so the kernel need not ask.
 """
 
 from __future__ import annotations

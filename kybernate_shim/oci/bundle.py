@@ -70,7 +70,7 @@ class Bundle:
     # -- The runtime and its options --------------------------------------------------------------------------------
 
     def write_runtime(self, binary: Path, options: RuntimeOptions, *, root: Path, systemd_cgroup: bool) -> None:
-        """Leave a note for `delete`: which runtime, and options with the root and cgroup driver that were decided.
+        """Leave a record for `delete`: which runtime, and options with the root and cgroup driver that were decided.
 
         `root` comes without the containerd namespace, which containerd's own shim appends when it reads this.
         """
@@ -134,7 +134,7 @@ class Bundle:
         self.process_file(exec_id).unlink(missing_ok=True)
         self.exec_pid_file(exec_id).unlink(missing_ok=True)
 
-    # -- Notes for a delete without a daemon ------------------------------------------------------------------------
+    # -- Records for a delete without a daemon ----------------------------------------------------------------------
 
     def write_cleanup_record(self, cleanup_record: CleanupRecord) -> None:
         """Replace kybernate.json, and put the current boot's id into it."""

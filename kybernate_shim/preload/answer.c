@@ -114,7 +114,7 @@ static int discard(struct control *control)
     return first ? first : result;
 }
 
-/* The placeholders need no more than what they stand in for, so a card that had room for the program has it again. */
+/* The placeholders need no more than what they stand in for, so a GPU that had room for the program has it again. */
 static CUresult put_back(struct control *control, struct block *block)
 {
     CUresult result = uncover(block);

@@ -221,7 +221,7 @@ void give_block(struct block *block, uint32_t state)
     lock_blocks();
     if (state == UNUSED) {
         block->address = block->references = 0;
-        if (block->fd >= 0) /* handed out just now; it would keep memory on the card that has no owner */
+        if (block->fd >= 0) /* handed out just now; it would keep memory on the GPU that has no owner */
             close(block->fd);
         block->fd = -1;
     }

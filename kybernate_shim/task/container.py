@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -25,13 +24,13 @@ from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.options import RuntimeOptions, effective_config
-from kybernate_shim.oci.runtime import ContainerMissing, ProcessGone, Runtime
+from kybernate_shim.oci.runtime import ContainerMissing, Runtime
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.task.cleanup_notes import CleanupNotes
-from kybernate_shim.task.errors import NotStarted
+from kybernate_shim.task.cleanup_records import CleanupRecords
 from kybernate_shim.task.execs import Execs
 from kybernate_shim.task.exits import Exits
 from kybernate_shim.task.gpu_states import GpuStates
+from kybernate_shim.task.killing import Killing
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.oom_reports import OomReports
 from kybernate_shim.task.pausing import Pausing
@@ -93,8 +92,9 @@ class Container:
         self._oom = OomReports(id, publish, self.log)
         self.exits = Exits(self, self._oom)
         self.execs = Execs(self)
-        self.cleanup = CleanupNotes(self)
+        self.cleanup = CleanupRecords(self)
         self.pausing = Pausing(self)
+        self.killing = Killing(self)
         self._operations: Operations | None = None
 
     @property
@@ -153,8 +153,8 @@ class Container:
             event.pid = self.init.pid
             self._watch_memory()  # before it starts: it may run out of memory within milliseconds
             step("cgroup found")
-            self.cleanup.note_phase("idle")
-            step("noted")
+            self.cleanup.record_phase("idle")
+            step("recorded")
             self.publish("/tasks/create", event)
             self.exits.watch(self.init, early)
 
@@ -251,7 +251,7 @@ class Container:
     def lose_init(self) -> None:
         """Be without an init, as before a restore that has failed."""
         self.init.pid, self.cgroup = 0, None
-        self.cleanup.note_locked(())
+        self.cleanup.record_locked(())
 
     def restored(self, early: EarlyExits) -> None:
         """Be running: the processes of an image are there."""
@@ -366,29 +366,12 @@ class Container:
         return self.cgroup.processes() if self.cgroup is not None else []
 
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
-        """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
-        process = self.process(exec_id)
-        if process.reaped or (process is self.init and self.exits.of_init is not None and not all):
-            raise ProcessGone("process already finished")
-        if not exec_id:
-            await self._kill_init(signal, all=all)
-        elif process.pid == 0:
-            raise NotStarted(f"exec {exec_id} of container {self.id} has not been started")
-        else:
-            try:
-                os.kill(process.pid, signal)  # not reaped yet, so the pid is still its own
-            except ProcessLookupError as error:
-                raise ProcessGone("process already finished") from error
+        """Send `signal` to init or an exec; with `all`, to every process. Raises ProcessGone where none is left."""
+        await self.killing.kill(exec_id, signal, all=all)
 
-    async def _kill_init(self, signal: int, *, all: bool) -> None:
-        """Signal init; its exit waits for the runtime's return."""
-        aborted = signal == SIGKILL and self._operations is not None and self._operations.abort()
-        with self.exits.killing_init():
-            try:
-                await self.runtime.kill(self.id, signal, all=all)
-            except ProcessGone:
-                if not aborted:  # else the end of the checkpoint has killed it before the runtime could
-                    raise
+    def abort_operation(self) -> bool:
+        """End a checkpoint or a restore that runs, because the container is killed; return whether one does."""
+        return self._operations is not None and self._operations.abort()
 
     async def update(self, resources: bytes) -> None:
         """Apply OCI LinuxResources (JSON)."""

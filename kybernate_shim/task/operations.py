@@ -8,35 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from kybernate_shim.checkpoint import loopback, restore
-from kybernate_shim.checkpoint.arriving import claimed, source_of
-from kybernate_shim.checkpoint.cgroup_lease import leased
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.image.copies import in_use, still_there
-from kybernate_shim.checkpoint.image.plaintext import plaintext
-from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.errors import Aborted, Cancelled
+from kybernate_shim.errors import Cancelled
 from kybernate_shim.gpu.evidence import holders, seen
-from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.logs import Log
-from kybernate_shim.oci import gpu_spec
-from kybernate_shim.oci.spec import edit_spec
 from kybernate_shim.task.audited import NO_IMAGE, audit, image_ref
-from kybernate_shim.task.checkpointing import share_with_cri, work_directory
-from kybernate_shim.task.codes import KINDS, rpc_error
-from kybernate_shim.task.outcomes import Ending, Ledger, OperationIdInvalid, Outcome, operation_id, to_cancel
+from kybernate_shim.task.checkpointing import share_with_cri
+from kybernate_shim.task.codes import rpc_error
+from kybernate_shim.task.operation_work import OperationWork
+from kybernate_shim.task.outcomes import Ending, Ledger, Outcome, to_cancel
 from kybernate_shim.task.requests import Requests
+from kybernate_shim.task.restoring import operation_of_restore, restored_in_time
 from kybernate_shim.trust.audit import ImageRef, Verb, decision_of
-from kybernate_shim.trust.requester import requester_of
-from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, in_words
 
 if TYPE_CHECKING:
@@ -44,26 +35,10 @@ if TYPE_CHECKING:
     from kybernate_shim.checkpoint.gpu.left import ArenaUse, Left
     from kybernate_shim.task.container import Container
 
-T = TypeVar("T")
-
 EXIT_SECONDS = 5.0
 ABORTED_BY_KILL = ("checkpoint", "restore")  # the others end with the processes that they are about
 STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"  # topics of events about operations
 DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
-UNDONE = {
-    "checkpoint": "there is no image, and the container is as before",
-    "restore": "nothing is left of it",
-    "suspend": "its processes keep running",
-    "resume": "it stays suspended",
-}
-
-
-class CheckpointAborted(Aborted):
-    """The container was killed while it was being checkpointed; there is no image."""
-
-
-class RestoreAborted(Aborted):
-    """The container was killed while it was being restored; nothing of it is left."""
 
 
 class Operations:
@@ -80,7 +55,7 @@ class Operations:
         self._log = log
         self._gpus: CudaAccelerator | None = None
         self._image = NO_IMAGE  # that the current operation is about
-        self._work: asyncio.Task[Any] | None = None  # does what of the current operation can be stopped
+        self._work = OperationWork(container)
         self._over: asyncio.Future[Outcome] | None = None
 
     @property
@@ -96,7 +71,7 @@ class Operations:
         with self._operating("checkpoint", ImageRef(str(request.image)), id=id) as operation:
             with Undo() as undo:
                 undo.callback(self._kill_frozen, operation)
-                dumped = await self._stoppable(operation, self._dump(request, operation))
+                dumped = await self._work.run(operation, self._dump(request, operation))
             self._image = image_ref(request.image, dumped.manifest, dumped.digest)
             operation.image_bytes = dumped.manifest.bytes
         share_with_cri(container.bundle.path, container.namespace, container.id, request.work)
@@ -124,7 +99,7 @@ class Operations:
         if operation is None or operation.verb not in ABORTED_BY_KILL or operation.stoppable == "never":
             return False
         operation.killed.set()
-        self._stop()
+        self._work.stop(operation)
         return True
 
     async def cancel(self, id: str, by: str) -> Outcome:
@@ -142,53 +117,9 @@ class Operations:
         assert self.current is not None
         assert self._over is not None
         over = self._over
-        if self.current.stoppable == "always" and self._stop():
+        if self.current.stoppable == "always" and self._work.stop(self.current):
             self.current.cancelled_by = by
         return await asyncio.shield(over)
-
-    def _stop(self) -> bool:
-        """Cancel the work of the current operation, once only: nothing may disturb its undo. Return whether it was."""
-        operation, work = self.current, self._work
-        if operation is None or work is None or work.done() or work.cancelling():
-            return False
-        operation.stop_clock()
-        return work.cancel()
-
-    async def _stoppable(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work of an operation in a task of its own, which `abort` and `cancel` can end."""
-        task = self._work = asyncio.ensure_future(self._told_why(operation, work))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled() and (why := self._why_stopped(operation)) is not None:
-                raise why from error  # before its first step
-            task.cancel()
-            await asyncio.wait({task})
-            raise
-        finally:
-            self._work = None
-
-    async def _told_why(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await work
-        except asyncio.CancelledError as error:
-            if (why := self._why_stopped(operation)) is None:
-                raise
-            if isinstance(error.__context__, KINDS):
-                why.add_note(f"it was failing already: {error.__context__}")
-            raise why from error
-
-    def _why_stopped(self, operation: Operation) -> Exception | None:
-        title = f"{operation.verb} of container {self._container.id}"
-        if operation.killed.is_set():
-            kind = CheckpointAborted if operation.verb == "checkpoint" else RestoreAborted
-            return kind(f"{title} ended: it was killed")
-        if operation.cancelled_by:
-            cgroup = self._container.cgroup
-            alive = operation.verb == "restore" or (cgroup is not None and cgroup.processes())
-            state = UNDONE[operation.verb] if alive else "the container has ended"
-            return Cancelled(f"{title} was cancelled by {operation.cancelled_by}; {state}")
-        return None
 
     # -- Restore ------------------------------------------------------------------------------------------------------
 
@@ -200,86 +131,10 @@ class Operations:
         """
         image = still_there(image, self._container.config)
         ref = image_ref(image.path, image.manifest, image.digest)
-        with self._operating("restore", ref, id=self._restores_id()) as operation, in_use(image.path):
-            await self._stoppable(operation, self._restored_in_time(image, operation))
-
-    def _restores_id(self) -> str:
-        """Return the name of the operation that restores the container, as its annotation has it.
-
-        Only the node's root may give one: by a pod's annotation its author would pass a restore off as another
-        client's operation.
-        """
-        spec = self._container.spec
-        text = spec.annotations.get(OPERATION, "")
-        if not text or requester_of(spec).is_tenant:
-            return ""
-        try:
-            return operation_id(text)
-        except OperationIdInvalid as error:
-            self._log.warning("operation.unnamed", task=self._container.id, error=str(error))
-            return ""
-
-    async def _restored_in_time(self, image: Image, operation: Operation) -> None:
-        seconds = self._container.config.deadlines.restore
-        try:
-            async with claimed(image) as mine:
-                operation.source = source_of(mine)
-                operation.fields = {"source": operation.source}
-                async with operation.within(seconds) as limit, plaintext(self._container, mine, operation) as plain:
-                    await self._restore(plain, operation)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TimeoutError(
-                f"restore of container {self._container.id} failed, nothing is left of it: it did not end within"
-                f" {seconds:g} s; deadlines.restore sets the limit"
-            ) from error
-
-    async def _restore(self, image: Image, operation: Operation) -> None:
-        container = self._container
-        stdio = container.init.stdio
-        assert stdio is not None
-        work = work_directory(container.config, container.namespace, container.id, "restore")
-        with (
-            leased(container.spec.cgroups_path, container.bundle.path),
-            container.children.early_exits() as early,
-        ):
+        id = operation_of_restore(self._container, self._log)
+        with self._operating("restore", ref, id=id) as operation, in_use(image.path):
             gpus = self._accelerator() if image.manifest.has_gpu_state else None
-            if gpus is not None:
-                container.spec = await gpu_spec.prepare_restore(
-                    container.runtime,
-                    container.bundle,
-                    container.id,
-                    believe_environment=may(requester_of(container.spec), Right.VISIBLE_DEVICES, container.config),
-                )
-            prepared = await restore.prepare(container, image, operation, self._log, work=work, accelerator=gpus)
-            if prepared.inspection.internet_sockets and loopback.is_own(container.spec.document):
-                container.spec = edit_spec(container.bundle.path, loopback.add_hook)
-            async with gpus.expecting(image) if gpus is not None else nullcontext():
-                try:
-                    async with restore.complete_or_gone(container):
-                        await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
-                        await stdio.started()
-                        container.find_init()
-                        await self._switch_loopback_on()
-                        if gpus is not None:
-                            await gpus.attach(image, operation)
-                        operation.commit()  # they compute: from here on a kill is what ends them
-                except BaseException:
-                    container.lose_init()
-                    raise
-            container.restored(early)
-
-    async def _switch_loopback_on(self) -> None:
-        """Do it where the network is the container's own; its programs rather do without than be lost."""
-        container = self._container
-        if not loopback.is_own(container.spec.document):
-            return
-        network = Path(f"/proc/{container.init_pid}/ns/net")
-        try:
-            await asyncio.to_thread(in_namespace, network, CLONE_NEWNET, loopback.switch_on)
-        except OSError as error:
-            self._log.warning("loopback.not_enabled", error=str(error))
+            await self._work.run(operation, restored_in_time(self._container, image, operation, self._log, gpus))
 
     # -- GPUs ---------------------------------------------------------------------------------------------------------
 
@@ -304,7 +159,7 @@ class Operations:
         """Move VRAM into host memory; the processes wait."""
         with self._operating("suspend", id=id) as operation:
             work = self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds)
-            left = await self._stoppable(operation, work)
+            left = await self._work.run(operation, work)
             operation.vram_bytes = left.vram_bytes
             operation.fields = {"vram_bytes": left.vram_bytes, "arena_bytes": left.arena_use.bytes}
             if left.arena_use.reasons:
@@ -317,7 +172,7 @@ class Operations:
         """Move it back. Raises NothingToResume."""
         with self._operating("resume", id=id) as operation:
             work = self._accelerator().resume(operation, restore_seconds=restore_seconds, room_seconds=room_seconds)
-            left = await self._stoppable(operation, work)
+            left = await self._work.run(operation, work)
             operation.vram_bytes = left.vram_bytes
             return left, operation
 
@@ -339,12 +194,12 @@ class Operations:
         if self._gpus is None:
             from kybernate_shim.checkpoint.gpu.accelerator import CudaAccelerator
 
-            self._gpus = CudaAccelerator(self._container, self._container.cleanup.note_locked, self._log)
+            self._gpus = CudaAccelerator(self._container, self._container.cleanup.record_locked, self._log)
         return self._gpus
 
     @contextmanager
     def _operating(self, verb: Verb, image: ImageRef = NO_IMAGE, *, id: str = "") -> Iterator[Operation]:
-        """Keep the record of an operation while it runs, note it for `delete`, log what it cost, and audit it."""
+        """Keep the record of an operation while it runs, also for `delete`, log what it cost, and audit it."""
         container = self._container
         container.gpu.begin(verb)
         self.current = operation = Operation(verb, id)
@@ -355,7 +210,7 @@ class Operations:
         with Undo() as undo:
             undo.callback(lambda: self._end(operation, outcome, failure))
             try:
-                container.cleanup.note_phase(verb)
+                container.cleanup.record_phase(verb)
                 container.announce(STARTED, verb=verb)
                 yield operation
                 outcome = "done"
@@ -379,7 +234,7 @@ class Operations:
         self.ledger.add(ended)
         if self._over is not None and not self._over.done():
             self._over.set_result(ended)
-        self._container.cleanup.note_phase("idle")
+        self._container.cleanup.record_phase("idle")
         # Of what was cancelled the outcome only says where the GPUs are.
         said = "cancelled" if isinstance(failure, Cancelled) else outcome
         self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path)

@@ -60,7 +60,7 @@ async def _prepare(
     publish: Publish,
     log: Log,
 ) -> Container:
-    """Decide runtime, options and settings of the container in `request`, and note them in its bundle for `delete`.
+    """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
     SpecInvalid, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, TimeoutError where the image cannot be read in

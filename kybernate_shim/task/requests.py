@@ -25,7 +25,7 @@ Answer = Message | RpcError
 
 
 @dataclass(eq=False)
-class Request:
+class NamedRequest:
     """What a client has asked for under the name `id`, which may be empty. `wanted` is all of it that matters."""
 
     id: str
@@ -62,11 +62,11 @@ class Requests:
     def __init__(self, id: str, ledger: Ledger) -> None:
         self._id = id
         self._ledger = ledger
-        self._open: list[Request] = []
-        self._ended: dict[str, Request] = {}
+        self._open: list[NamedRequest] = []
+        self._ended: dict[str, NamedRequest] = {}
 
     @property
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[NamedRequest]:
         """Those whose operation has not begun."""
         return [request for request in self._open if not request.begun]
 
@@ -80,7 +80,7 @@ class Requests:
 
         Raises RpcError, the same for each caller, and OperationIdTaken.
         """
-        request = Request(id, verb, _content(wanted))
+        request = NamedRequest(id, verb, _content(wanted))
         if (known := self._find(id)) is not None:
             if (known.verb, known.wanted) != (request.verb, request.wanted):
                 raise OperationIdTaken(
@@ -91,11 +91,11 @@ class Requests:
         self._open.append(request)
         return await request.answer()
 
-    def _find(self, id: str) -> Request | None:
+    def _find(self, id: str) -> NamedRequest | None:
         running = next((request for request in self._open if request.id == id), None)
         return (running or self._ended.get(id)) if id else None
 
-    async def _carry_out(self, request: Request, work: Callable[[], Awaitable[Message]]) -> Answer:
+    async def _carry_out(self, request: NamedRequest, work: Callable[[], Awaitable[Message]]) -> Answer:
         request.started = True
         try:
             if request.cancelled_by:
@@ -110,7 +110,7 @@ class Requests:
         finally:
             self._close(request)
 
-    def _cancelled(self, request: Request) -> RpcError:
+    def _cancelled(self, request: NamedRequest) -> RpcError:
         answer = rpc_error(
             Cancelled(
                 f"{request.verb} of container {self._id} was cancelled by {request.cancelled_by} before it began;"
@@ -125,7 +125,7 @@ class Requests:
         self._ledger.add(request.outcome)
         return answer
 
-    def _close(self, request: Request) -> None:
+    def _close(self, request: NamedRequest) -> None:
         """Keep what the ledger knows: an operation that has begun, or was cancelled before."""
         self._open.remove(request)
         if request.id:

@@ -39,7 +39,7 @@ ROOT: Final = 0
 
 
 @dataclass(frozen=True)
-class Held:
+class NeedsCapability:
     """Something in an image that only a process with one of these capabilities could have made."""
 
     what: str
@@ -159,7 +159,10 @@ def security_of(spec: Spec, processes: Sequence[ProcessCredentials]) -> Security
 
 
 def excess_of(
-    image: Sequence[ProcessCredentials], held: Sequence[Held], recorded: Security, allowance: PrivilegeAllowance
+    image: Sequence[ProcessCredentials],
+    held: Sequence[NeedsCapability],
+    recorded: Security,
+    allowance: PrivilegeAllowance,
 ) -> list[str]:
     """Return a sentence, with both values, for everything in an image's processes that is not allowed.
 

@@ -18,7 +18,6 @@ so readers find out about a writer that was killed. Only root can open the direc
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import mmap
 import os
@@ -32,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kybernate_shim.linux import futex
+from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.vram_io import files
-from kybernate_shim.vram_io.errors import Cancelled, NotArrived
+from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def begin(directory: Path, description: Description) -> ArrivalWriter:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(directory / ARRIVAL, flags, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_open(descriptor, wait=True)
         os.ftruncate(descriptor, start + count)
         os.pwrite(descriptor, HEAD.pack(MAGIC, 0, ARRIVING, start, len(text), b"") + text, 0)
         return ArrivalWriter(descriptor)
@@ -188,7 +188,7 @@ class Arrival(_Record):
             os.close(descriptor)
 
     def wait(self, file: str, offset: int, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a range of a file is there. Raises NotArrived, and Cancelled when `cancelled` says so."""
+        """Wait until a range of a file is there. Raises NotArrived, and CopyCancelled when `cancelled` says so."""
         if size and (first := self._first.get(file)) is not None:
             begin, end = first + offset // BLOCK, first + (offset + size - 1) // BLOCK + 1
             self._wait(lambda: self._map.find(b"\0", begin, end) < 0, file, cancelled)
@@ -213,7 +213,7 @@ class Arrival(_Record):
             self._require_coming(what, late=now > until, look=now - looked >= LOOK)
             looked = now if now - looked >= LOOK else looked
             if cancelled():
-                raise Cancelled(f"cancelled while {what} was awaited")
+                raise CopyCancelled(f"cancelled while {what} was awaited")
             futex.wait(self._address + CHANGES, seen, LOOK)
 
     def _require_coming(self, what: str, *, late: bool, look: bool) -> None:
@@ -234,12 +234,9 @@ class Arrival(_Record):
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not lock_open(descriptor, shared=True)
         finally:
             os.close(descriptor)
-        return False
 
 
 def arrival_in(directory: Path) -> Arrival | None:

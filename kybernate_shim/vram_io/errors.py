@@ -59,5 +59,5 @@ class NotArrived(VramError):
     """Bytes of an image that is arriving will not come; the message says why. Nothing may run without them."""
 
 
-class Cancelled(VramError):
+class CopyCancelled(VramError):
     """The caller's `cancel` event was set. What had been copied until then is in no defined state."""

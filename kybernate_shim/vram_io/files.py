@@ -1,4 +1,4 @@
-"""Files of saved regions: sparse, read and written by many threads in parallel, by direct I/O where that pays.
+"""Files of saved regions: sparse, read and written by many threads in parallel, by direct I/O where that is faster.
 
 Direct I/O is for block devices: several threads with a piece each are the queue that an NVMe needs, and the bytes do
 not push anything else out of memory. Pieces, blocks and buffers are multiples of a page, as it demands.
@@ -140,10 +140,10 @@ class RoomyFile:
         assert self._map is not None
         return memoryview(self._map)
 
-    def make_room(self, size: int, threads: int, processors: set[int]) -> None:
+    def make_room(self, size: int, threads: int, cpus: set[int]) -> None:
         """Make it `size` bytes long, a multiple of the page, all of them in memory; after a failure it is empty.
 
-        What it lacks is made near `processors`, on which the threads run.
+        What it lacks is made near `cpus`, on which the threads run.
         """
         try:
             space, there = os.fstatvfs(self._fd), os.fstat(self._fd).st_size
@@ -154,7 +154,7 @@ class RoomyFile:
             there -= there % HUGE_PAGE
             if there < size:
                 address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-                populate(address + there, size - there, threads, processors)
+                populate(address + there, size - there, threads, cpus)
         except OSError as error:
             self._map = None
             os.ftruncate(self._fd, 0)

@@ -155,7 +155,7 @@ def _load(arena: files.MappedFile, one: ArenaFile, kept: Sequence[Kept], directo
 
 
 def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
-    """Say of each block which pieces are not in a hole, as a card would; of hashes nothing is known."""
+    """Say of each block which pieces are not in a hole, as a GPU would; of hashes nothing is known."""
     bits = bytearray(b"\1") * (one.size // PIECE)
     for hole in one.holes:
         offset, size = hole.offset, hole.size

@@ -28,7 +28,7 @@ from pathlib import Path
 from kybernate_shim.linux.mount.file_mount import FileMount
 from kybernate_shim.linux.numa import processors_near
 from kybernate_shim.linux.ptrace.mmap_interception import DESCRIPTOR, FLAGS, OFFSET, Asked, Call, MmapInterception
-from kybernate_shim.linux.ptrace.remote_map import lending
+from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import MADV_DONTFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io import digest, files, image_pool, thread_pool
@@ -63,16 +63,16 @@ class Driven:
 class MemoryAllowance:
     """The bytes that the processes of one checkpoint may take of the image's memory, together.
 
-    `told` is what they hold on their GPUs according to the driver; the driver's copy was never seen to be larger, and
-    MARGIN is for what the driver's figure may leave out. Without a figure, 0, the limit is the memory of the machine.
+    `vram_bytes` is what they hold on their GPUs according to the driver; the driver's copy was never seen to be larger,
+    and MARGIN is for what the driver's figure may leave out. Without a figure, 0, the machine's memory is the limit.
     """
 
     MARGIN_SHARE = 8  # one of so many
     MARGIN_BYTES = 256 << 20
 
-    def __init__(self, told: int) -> None:
+    def __init__(self, vram_bytes: int) -> None:
         machine = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-        self._left = told + told // self.MARGIN_SHARE + self.MARGIN_BYTES if told else machine
+        self._left = vram_bytes + vram_bytes // self.MARGIN_SHARE + self.MARGIN_BYTES if vram_bytes else machine
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
@@ -141,8 +141,8 @@ def _lend(held: SeizedProcess, mount: FileMount) -> int:
     """Give the process the file, open for nothing of ours, and return the number that it has there."""
     fd = mount.open(os.O_RDWR)
     try:
-        with lending(held) as lent:
-            return lent.give_shareable(fd)
+        with remote_page(held) as page:
+            return page.give_shareable(fd)
     finally:
         os.close(fd)
 

@@ -31,25 +31,25 @@ from kybernate_shim.vram_mover.regions import appeared
 from kybernate_shim.vram_mover.release import NotReleased, release
 from kybernate_shim.vram_mover.save import move_out
 from kybernate_shim.worker_protocol.errors import plain
-from kybernate_shim.worker_protocol.messages import Answered
+from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.mover_jobs import (
     ClaimArena,
     CloseFiles,
     Compare,
     Compared,
     Dropping,
+    EndWatch,
     HandOver,
     HoldArena,
     ImageFiles,
     Inheritor,
-    LetGo,
     Load,
     LoadArena,
     MoverJob,
     Prefault,
-    Prefetch,
     Prove,
     PutBack,
+    ReadAhead,
     Release,
     ReleaseResult,
     Save,
@@ -65,7 +65,7 @@ RELEASING_THREADS = 8  # each waits for its process most of the time
 OPEN_FILES = 64  # each part of a region opens its file
 
 
-class JobHandler:
+class MoverJobHandler:
     """What one job leaves for the next: threads that are held, memory that was found, room that was claimed."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class JobHandler:
         self._claimed: list[ArenaFile] = []
         self._arrival: Arrival | None = None
 
-    def handle(self, job: MoverJob, call: JobCall) -> Answered:
+    def handle(self, job: MoverJob, call: JobCall) -> JobDone:
         """Do a job, one at a time. Raises a VramError."""
         self._call = call
         try:
@@ -94,7 +94,7 @@ class JobHandler:
         except OSError as error:
             raise VramError(str(error)) from error
 
-    def _do(self, job: MoverJob) -> Answered:
+    def _do(self, job: MoverJob) -> JobDone:
         match job:
             case Watch():
                 return job.done_by(self.watch)
@@ -102,12 +102,12 @@ class JobHandler:
                 return job.done_by(self.prefault)
             case Compare():
                 return job.done_by(self.compare)
-            case LetGo():
-                return job.done_by(self.let_go)
+            case EndWatch():
+                return job.done_by(self.end_watch)
             case Save():
                 return job.done_by(self.save)
-            case Prefetch():
-                return job.done_by(self.prefetch)
+            case ReadAhead():
+                return job.done_by(self.read_ahead)
             case Load():
                 return job.done_by(self.load)
             case Prove():
@@ -133,7 +133,7 @@ class JobHandler:
     def watch(self, job: Watch) -> None:
         image = job.files.directory
         in_memory = image.is_dir() and lies_in_memory(image)
-        allowance = driven.MemoryAllowance(job.told)
+        allowance = driven.MemoryAllowance(job.vram_bytes)
         how = self._how(job.files)
         with self._holding(job.seconds) as holds:
             for pid in job.pids:
@@ -182,7 +182,7 @@ class JobHandler:
         self._driven = {pid: self._driven[pid] for pid in taken}
         return Compared({pid: sum(region.size for region in found) for pid, found in self._found.items()}, taken)
 
-    def let_go(self, job: LetGo) -> None:
+    def end_watch(self, job: EndWatch) -> None:
         self._release()
 
     def _release(self) -> bool:
@@ -210,7 +210,7 @@ class JobHandler:
     def _announce(self, pid: int, part: SavedRegion) -> None:
         self._call.tell(Dropping(pid, part))
 
-    def prefetch(self, job: Prefetch) -> None:
+    def read_ahead(self, job: ReadAhead) -> None:
         image, how = job.files.directory, replace(self._how(job.files), cancel=self._proving)
         self._reading.enter_context(FilePrefetch(job.regions, image, how))
         with suppress(VramError):  # which `load` will find, too
@@ -314,9 +314,9 @@ class JobHandler:
                 how.arrival.wait_whole(region.file, how.cancel.is_set)
 
     def _counting(self, how: CopyOptions, before: int) -> CopyOptions:
-        return replace(how, on_progress=lambda done: self._tell(before + done))
+        return replace(how, on_progress=lambda done: self._report(before + done))
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         if (now := time.monotonic()) - self._told >= PROGRESS_SECONDS:
             self._told = now
             self._call.report(done)

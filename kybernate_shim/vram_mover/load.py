@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 
 from kybernate_shim.linux.mount.file_mount import FileMount
-from kybernate_shim.linux.ptrace.remote_map import lending
+from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, advise_huge_pages
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io import digest, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer
-from kybernate_shim.vram_io.errors import Cancelled, FileDamaged, VramError
+from kybernate_shim.vram_io.errors import CopyCancelled, FileDamaged, VramError
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover import target
@@ -83,11 +83,11 @@ def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[Save
     wanted = mappable(saved, directory)
     target.require_mapped(pid, [(region.start, region.end) for region in wanted])
     mapped: list[SavedRegion] = []
-    with suppress(InjectionFailed, OSError), SeizedProcess(pid) as held, lending(held) as lent:
+    with suppress(InjectionFailed, OSError), SeizedProcess(pid) as held, remote_page(held) as page:
         for region in wanted:
             with files.reading(directory / region.file, direct=False) as file, _never_writable(file) as fd:
                 _require_size(file, region)
-                lent.map_private(fd, region.start, region.size)
+                page.map_private(fd, region.start, region.size)
             mapped.append(region)
     return mapped
 
@@ -203,7 +203,7 @@ class FilePrefetch:
                 ]
                 todo = thread_pool.pieces((file, file.size, self._how.piece_bytes) for file in opened)
                 thread_pool.run(todo, _read_piece, self._how)
-        except (Cancelled, VramError):
+        except (CopyCancelled, VramError):
             pass
 
 

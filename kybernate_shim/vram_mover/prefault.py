@@ -21,7 +21,7 @@ from kybernate_shim.sizes import HUGE_PAGE
 from kybernate_shim.vram_mover.regions import SMALLEST_BYTES
 
 
-class Prefault:
+class Prefaulting:
     """The plan for one process."""
 
     def __init__(self, pid: int, threads: int) -> None:
@@ -51,7 +51,7 @@ class Prefault:
 def prefaulting(pid: int, tids: Sequence[int], threads: int, *, seconds: float) -> MmapInterception | None:
     """Begin to wait for the driver's call in threads `tids` of a process; None where that is not possible."""
     try:
-        catch = MmapInterception(tids, Prefault(pid, threads), seconds=seconds)
+        catch = MmapInterception(tids, Prefaulting(pid, threads), seconds=seconds)
         catch.start()
     except InjectionFailed:
         return None

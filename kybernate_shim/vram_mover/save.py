@@ -127,7 +127,7 @@ def _save(
 
 
 def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> None:
-    """Copy one piece while it is in the processor's cache: read, look for zeros, digest, write."""
+    """Copy one piece while it is in the CPU's cache: read, look for zeros, digest, write."""
     saving = piece.whole
     target.read_into(pid, saving.region.start + piece.offset, buffer.address, piece.size)
     saving.data.append(store(buffer, piece.offset, piece.size, saving.file, saving.tree))

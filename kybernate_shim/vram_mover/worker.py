@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kybernate_shim.vram_mover.handler import JobHandler
+from kybernate_shim.vram_mover.handler import MoverJobHandler
 from kybernate_shim.worker_protocol.mover_jobs import ERRORS, JOBS
 from kybernate_shim.worker_protocol.programs import arguments
 from kybernate_shim.worker_protocol.server import WorkerServer, serve_and_exit
@@ -33,7 +33,7 @@ def main() -> None:
     threading.Thread(target=_work_off, args=(jobs,), daemon=True).start()
     connection = socket.socket(fileno=int(descriptor))
     # No client is left for the result of a running job, when this one has closed its end.
-    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, JobHandler().handle, jobs.put))
+    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, MoverJobHandler().handle, jobs.put))
 
 
 def _work_off(jobs: queue.SimpleQueue[Work]) -> None:

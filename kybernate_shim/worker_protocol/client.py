@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from kybernate_shim.worker_protocol.errors import ErrorTypes, MessageInvalid, WorkerError, WorkerLost
-from kybernate_shim.worker_protocol.frames import FrameReader, framed
+from kybernate_shim.worker_protocol.frames import MessageReader, framed
 from kybernate_shim.worker_protocol.messages import (
     FROM_WORKER,
     NO_JOB,
@@ -42,7 +42,7 @@ async def _no_epitaph() -> str:
     return "has ended"
 
 
-class Call(Generic[R]):
+class PendingJob(Generic[R]):
     """A job that a worker has. Progress and events come also while nothing waits for the result."""
 
     def __init__(self, client: WorkerClient, number: int, job: Job[R], on_progress: OnProgress, on_event: OnEvent):
@@ -95,7 +95,7 @@ class WorkerClient:
         self._errors = errors
         self._epitaph = epitaph
         self._numbers = count(NO_JOB + 1)
-        self._calls: dict[int, Call[Any]] = {}
+        self._calls: dict[int, PendingJob[Any]] = {}
         self._begun = NO_JOB
         self._broken: WorkerError | None = None
         self._reading = asyncio.create_task(self._read())
@@ -124,10 +124,10 @@ class WorkerClient:
 
     def begin(
         self, job: Job[R], *, on_progress: OnProgress = lambda done: None, on_event: OnEvent = lambda event: None
-    ) -> Call[R]:
+    ) -> PendingJob[R]:
         """Give the worker a job; `forget` has to follow. `on_progress` receives the bytes done so far."""
         number = self._begun = next(self._numbers)
-        call = Call(self, number, job, on_progress, on_event)
+        call = PendingJob(self, number, job, on_progress, on_event)
         self._calls[number] = call
         try:
             self.send(Request(number, encoded(job)))
@@ -135,7 +135,7 @@ class WorkerClient:
             call.fail(error)
         return call
 
-    def forget(self, call: Call[Any]) -> None:
+    def forget(self, call: PendingJob[Any]) -> None:
         """Wait for the answer no longer. Idempotent."""
         self._calls = {number: one for number, one in self._calls.items() if one is not call}
 
@@ -160,7 +160,7 @@ class WorkerClient:
 
     async def _read(self) -> None:
         """Hand out what comes, until the worker ends; what came before that is handed out first."""
-        frames = FrameReader()
+        frames = MessageReader()
         try:
             while data := await self._received():
                 for message in self._cut(frames, data):
@@ -179,7 +179,7 @@ class WorkerClient:
         except ConnectionError:
             return b""
 
-    def _cut(self, frames: FrameReader, data: bytes) -> Iterator[bytes]:
+    def _cut(self, frames: MessageReader, data: bytes) -> Iterator[bytes]:
         try:
             yield from frames.feed(data)
         except MessageInvalid as error:
@@ -200,7 +200,7 @@ class WorkerClient:
         except Exception as error:  # noqa: BLE001  # of the job's caller, for the one who waits for its result
             call.fail(error)
 
-    def _hand_out(self, message: FromWorker, call: Call[Any]) -> None:
+    def _hand_out(self, message: FromWorker, call: PendingJob[Any]) -> None:
         match message:
             case Progress():
                 call.on_progress(message.done)

@@ -54,7 +54,7 @@ class StateAnswer(DriverAnswer, frozen=True):
 class MoveAnswer(msgspec.Struct, frozen=True):
     """What the arena's worker has done, in bytes, or why it has not.
 
-    `clean_bytes` of the `bytes` were in the arena already, `zero_bytes` are zeros, `prefetched_bytes` were on the card
+    `clean_bytes` of the `bytes` were in the arena already, `zero_bytes` are zeros, `prefetched_bytes` were on the GPU
     already; `left_bytes` are left to the driver. `remark` says why more was copied than had to be. `descriptors` of
     process `worker` lead to memory that is to be copied: pairs of a block's index and a descriptor.
     """
@@ -72,11 +72,11 @@ class MoveAnswer(msgspec.Struct, frozen=True):
     descriptors: tuple[tuple[int, int], ...] = ()
 
 
-class CardMemory(msgspec.Struct, frozen=True):
-    """What NVML reports of a card. `mig`: it is split into instances. `number` is its device node's.
+class NvmlMemory(msgspec.Struct, frozen=True):
+    """What NVML reports of a GPU. `mig`: it is split into instances. `number` is its device node's.
 
     `holdings` are the bytes by pid, as the helper's pid namespace counts them. `computed` is the time of the last of
-    NVML's samples in which a process used the card, by pid, in microseconds of NVML's clock; None where NVML has none.
+    NVML's samples in which a process used the GPU, by pid, in microseconds of NVML's clock; None where NVML has none.
     """
 
     free_bytes: int
@@ -86,14 +86,14 @@ class CardMemory(msgspec.Struct, frozen=True):
     computed: dict[int, int] | None = None
 
 
-class Card(msgspec.Struct, frozen=True):
-    """A card by its UUID, "GPU-…". `memory` is None where NVML does not know it, `numa_node` NO_NODE where none is."""
+class DriverGpu(msgspec.Struct, frozen=True):
+    """A GPU by its UUID, "GPU-…". `memory` is None where NVML does not know it, `numa_node` NO_NODE where none is."""
 
     uuid: str
     name: str
     total_bytes: int
     numa_node: int = NO_NODE
-    memory: CardMemory | None = None
+    memory: NvmlMemory | None = None
 
 
 class DriverInfo(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class DriverInfo(msgspec.Struct, frozen=True):
 
     api_version: int
     driver_version: str = ""
-    cards: list[Card] = field(default_factory=list)
+    gpus: list[DriverGpu] = field(default_factory=list)
     missing_calls: list[str] = field(default_factory=list)
 
 
@@ -114,17 +114,17 @@ class Ping(Job[None], frozen=True):
 
 
 class Describe(Job[DriverInfo], frozen=True):
-    """Describe the driver and the cards."""
+    """Describe the driver and the GPUs."""
 
 
-class State(Job[StateAnswer], frozen=True):
+class ReadState(Job[StateAnswer], frozen=True):
     """Ask for a process's state."""
 
     pid: int
 
 
 class Lock(Job[DriverAnswer], frozen=True):
-    """Lock a process; when its work does not drain in time, the driver refuses and it runs on."""
+    """Lock a process; when its work does not drain in time, the driver refuses and it keeps running."""
 
     pid: int
     timeout_ms: int
@@ -137,14 +137,14 @@ class Checkpoint(Job[DriverAnswer], frozen=True):
 
 
 class Restore(Job[DriverAnswer], frozen=True):
-    """Move it back; `pairs` are (old, new) UUIDs of all cards that the process could open, or none."""
+    """Move it back; `pairs` are (old, new) UUIDs of all GPUs that the process could open, or none."""
 
     pid: int
     pairs: tuple[tuple[str, str], ...] = ()
 
 
 class Unlock(Job[DriverAnswer], frozen=True):
-    """Let a locked process run on."""
+    """Let a locked process continue."""
 
     pid: int
 
@@ -161,29 +161,29 @@ class Warm(ArenaJob, frozen=True):
 
 
 class Expect(ArenaJob, frozen=True):
-    """Get ready to give what `pid` has claimed to processes that are not restored yet, on the cards `gpus`."""
+    """Prepare to reload what `pid` has claimed into processes that are not restored yet, on the GPUs `gpus`."""
 
     gpus: tuple[str, ...]
 
 
-class Take(ArenaJob, frozen=True):
+class Offload(ArenaJob, frozen=True):
     """Get all blocks of a stopped process ready to be copied into the arena, where there is room for them."""
 
 
-class Released(Message, frozen=True):
+class MemoryReleased(Message, frozen=True):
     """The process has released all that `Copy` copies: its threads may resume as soon as it is locked."""
 
 
 class Copied(Message, frozen=True):
-    """The arena has the first `blocks` of those that `Take` has answered."""
+    """The arena has the first `blocks` of those that `Offload` has answered."""
 
     blocks: int
 
 
 class Copy(ArenaJob, frozen=True):
-    """Copy what `Take` has got ready, and have the process release it, before that if `early`.
+    """Copy what `Offload` has got ready, and have the process release it, before that if `early`.
 
-    Sends Released and Copied.
+    Sends MemoryReleased and Copied.
     """
 
     early: bool
@@ -197,7 +197,7 @@ class Finish(ArenaJob, frozen=True):
 
 
 class Prefetch(ArenaJob, frozen=True):
-    """Begin to copy the bytes of a process to a card, which keeps `free_bytes` free."""
+    """Begin to copy the bytes of a process to a GPU, which keeps `free_bytes` free."""
 
     gpu: str
     free_bytes: int
@@ -210,16 +210,16 @@ class Drop(ArenaJob, frozen=True):
 class Settle(ArenaJob, frozen=True):
     """Bring all bytes of a stopped process back to VRAM; `hashing` spares copies later.
 
-    Processes that are `leaving` need the link to their cards, too.
+    Processes that are `leaving` need the link to their GPUs, too.
     """
 
     hashing: bool = True
     leaving: tuple[int, ...] = ()
 
 
-DriverJob = State | Lock | Checkpoint | Restore | Unlock
-CopyEvent = Released | Copied
-MoveJob = Warm | Expect | Take | Copy | Finish | Prefetch | Drop | Settle
+DriverJob = ReadState | Lock | Checkpoint | Restore | Unlock
+CopyEvent = MemoryReleased | Copied
+MoveJob = Warm | Expect | Offload | Copy | Finish | Prefetch | Drop | Settle
 CudaJob = Ready | Ping | Describe | DriverJob | MoveJob
 JOBS: Form[CudaJob] = Form(CudaJob, "job of a CUDA worker")
 COPY_EVENTS: Form[CopyEvent] = Form(CopyEvent, "event of a copy")

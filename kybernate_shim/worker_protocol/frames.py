@@ -21,7 +21,7 @@ def framed(message: bytes) -> bytes:
     return HEADER.pack(len(message)) + message
 
 
-class FrameReader:
+class MessageReader:
     """Cuts a stream of bytes into messages. Holds one unfinished frame at most."""
 
     def __init__(self) -> None:

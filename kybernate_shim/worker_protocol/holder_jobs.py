@@ -51,7 +51,7 @@ class Keep(Job[Keeping], frozen=True):
     helper: tuple[str, ...]
 
 
-class Kept(Job[Keeping], frozen=True):
+class ListKept(Job[Keeping], frozen=True):
     """Return what is kept."""
 
 
@@ -61,5 +61,5 @@ class GiveUp(Job[None], frozen=True):
     blocks: int
 
 
-HolderJob = Held | Stop | LetGo | Keep | Kept | GiveUp
+HolderJob = Held | Stop | LetGo | Keep | ListKept | GiveUp
 JOBS: Form[HolderJob] = Form(HolderJob, "job of a holder")

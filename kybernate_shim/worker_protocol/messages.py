@@ -45,7 +45,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
         return str(self.__struct_config__.tag)
 
 
-class Answered(msgspec.Struct, frozen=True):
+class JobDone(msgspec.Struct, frozen=True):
     """The result of a job, of the type that the job names."""
 
     result: object
@@ -54,9 +54,9 @@ class Answered(msgspec.Struct, frozen=True):
 class Job(Message, Generic[R], frozen=True):
     """The base of all jobs; `R` is the type of the answer."""
 
-    def done_by(self: J, work: Callable[[J], R]) -> Answered:
+    def done_by(self: J, work: Callable[[J], R]) -> JobDone:
         """Have `work` do the job, and return the answer."""
-        return Answered(work(self))
+        return JobDone(work(self))
 
 
 class Request(Message, frozen=True):

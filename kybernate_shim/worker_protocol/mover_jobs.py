@@ -1,10 +1,10 @@
 """The jobs of the VRAM mover, which it does one after the other; pids are the host's, unless it says otherwise.
 
 `names` are the pids in the container of processes, which the files of an image are named by. `Watch` and `Compare`
-enclose the driver's checkpoint, `Save` follows for what was found, `PutBack` undoes it; `Prefault` and `LetGo` enclose
-one that moves nothing out of the process; `Release` makes processes without CUDA state such that CRIU can dump them.
-`Prefetch`, `Load` and `Prove` are for a restore. `HoldArena`, `SaveArena`, `ClaimArena`, `LoadArena` and `HandOver` are
-for what is not in the processes but in the node's arena.
+enclose the driver's checkpoint, `Save` follows for what was found, `PutBack` undoes it; `Prefault` and `EndWatch`
+enclose one that moves nothing out of the process; `Release` makes processes without CUDA state such that CRIU can dump
+them. `ReadAhead`, `Load` and `Prove` are for a restore. `HoldArena`, `SaveArena`, `ClaimArena`, `LoadArena` and
+`HandOver` are for what is not in the processes but in the node's arena.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ERRORS = ErrorTypes(
         errors.NoArena,
         errors.NotInArena,
         errors.NotArrived,
-        errors.Cancelled,
+        errors.CopyCancelled,
     ),
 )
 
@@ -108,8 +108,8 @@ class Watch(Job[None], frozen=True):
     """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
     Where the files are in memory, the driver is offered some, for what it is about to move: some `expected` bytes of
-    each process, `told` bytes of all of them, 0 where that is not known. Else, if `huge`, its memory is made of huge
-    pages. After `seconds` all threads are let go, whatever happens.
+    each process, `vram_bytes` of all of them, 0 where that is not known. Else, if `huge`, its memory is made of
+    huge pages. After `seconds` all threads are let go, whatever happens.
     """
 
     pids: tuple[int, ...]
@@ -118,11 +118,11 @@ class Watch(Job[None], frozen=True):
     files: ImageFiles
     huge: bool
     expected: int = 0
-    told: int = 0
+    vram_bytes: int = 0
 
 
 class Prefault(Job[None], frozen=True):
-    """Make the memory that the driver is about to ask for of huge pages, until `LetGo`."""
+    """Make the memory that the driver is about to ask for of huge pages, until `EndWatch`."""
 
     pids: tuple[int, ...]
     seconds: float
@@ -133,7 +133,7 @@ class Compare(Job[Compared], frozen=True):
     """Find what has appeared since `Watch`, and let the threads go."""
 
 
-class LetGo(Job[None], frozen=True):
+class EndWatch(Job[None], frozen=True):
     """Undo `Watch` or `Prefault`."""
 
 
@@ -147,7 +147,7 @@ class Save(Job[dict[int, list[SavedRegion]]], frozen=True):
     files: ImageFiles
 
 
-class Prefetch(Job[None], frozen=True):
+class ReadAhead(Job[None], frozen=True):
     """Begin to read files into the page cache, and to prove those in memory; continue while other work is done."""
 
     files: ImageFiles
@@ -232,9 +232,9 @@ MoverJob = (
     Watch
     | Prefault
     | Compare
-    | LetGo
+    | EndWatch
     | Save
-    | Prefetch
+    | ReadAhead
     | Load
     | Prove
     | PutBack

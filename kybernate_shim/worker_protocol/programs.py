@@ -1,7 +1,7 @@
 """How a worker is started: `python -m PROGRAM --protocol=VERSION ARGUMENT…`, by a process of the same release.
 
-An upgrade replaces the files below a daemon or a helper that runs on. What it starts then may be of another protocol,
-which ends with a line on stderr that says so, before anything is done.
+An upgrade replaces the files below a daemon or a helper that keeps running. What it starts then may be of another
+protocol, which ends with a line on stderr that says so, before anything is done.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-VERSION: Final = 3  # to be increased with every change of a job, an answer, or the frames
+VERSION: Final = 4  # to be increased with every change of a job, an answer, or the frames
 _FLAG: Final = "--protocol="
 
 

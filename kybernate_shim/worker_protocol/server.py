@@ -19,17 +19,17 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from kybernate_shim.linux.socket_peer import peer_of
 from kybernate_shim.worker_protocol.errors import ErrorTypes, Fault, MessageInvalid
-from kybernate_shim.worker_protocol.frames import FrameReader, framed
+from kybernate_shim.worker_protocol.frames import MessageReader, framed
 from kybernate_shim.worker_protocol.messages import (
     NO_JOB,
     TO_WORKER,
     Answer,
-    Answered,
     Cancel,
     Event,
     Failure,
     Form,
     FromWorker,
+    JobDone,
     Message,
     Progress,
     Request,
@@ -82,7 +82,7 @@ class WorkerServer(Generic[J]):
         connection: socket.socket,
         jobs: Form[J],
         errors: ErrorTypes[Any],
-        handle: Callable[[J, JobCall], Answered],
+        handle: Callable[[J, JobCall], JobDone],
         start: Callable[[Callable[[], None]], None],
     ) -> None:
         self._connection = connection
@@ -100,7 +100,7 @@ class WorkerServer(Generic[J]):
 
         Raises OSError where the client has ended.
         """
-        frames = FrameReader()
+        frames = MessageReader()
         try:
             while data := self._connection.recv(READ_BYTES):
                 for message in frames.feed(data):

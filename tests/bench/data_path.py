@@ -195,7 +195,7 @@ def _against_criu(bench: Bench, lane: str, how: CopyOptions) -> Iterator[Figure]
 
 
 def _scaling(bench: Bench, lane: str) -> Iterator[Figure]:
-    """Compare each number of threads with one thread; more than there are processors must at least not harm."""
+    """Compare each number of threads with one thread; more than there are CPUs must at least not harm."""
     for verb in ("load", "save"):
         one = bench.middle(f"{verb} 1")
         for threads in THREADS[1:]:
@@ -208,7 +208,7 @@ def _scaling(bench: Bench, lane: str) -> Iterator[Figure]:
 def _show(figures: list[Figure], bench: Bench, size: int) -> None:
     for name, seconds in bench.seconds.items():
         print(f"{name:20} {bench.middle(name):8.3f} s   of {' '.join(f'{each:.2f}' for each in seconds)}")
-    print(f"\n{size / GIB:g} GiB, {len(os.sched_getaffinity(0))} processors, {platform.release()}")
+    print(f"\n{size / GIB:g} GiB, {len(os.sched_getaffinity(0))} CPUs, {platform.release()}")
     for figure in figures:
         verdict = "ok" if figure.good else "ABOVE ITS BAR"
         print(
@@ -228,7 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=4, help="size of the process's memory (4)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds against CRIU (7)")
     parser.add_argument("--scaling-rounds", type=int, default=3, help="rounds of each number of threads (3)")
-    parser.add_argument("--threads", type=int, default=0, help="threads against CRIU (one a processor, at most 16)")
+    parser.add_argument("--threads", type=int, default=0, help="threads against CRIU (one for each CPU, at most 16)")
     parser.add_argument("--piece-mib", type=int, default=0, help="size of a piece (the data path's own)")
     parser.add_argument("--lane", default=_codename(), help="name of this machine in the figures (the suite's)")
     parser.add_argument("--output", type=Path, default=Path("build/bench.jsonl"))

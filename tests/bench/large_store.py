@@ -112,5 +112,5 @@ async def _work(directory: Path, kind: str) -> None:
 if __name__ == "__main__":
     asyncio.run(_work(Path(sys.argv[1]), sys.argv[2]))
     used = resource.getrusage(resource.RUSAGE_SELF)
-    # Of the processor: what the disk does meanwhile says nothing of whether the work is linear.
+    # CPU time: what the disk does meanwhile says nothing of whether the work is linear.
     print(json.dumps({"seconds": used.ru_utime + used.ru_stime, "mib": used.ru_maxrss / 1024}))

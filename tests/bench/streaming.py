@@ -2,7 +2,7 @@
 
     tests/lab/run trixie -- /opt/kybernate/bin/python -m tests.bench.streaming --mib 4096
 
-A container with random bytes on a pretended card is restored until it computes: from an S3 server of this machine, from
+A container with random bytes on a pretended GPU is restored until it computes: from an S3 server of this machine, from
 which it arrives in memory meanwhile, and from a disk whose cache is cold. The parts alone are the transfer (`kybernate
 store get` into memory, or reading the files) and a restore of the same image from memory. Prints a table and appends a
 line of JSON per figure to build/bench.jsonl: medians in seconds, `stock` is the larger of the two medians of the parts,
@@ -28,7 +28,7 @@ from typing import Any
 
 from tests.bench.figures import HEADING, Figure, record, row, seconds
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, rclone
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, kybernate
 from tests.system.ctr import Ctr, eventually
@@ -127,9 +127,9 @@ class Bench:
 
 @contextmanager
 def prepared(mib: int, area: Path, memory: Path) -> Iterator[Bench]:
-    """Have a node with a card, a store, and an image in it."""
+    """Have a node with a GPU, a store, and an image in it."""
     gpu.install_driver()
-    Cards.create(gpu.CARDS, size=(mib + 512) << 20)
+    Gpus.create(gpu.GPUS, size=(mib + 512) << 20)
     os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
     (area / "server").mkdir()
     ctr, log = Ctr(), area / "source"

@@ -1,161 +1,23 @@
 """Mounts against the real kernel. Every test ends with the mounts and descriptors with which it began."""
 
+# ruff: noqa: F811  # fixtures that are imported, and are arguments of tests
 from __future__ import annotations
 
 import errno
 import os
 import stat
 import subprocess
-import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import below, read_mountinfo
-from kybernate_shim.linux.mount.overlay import fits
 from kybernate_shim.linux.mount.rootfs import Mount, MountFailed, UnmountFailed, mount_rootfs, unmount_tree
+from tests.contract.mounts import disk, flags, layers, overlay, root  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.root
-
-
-def descriptors() -> set[str]:
-    return {name for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").exists()}  # noqa: PTH208
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A private tmpfs, because an upper directory cannot be on an overlay, which a lab's root may be."""
-    before, temporary = descriptors(), set(Path(tempfile.gettempdir()).glob("kybernate-idmap-*"))
-    syscalls.mount("disk", str(tmp_path), "tmpfs")
-    syscalls.mount("", str(tmp_path), "", syscalls.MS_PRIVATE)
-    try:
-        yield tmp_path
-        left = [str(mount.path) for mount in below(tmp_path)]
-        assert left == [str(tmp_path)], "mounts are left over"
-        assert descriptors() == before, "descriptors are left over"
-        assert set(Path(tempfile.gettempdir()).glob("kybernate-idmap-*")) == temporary
-    finally:
-        for mount in below(tmp_path):
-            syscalls.umount(str(mount.path), syscalls.MNT_DETACH)
-
-
-@pytest.fixture
-def root(disk: Path) -> Path:
-    (disk / "rootfs").mkdir()
-    return disk / "rootfs"
-
-
-def layers(disk: Path, names: Sequence[str]) -> list[Path]:
-    """Make layer directories; each holds a file of its own name and one that they all have."""
-    paths = [disk / name for name in names]
-    for number, path in enumerate(paths):
-        path.mkdir(parents=True)
-        (path / f"only-in-{number}").write_text(str(number))
-        (path / "in-all").write_text(str(number))
-    return paths
-
-
-def overlay(disk: Path, lower: Sequence[Path], *options: str) -> Mount:
-    for name in ("upper", "work"):
-        (disk / name).mkdir(exist_ok=True)
-    lowerdir = "lowerdir=" + ":".join(map(str, lower))
-    upper = [f"workdir={disk}/work", f"upperdir={disk}/upper"]
-    return Mount("overlay", "overlay", ["index=off", *upper, lowerdir, *options])
-
-
-def flags(path: Path) -> set[str]:
-    return set(below(path)[-1].options)
-
-
-# -- Overlay ----------------------------------------------------------------------------------------------------------
-
-
-def test_overlay_shows_its_layers_and_takes_writes(disk: Path, root: Path) -> None:
-    mount_rootfs([overlay(disk, layers(disk, ["a", "b"]))], root)
-    assert (root / "in-all").read_text() == "0"
-    (root / "in-all").write_text("new")
-    assert (disk / "upper" / "in-all").read_text() == "new"
-    assert (disk / "a" / "in-all").read_text() == "0"
-    unmount_tree(root)
-    assert list(root.iterdir()) == []
-
-
-def test_overlay_without_upper_directory_is_read_only(disk: Path, root: Path) -> None:
-    a, b = layers(disk, ["a", "b"])
-    mount_rootfs([Mount("overlay", "overlay", [f"lowerdir={a}:{b}"])], root)
-    with pytest.raises(OSError, match="Read-only"):
-        (root / "new").touch()
-    unmount_tree(root)
-
-
-@pytest.mark.parametrize(("count", "length"), [(64, 120), (120, 60)])
-def test_more_layers_than_a_page_holds(disk: Path, root: Path, count: int, length: int) -> None:
-    parent = "snapshots-" + "x" * length
-    lower = layers(disk, [f"{parent}/{number}/fs" for number in range(count)])
-    mount = overlay(disk, lower)
-    assert not fits(mount.options)
-    directory = Path.cwd()
-    mount_rootfs([mount], root)
-    assert Path.cwd() == directory
-    assert [(root / f"only-in-{number}").read_text() for number in range(count)] == [str(n) for n in range(count)]
-    assert (root / "in-all").read_text() == "0"
-    seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append((root / "only-in-0").exists()))
-    thread.start()
-    thread.join()
-    assert seen == [True], "the mount must be in the namespace of every thread"
-    unmount_tree(root)
-
-
-def test_layers_that_are_too_long_even_relative(disk: Path, root: Path) -> None:
-    lower = layers(disk, [f"{number:03d}-{'y' * 150}/fs-{'z' * 60}" for number in range(40)])
-    mount_rootfs([overlay(disk, lower, "nosuid", "noexec", "noatime")], root)
-    assert [(root / f"only-in-{number}").read_text() for number in range(40)] == [str(n) for n in range(40)]
-    assert flags(root) >= {"nosuid", "noexec", "noatime", "rw"}
-    (root / "new").touch()
-    assert (disk / "upper" / "new").exists()
-    unmount_tree(root)
-
-
-def test_too_long_layers_with_an_odd_name_and_read_only(disk: Path, root: Path) -> None:
-    lower = layers(disk, [f"{number:03d}-{'y' * 200}" for number in range(30)])
-    odd = layers(disk / "more", ["a:b"])[0]
-    names = [str(path).replace(":", "\\:") for path in [*lower, odd]]
-    mount_rootfs([Mount("overlay", "overlay", ["ro", "lowerdir=" + ":".join(names)])], root)
-    assert flags(root) >= {"ro"}
-    assert "ro" in below(root)[0].super_options
-    assert (root / "only-in-29").read_text() == "29"
-    unmount_tree(root)
-
-
-def test_failure_layer_by_layer_says_why(disk: Path, root: Path) -> None:
-    lower = [*layers(disk, [f"{number:03d}-{'y' * 200}" for number in range(30)]), disk / "missing"]
-    with pytest.raises(MountFailed) as failed:
-        mount_rootfs([overlay(disk, lower)], root)
-    assert failed.value.errno == errno.ENOENT
-    assert "missing" in str(failed.value)
-
-
-def test_options_of_exactly_a_page_less_one_byte(disk: Path, root: Path) -> None:
-    a, b = layers(disk, ["a", "b"])
-    *rest, lowerdir = overlay(disk, [a, b]).options
-    space = os.sysconf("SC_PAGE_SIZE") - 1 - len(",".join([*rest, lowerdir]))
-    options = [*rest, lowerdir.replace(f":{b}", f":{'/' * space}{b}")]
-    assert len(",".join(options)) == os.sysconf("SC_PAGE_SIZE") - 1
-    assert fits(options)
-    mount_rootfs([Mount("overlay", "overlay", options)], root)
-    assert (root / "only-in-1").read_text() == "1"
-    unmount_tree(root)
-
-
-def test_five_hundred_layers(disk: Path, root: Path) -> None:
-    lower = layers(disk, [f"snapshots/{number}/fs" for number in range(500)])
-    mount_rootfs([overlay(disk, lower)], root)
-    assert (root / "only-in-499").read_text() == "499"
-    unmount_tree(root)
 
 
 # -- Bind mounts and propagation --------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def test_one_gigabyte_flows_in_bounded_memory(bench: Run[None]) -> None:
         assert (await counter.exited).status == 0, "not all bytes arrived"
         assert after.ru_maxrss - before.ru_maxrss < 4096, "KiB grown"
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        # The processor time of the copy alone, so that neighbours do not count: at least 500 MB per second of it
-        assert spent < (1 << 30) / 500e6, f"{(1 << 30) / 1e6 / spent:.0f} MB per second of processor time"
+        # The CPU time of the copy alone, so that neighbours do not count: at least 500 MB per second of it
+        assert spent < (1 << 30) / 500e6, f"{(1 << 30) / 1e6 / spent:.0f} MB per second of CPU time"
 
     bench(work)
 

@@ -38,7 +38,7 @@ class Actor(MemoryProcess):
         return self._spent() == before and self._state(self._computing) == "t"
 
     def _spent(self) -> int:
-        """Return what the computing thread has had of a processor, in nanoseconds."""
+        """Return what the computing thread has had of a CPU, in nanoseconds."""
         return int(Path(f"/proc/{self.pid}/task/{self._computing}/schedstat").read_text().split()[0])
 
     def _state(self, tid: int) -> str:

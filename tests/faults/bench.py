@@ -22,7 +22,7 @@ from kybernate_shim.gpu.errors import CudaUnavailable
 from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.helper_processes import kill
-from tests.fakes.cuda import GIB, Cards
+from tests.fakes.cuda import GIB, Gpus
 from tests.fakes.cuda.programs import Holder
 from tests.faults import hasty_helper
 
@@ -31,7 +31,7 @@ MIB = 1 << 20
 PIECE = 2 * MIB
 ARENA_BYTES = 32 * MIB
 CONTEXT = 8 * MIB
-CAPABILITY = 9, 0  # of a pretended card
+CAPABILITY = 9, 0  # of a pretended GPU
 PIECES = {"a": 3, "b": 2, "c": 1}  # of each program, which are allocations of their own
 PATIENCE = 30.0  # s for what is not meant to hang: the machine may be busy
 
@@ -39,10 +39,10 @@ PATIENCE = 30.0  # s for what is not meant to hang: the machine may be busy
 class Tenant(Holder):
     """A program, and what its memory must hold."""
 
-    def __init__(self, name: str, cards: Cards, libraries: Path, preload: Path | None) -> None:
+    def __init__(self, name: str, gpus: Gpus, libraries: Path, preload: Path | None) -> None:
         self.name = name
         self._next = 0
-        super().__init__(cards, libraries, PIECES[name], preload, allocations=PIECES[name])
+        super().__init__(gpus, libraries, PIECES[name], preload, allocations=PIECES[name])
         for piece in range(PIECES[name]):
             self.fill(piece, self._value())
         self.had = self.descriptors()
@@ -66,7 +66,7 @@ class Tenant(Holder):
             self.fill(piece, self._value())
 
     def answers_right(self, seconds: float = PATIENCE) -> bool:
-        """Tell whether the program uses its card, and finds there what it has put there."""
+        """Tell whether the program uses its GPU, and finds there what it has put there."""
         assert self._process.stdout is not None
         self.begin("content")
         if not select.select([self._process.stdout], [], [], seconds)[0]:
@@ -87,7 +87,7 @@ class Bench:
 
     def __init__(self, root: Path, libraries: Path, preload: Path) -> None:
         self.root = root
-        self.cards = Cards.create(root / "machine", size=GIB)
+        self.gpus = Gpus.create(root / "machine", size=GIB)
         self.memory = Memory(ARENA_BYTES, root / "arena")
         self.images = root / "images"
         self.tenants: dict[str, Tenant] = {}
@@ -108,7 +108,7 @@ class Bench:
     async def begin(self, name: str) -> Tenant:
         """Start a program of this name, in the place of one that has ended."""
         preload = self._preload if name != "c" else None
-        tenant = await asyncio.to_thread(Tenant, name, self.cards, self._libraries, preload)
+        tenant = await asyncio.to_thread(Tenant, name, self.gpus, self._libraries, preload)
         self.tenants[name] = tenant
         return tenant
 
@@ -123,7 +123,7 @@ class Bench:
     def _start_helper(self) -> None:
         arguments = ["--socket", self.socket, "--arena", ARENA_BYTES, "--arena-folder", self.root / "arena"]
         command = [sys.executable, "-m", hasty_helper.__name__, *map(str, arguments)]
-        environment = dict(os.environ) | self.cards.environment(self._libraries)
+        environment = dict(os.environ) | self.gpus.environment(self._libraries)
         with self.log.open("ab") as log:
             self._helper = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 

@@ -14,7 +14,7 @@ from typing import cast
 
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.gpu.helper_client import CudaHelper
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.faults.bench import ARENA_BYTES, Bench
 from tests.faults.operations import LIMITS, OPERATIONS
 
@@ -24,7 +24,7 @@ def bench_at(root: Path, pids: dict[str, int]) -> Bench:
     view = SimpleNamespace(
         root=root,
         images=root / "images",
-        cards=Cards(root / "machine"),
+        gpus=Gpus(root / "machine"),
         memory=Memory(ARENA_BYTES, root / "arena"),
         tenants={name: SimpleNamespace(pid=pid) for name, pid in pids.items()},
         helper=CudaHelper(root / "run" / "cuda.sock", start=False),

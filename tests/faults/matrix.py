@@ -16,7 +16,7 @@ from tests.fakes.cuda import Call
 VERBS = ("state", "tid", "lock", "checkpoint", "restore", "unlock")
 LIBRARY = "kybernate-arena"  # its thread
 UNKNOWN, OUT_OF_MEMORY = "999", "2"
-# Functions that need memory, of a card or of the host.
+# Functions that need memory, of a GPU or of the host.
 GREEDY = frozenset(
     [
         *("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAddressReserve", "cuMemImportFromShareableHandle"),

@@ -15,7 +15,7 @@ from kybernate_shim.vram_mover import arena_files
 from tests.faults.bench import MIB, PATIENCE, Bench
 
 LIMITS = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unlock=PATIENCE, settle=PATIENCE)
-ROOM = 64 * MIB  # that a prefetch leaves free on a card
+ROOM = 64 * MIB  # that a prefetch leaves free on a GPU
 HOW = CopyOptions(threads=1)
 ATTEMPTS, PAUSE = 100, 0.2  # to bring a process back whose driver hangs for a while
 Act = Callable[[Bench, StepSeconds], Awaitable[Sequence[Suspended]]]
@@ -49,7 +49,7 @@ async def come(bench: Bench, names: str, limits: StepSeconds, **options: object)
 
 
 def ahead(bench: Bench, name: str) -> list[Ahead]:
-    return [Ahead(bench.tenants[name].pid, bench.cards.uuids[0], ROOM)]
+    return [Ahead(bench.tenants[name].pid, bench.gpus.uuids[0], ROOM)]
 
 
 async def prefetch(bench: Bench, limits: StepSeconds) -> list[Suspended]:
@@ -112,7 +112,7 @@ async def restore(bench: Bench, limits: StepSeconds) -> list[Suspended]:
     arena_files.let_go(bench.memory)
     shares = arena_files.claim(bench.memory, image)
     try:
-        await bench.helper.expect(os.getpid(), bench.cards.uuids[:1], limits.restore)
+        await bench.helper.expect(os.getpid(), bench.gpus.uuids[:1], limits.restore)
     except CudaError:
         pass  # nothing depends on it
     arena_files.load(bench.memory, image, shares, path.parent, HOW)
@@ -125,14 +125,14 @@ OPERATIONS = [
     Operation("suspend by a new worker", "", lambda bench, limits: leave(bench, "a", limits), "a", cold=True),
     Operation("suspend several", "", lambda bench, limits: leave(bench, "abc", limits), "abc", short_of=("arena",)),
     Operation("suspend without the arena", "", lambda bench, limits: leave(bench, "ac", limits, arena=False), "ac"),
-    Operation("resume", "a", lambda bench, limits: come(bench, "a", limits), "", short_of=("card",)),
+    Operation("resume", "a", lambda bench, limits: come(bench, "a", limits), "", short_of=("gpu",)),
     Operation("resume by a new worker", "a", lambda bench, limits: come(bench, "a", limits), "", cold=True),
     Operation("resume several", "abc", lambda bench, limits: come(bench, "abc", limits), ""),
     Operation("resume without the arena", "c", lambda bench, limits: come(bench, "c", limits), ""),
-    Operation("prefetch", "a", prefetch, "", short_of=("card",)),
+    Operation("prefetch", "a", prefetch, "", short_of=("gpu",)),
     Operation("swap", "b", swap, "a", between="ab", short_of=("arena",)),
     Operation("checkpoint", "", checkpoint, "", between="ac", short_of=("arena", "images")),
-    Operation("restore", "a", restore, "", short_of=("card",)),
+    Operation("restore", "a", restore, "", short_of=("gpu",)),
 ]
 
 

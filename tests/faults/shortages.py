@@ -1,4 +1,4 @@
-"""What can be full while an operation runs: the node's arena, the tmpfs of an image, a card."""
+"""What can be full while an operation runs: the node's arena, the tmpfs of an image, a GPU."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def full_images(bench: Bench) -> Iterator[None]:
         filler.unlink()
 
 
-def full_card(bench: Bench) -> AbstractContextManager[None]:
+def full_gpu(bench: Bench) -> AbstractContextManager[None]:
     """Leave room for what the driver itself restores of a program, and half a piece of what the arena has."""
-    return bench.cards.occupied(0, leaving=CONTEXT + PLACEHOLDER + PIECE // 2)
+    return bench.gpus.occupied(0, leaving=CONTEXT + PLACEHOLDER + PIECE // 2)
 
 
 SHORTAGES: dict[str, Callable[[Bench], AbstractContextManager[None]]] = {
     "arena": full_arena,
     "images": full_images,
-    "card": full_card,
+    "gpu": full_gpu,
 }
 
 

@@ -44,9 +44,9 @@ class Killed(Trial):
     """The helper is killed while the call waits, which continues then."""
 
     async def _attempt(self) -> tuple[CudaError | None, Sequence[Suspended]]:
-        cards = self.bench.cards
-        cards.record()
-        cards.switch(self._switch())
+        gpus = self.bench.gpus
+        gpus.record()
+        gpus.switch(self._switch())
         operation = asyncio.ensure_future(self.operation.act(self.bench, LIMITS))
         try:
             await self._reach(operation)
@@ -64,15 +64,15 @@ class Killed(Trial):
 
     async def _go_on(self, operation: asyncio.Future[Sequence[Suspended]]) -> None:
         """End the wait of the call, also of one that was just about to begin it."""
-        self.bench.cards.switch("")
+        self.bench.gpus.switch("")
         while not (await asyncio.wait([operation], timeout=1.0))[0]:
-            self.bench.cards.switch("")
+            self.bench.gpus.switch("")
 
     async def _reach(self, operation: asyncio.Future[Sequence[Suspended]]) -> None:
         names = {tenant.pid: name for name, tenant in self.bench.tenants.items()}
         async with asyncio.timeout(PATIENCE):
             while not self.reached and not operation.done():
-                made = Counter(sites(self.bench.cards.calls(), names))
+                made = Counter(sites(self.bench.gpus.calls(), names))
                 self.reached = made[self.fault.who, self.fault.call] >= self.fault.nth
                 await asyncio.sleep(0.005)
 

@@ -1,6 +1,6 @@
 """Each call of the driver, in each operation, fails, hangs, or loses the process that makes it: no container is lost.
 
-Nor where who does the operation is killed at such a call, or where the arena, the image's tmpfs or the card is full.
+Nor where who does the operation is killed at such a call, or where the arena, the image's tmpfs or the GPU is full.
 
 KYBERNATE_FAULT, a part of a fault's name as it is printed, picks faults, all of them where it is "/";
 KYBERNATE_FAULTS_SEED makes another choice of them.
@@ -65,9 +65,9 @@ async def dry_run(bench: Bench, operation: Operation) -> list[Fault]:
         await leave(bench, operation.away, LIMITS)
     if operation.cold:
         await end_worker(bench)
-    bench.cards.record()
+    bench.gpus.record()
     await operation.act(bench, LIMITS)
-    calls = bench.cards.recorded()
+    calls = bench.gpus.recorded()
     assert not await recover(bench)
     for tenant in bench.tenants.values():
         await asyncio.to_thread(tenant.change)

@@ -2,7 +2,7 @@
 
 Whatever the fault: an operation ends, by its deadline or before. Each program computes with the memory that it had, or
 is suspended as a whole, or is locked and the error says so. Tried again without the fault, the operation succeeds.
-Nothing is left over: no room in the arena, no memory of a card, no descriptor in a program.
+Nothing is left over: no room in the arena, no memory of a GPU, no descriptor in a program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.faults.shortages import SHORTAGES
 
 SHORT = 0.5  # s for the step that hangs
 ENDLESS = 4 * PATIENCE
-SCRATCH = 2 * MIB  # what hashing takes of a card
+SCRATCH = 2 * MIB  # what hashing takes of a GPU
 
 
 class Died(Exception):
@@ -71,11 +71,11 @@ class Trial:
 
     async def _attempt(self) -> tuple[Exception | None, Sequence[Suspended]]:
         """Do the operation with the fault; return how it failed, or what it did."""
-        cards, names = self.bench.cards, {tenant.pid: name for name, tenant in self.bench.tenants.items()}
+        gpus, names = self.bench.gpus, {tenant.pid: name for name, tenant in self.bench.tenants.items()}
         full = self.fault.what == "full"
         shortage = SHORTAGES[self.fault.call](self.bench) if full else nullcontext()
-        cards.record()
-        cards.switch("" if full else self._switch())
+        gpus.record()
+        gpus.switch("" if full else self._switch())
         try:
             with shortage:
                 return None, await self.operation.act(self.bench, self._limits())
@@ -83,17 +83,17 @@ class Trial:
             self.error = everything_in(error)
             return error, []
         finally:
-            cards.switch("")
-            made = list(sites(cards.recorded(), names)).count((self.fault.who, self.fault.call))
+            gpus.switch("")
+            made = list(sites(gpus.recorded(), names)).count((self.fault.who, self.fault.call))
             self.reached = full or made >= self.fault.nth
 
     async def _elsewhere(self) -> tuple[Died | None, Sequence[Suspended]]:
         """Do the operation in another process, and kill that where the driver is about to be called."""
         bench, fault = self.bench, self.fault
         target = bench.tenants[fault.who[-1]].pid
-        calls = bench.cards.directory / "calls"
-        bench.cards.record()
-        bench.cards.switch(f"{fault.call}:{fault.nth}:hold@{target}")
+        calls = bench.gpus.directory / "calls"
+        bench.gpus.record()
+        bench.gpus.switch(f"{fault.call}:{fault.nth}:hold@{target}")
         programs = [f"{name}={tenant.pid}" for name, tenant in bench.tenants.items()]
         argv = [sys.executable, "-m", daemon.__name__, self.operation.name, str(bench.root), *programs]
         process = subprocess.Popen(argv, cwd=ROOT)  # noqa: ASYNC220  # a moment
@@ -107,8 +107,8 @@ class Trial:
         finally:
             process.kill()
             await asyncio.to_thread(process.wait)
-            bench.cards.recorded()
-            bench.cards.switch("")
+            bench.gpus.recorded()
+            bench.gpus.switch("")
         self.reached = reached
         return Died() if reached else None, []
 
@@ -214,9 +214,9 @@ class Trial:
     def _require_nothing_left(self) -> None:
         bench = self.bench
         programs = sum(CONTEXT + pieces * PIECE for pieces in PIECES.values())
-        worker = bench.cards.used()[0] - programs
+        worker = bench.gpus.used()[0] - programs
         if worker not in (0, CONTEXT, CONTEXT + SCRATCH):
-            self.wrong.append(f"{(worker - CONTEXT - SCRATCH) / MIB} MiB of the card are left over")
+            self.wrong.append(f"{(worker - CONTEXT - SCRATCH) / MIB} MiB of the GPU are left over")
         for name, tenant in bench.tenants.items():
             if (more := tenant.descriptors() - tenant.had) > 0:
                 self.wrong.append(f"{more} descriptors are left over in {name}")

@@ -1,10 +1,10 @@
-"""Measures suspend and resume through the arena on a real card, in turns with the plain way of the driver.
+"""Measures suspend and resume through the arena on a real GPU, in turns with the plain way of the driver.
 
 For each size, one PyTorch program that computes, checks and allocates without a pause is suspended and resumed again
 and again, every other time through the arena, after it has changed a share of its memory (--changed); what it holds of
-descriptors and threads must not grow. Then two of them change places, with the rest of the card filled up so that only
-one of them fits. Then, where there are two cards, one goes from the first to the second, and two programs leave and
-come back concurrently, each on a card. Then a transformer is served, and suspended between requests and during them.
+descriptors and threads must not grow. Then two of them change places, with the rest of the GPU filled up so that only
+one of them fits. Then, where there are two GPUs, one goes from the first to the second, and two programs leave and
+come back concurrently, each on a GPU. Then a transformer is served, and suspended between requests and during them.
 Then what allocations and steps cost with the preload library and without it. It needs root, a driver of 580 or newer,
 a C compiler, and a `python3` with torch, transformers, cuda-bindings, msgspec, protobuf and structlog (from
 build/gpu-kit where that is there); no containerd.
@@ -47,8 +47,8 @@ from tests.gpu.machine import CHECKOUT
 
 PAYLOAD = Path(__file__).with_name("arena_payload.py")
 WAYS = ("arena", "plain")
-# What a program of so many GiB may take at most, in seconds, on the card on which that was measured.
-LIMITS_CARD = "H200"
+# What a program of so many GiB may take at most, in seconds, on the GPU on which that was measured.
+LIMITS_GPU = "H200"
 LIMITS = {
     (16, "swap", 1.0): 0.95,
     (16, "suspend", 1.0): 0.70,
@@ -60,10 +60,10 @@ LIMITS = {
 ENDURANCE_GIB = 4
 MOVING_GIB = 16
 SETTLING = 5  # cycles after which everything has been used once
-MOST_SWAPPED = 16  # GiB of programs of which the card must hold two for a moment
+MOST_SWAPPED = 16  # GiB of programs of which the GPU must hold two for a moment
 SCRATCH_BAR = 1.1  # what a program allocates and frees all the while, of the memory that it has
 COST_BAR = 1.01  # of the library, in everything that programs do
-MARGIN = 6 << 30  # what the ballast leaves of the card: room for the driver's part of a program, not for its memory
+MARGIN = 6 << 30  # what the ballast leaves of the GPU: room for the driver's part of a program, not for its memory
 BALLAST = """
 import sys, torch
 held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
@@ -90,9 +90,9 @@ def _holdings(pid: int) -> tuple[int, int]:
 
 @dataclass
 class Measured:
-    """Seconds by verb and way, and of the last cycle of each, by step. `card` is the name of the GPU."""
+    """Seconds by verb and way, and of the last cycle of each, by step. `gpu` is the name of the GPU."""
 
-    card: str = ""
+    gpu: str = ""
 
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -109,7 +109,7 @@ class Measured:
             if ours and plain:
                 middles = statistics.median(ours), statistics.median(plain)
                 yield Figure(f"arena.{verb}.{gib:g}GiB.{changed:.0%}", lane, *middles, "s", None, len(ours))
-            if ours and LIMITS_CARD in self.card and (limit := LIMITS.get((int(gib), verb, changed))):
+            if ours and LIMITS_GPU in self.gpu and (limit := LIMITS.get((int(gib), verb, changed))):
                 name = f"arena.{verb}.{gib:g}GiB.{changed:.0%}.limit"
                 yield Figure(name, lane, statistics.median(ours), limit, "s", 1.0, len(ours))
 
@@ -147,7 +147,7 @@ async def cycles(helper: CudaHelper, program: Program, rounds: int, plain_rounds
 
 
 async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: int, measured: Measured) -> None:
-    """Let two programs change places on a card that has no room for both."""
+    """Let two programs change places on a GPU that has no room for both."""
     away = programs[1].process.pid
     needed = (await suspend(helper, lambda: [away], arena=True)).taken.bytes
 
@@ -177,12 +177,12 @@ async def _free(helper: CudaHelper) -> int:
 
 @contextmanager
 def ballast(size: int) -> Iterator[None]:
-    """Hold so many bytes of the card."""
+    """Hold so many bytes of the GPU."""
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", BALLAST, str(size)], stdin=pipe, stdout=pipe)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n", "the card cannot be filled up"
+        assert process.stdout.readline() == b"held\n", "the GPU cannot be filled up"
         yield
     finally:
         process.kill()
@@ -235,7 +235,7 @@ def endurance(gib: float, changed: float, arguments: argparse.Namespace, library
 
 
 async def _held(helper: CudaHelper, program: Program, socket: Path) -> dict[str, int]:
-    """Return what is in use: of the card and of the arena in MiB, by the program, by the helper and its workers."""
+    """Return what is in use: of the GPU and of the arena in MiB, by the program, by the helper and its workers."""
     (gpu, *_) = (await helper.info()).gpus
     (theirs,) = (pid for pid in _pids() if str(socket) in _arguments(pid))
     workers = [pid for pid in _pids() if _parent(pid) == theirs]
@@ -275,7 +275,7 @@ def measure(gib: float, changed: float, arguments: argparse.Namespace, library: 
 
         async def main() -> None:
             async with cuda_helper(socket, start=False) as helper:
-                measured.card = (await helper.info()).gpus[0].name
+                measured.gpu = (await helper.info()).gpus[0].name
                 await cycles(helper, programs[0], arguments.rounds, arguments.plain_rounds, measured)
                 if swapping:
                     programs.append(computing(gib, changed, library, Path(name), "two"))
@@ -314,8 +314,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="through the arena (5)")
     parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
     parser.add_argument("--swap-rounds", type=int, default=5, help="of two programs of up to 16 GiB; 0: left out (5)")
-    parser.add_argument("--move-rounds", type=int, default=3, help="from a card to another; 0: left out (3)")
-    parser.add_argument("--pair-rounds", type=int, default=3, help="of two, each on a card; 0: left out (3)")
+    parser.add_argument("--move-rounds", type=int, default=3, help="from a GPU to another; 0: left out (3)")
+    parser.add_argument("--pair-rounds", type=int, default=3, help="of two, each on a GPU; 0: left out (3)")
     parser.add_argument("--serve-gib", type=float, default=14, help="weights of the transformer that is served (14)")
     parser.add_argument("--serve-rounds", type=int, default=3, help="between and during its requests; 0: left out (3)")
     parser.add_argument("--cost-rounds", type=int, default=3, help="with the library and without it; 0: left out (3)")
@@ -338,11 +338,11 @@ def main(argv: Sequence[str]) -> int:
         found += endurance(ENDURANCE_GIB, shares[0], arguments, library)
         record(found, arguments.output)
     if arguments.move_rounds:
-        print("from card to card", flush=True)
+        print("from GPU to GPU", flush=True)
         found += moving(payload(MOVING_GIB, shares[0]), MOVING_GIB, arguments.move_rounds, library, arguments.lane)
         record(found, arguments.output)
     if arguments.pair_rounds:
-        print("two programs, each on a card", flush=True)
+        print("two programs, each on a GPU", flush=True)
         found += pairing(payload(MOVING_GIB, shares[0]), MOVING_GIB, arguments.pair_rounds, library, arguments.lane)
         record(found, arguments.output)
     if arguments.serve_rounds:

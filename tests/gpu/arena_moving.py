@@ -1,4 +1,4 @@
-"""A program in the arena comes back on the card where it was, on another one, and after that there again."""
+"""A program in the arena comes back on the GPU where it was, on another one, and after that there again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.gpu.arena_programs import GIB, START_SECONDS, STEPS, Program, node, r
 
 
 def moving(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, lane: str) -> Iterator[Figure]:
-    """Measure it with a payload that begins on the first card; nothing where the machine has only one.
+    """Measure it with a payload that begins on the first GPU; nothing where the machine has only one.
 
-    Raises AssertionError where the program does not continue, or is on another card than it should be.
+    Raises AssertionError where the program does not continue, or is on another GPU than it should be.
     """
     moved: list[float] = []
     stayed: list[float] = []
@@ -27,8 +27,8 @@ def moving(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, l
 
         async def main() -> None:
             async with cuda_helper(socket, start=False) as helper:
-                cards = [gpu.uuid for gpu in (await helper.info()).gpus]
-                if len(cards) < 2:  # there is nowhere to go
+                gpus = [gpu.uuid for gpu in (await helper.info()).gpus]
+                if len(gpus) < 2:  # there is nowhere to go
                     return
                 for number in range(rounds + 1):
                     program = Program.start(argv, library, Path(name))
@@ -36,7 +36,7 @@ def moving(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, l
                         program.wait_for_steps(STEPS, START_SECONDS)
                         await _cycle(helper, program, (), 0, gib)  # after which the arena knows it
                         here = await _cycle(helper, program, (), 0, gib)
-                        there = await _cycle(helper, program, exchange(cards), 1, gib)
+                        there = await _cycle(helper, program, exchange(gpus), 1, gib)
                         await _cycle(helper, program, (), 1, gib)
                     finally:
                         program.end()
@@ -50,23 +50,23 @@ def moving(argv: Sequence[str | Path], gib: float, rounds: int, library: Path, l
         yield Figure(f"arena.moving.{gib:g}GiB", lane, *middles, "s", None, rounds)
 
 
-def exchange(cards: Sequence[str]) -> list[GpuPair]:
-    """Return the map that lets the first two cards change places; the driver wants to be told of all."""
-    first, second, *rest = cards
+def exchange(gpus: Sequence[str]) -> list[GpuPair]:
+    """Return the map that lets the first two GPUs change places; the driver wants to be told of all."""
+    first, second, *rest = gpus
     return [GpuPair(first, second), GpuPair(second, first), *(GpuPair(uuid, uuid) for uuid in rest)]
 
 
-async def _cycle(helper: CudaHelper, program: Program, pairs: Sequence[GpuPair], card: int, gib: float) -> float:
-    """Suspend and resume, see that it computes on `card`, and return what both took."""
+async def _cycle(helper: CudaHelper, program: Program, pairs: Sequence[GpuPair], gpu: int, gib: float) -> float:
+    """Suspend and resume, see that it computes on `gpu`, and return what both took."""
     pid = program.process.pid
     began = time.monotonic()
     out = await suspend(helper, lambda: [pid], arena=True)
     suspended = time.monotonic() - began
-    back = (await resumed(helper, pid, out.taken.bytes, pairs, card))[-1].seconds
+    back = (await resumed(helper, pid, out.taken.bytes, pairs, gpu))[-1].seconds
     program.wait_for_steps(STEPS)
     assert out.taken.bytes, f"the arena has taken nothing: {out.taken.reasons}"
     used = [gpu.used_bytes for gpu in (await helper.info()).gpus]
-    assert used[card] >= gib * GIB > used[1 - card], f"it should be on card {card}, and they have {used} bytes in use"
-    how = f"to card {card}" if pairs else f"on card {card}"
+    assert used[gpu] >= gib * GIB > used[1 - gpu], f"it should be on GPU {gpu}, and they have {used} bytes in use"
+    how = f"to GPU {gpu}" if pairs else f"on GPU {gpu}"
     print(f"  {how:9} suspend {suspended:6.3f} s, resume {back:6.3f} s", flush=True)
     return suspended + back

@@ -1,4 +1,4 @@
-"""Programs with the preload library on a real card, and a CUDA helper whose arena their memory moves through."""
+"""Programs with the preload library on a real GPU, and a CUDA helper whose arena their memory moves through."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kybernate_shim.gpu.sequence import Ahead, resume
 from kybernate_shim.steps import Step
 
 GIB = 1 << 30
-DRIVERS_BYTES = 2 * GIB  # what a program has of a card that the arena does not take
+DRIVERS_BYTES = 2 * GIB  # what a program has of a GPU that the arena does not take
 START_SECONDS = 120
 STEP_SECONDS = 30
 STEPS = 5
@@ -117,15 +117,15 @@ def node(gib: float, folder: Path, programs: int = 1, arena: Path = FOLDER) -> I
         subprocess.run(["umount", "--lazy", arena], check=False)  # a worker gives its memory back for a while
 
 
-async def ahead(helper: CudaHelper, pid: int, taken: int, card: int = 0) -> Ahead:
-    """Return what may be copied to `card` early of a program of which the arena has `taken` so many bytes."""
-    gpu = (await helper.info()).gpus[card]
-    return Ahead(pid, gpu.uuid, taken + DRIVERS_BYTES + gpu.total_bytes // KEPT_FREE)
+async def ahead(helper: CudaHelper, pid: int, taken: int, gpu: int = 0) -> Ahead:
+    """Return what may be copied to `gpu` early of a program of which the arena has `taken` so many bytes."""
+    found = (await helper.info()).gpus[gpu]
+    return Ahead(pid, found.uuid, taken + DRIVERS_BYTES + found.total_bytes // KEPT_FREE)
 
 
-async def resumed(helper: CudaHelper, pid: int, taken: int, pairs: Sequence[GpuPair] = (), card: int = 0) -> list[Step]:
-    """Resume on `card` what the arena has `taken` so many bytes of; the last step returned is the whole."""
+async def resumed(helper: CudaHelper, pid: int, taken: int, pairs: Sequence[GpuPair] = (), gpu: int = 0) -> list[Step]:
+    """Resume on `gpu` what the arena has `taken` so many bytes of; the last step returned is the whole."""
     began = time.monotonic()
-    early = [await ahead(helper, pid, taken, card)] if taken else []
+    early = [await ahead(helper, pid, taken, gpu)] if taken else []
     steps = await resume(helper, [pid], pairs, ahead=early)
     return [*steps, Step("whole", time.monotonic() - began)]

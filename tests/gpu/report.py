@@ -1,4 +1,4 @@
-"""Runs the scenarios one after the other and writes RESULTS.md: card, driver, versions, seconds per step, date."""
+"""Runs the scenarios one after the other and writes RESULTS.md: GPU, driver, versions, seconds per step, date."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.gpu.machine import IMAGE, Machine, mounts
 PAYLOAD = Path(__file__).with_name("payload.py")
 START_SECONDS = 120
 GO_ON_SECONDS = 60
-IDLE_MARGIN = 64 << 20  # bytes by which a card may differ from its idle figure
+IDLE_MARGIN = 64 << 20  # bytes by which a GPU may differ from its idle figure
 SAFE = ["--annotation", "kybernate.io/nccl-safe=true"]
 ARENA = ["--annotation", "kybernate.io/arena=true"]
 
@@ -166,7 +166,7 @@ def restored(
 
 
 def exit_and_restore(bench: Bench) -> None:
-    """ctr's checkpoint and ours: the container is gone, the card idle, and a new container continues."""
+    """ctr's checkpoint and ours: the container is gone, the GPU idle, and a new container continues."""
     name, image = "exit-and-restore", bench.images / "exit"
     idle = bench.in_use()
     with container(bench, name, *bench.payload("one")) as one:

@@ -7,18 +7,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.cri import Cri
 from tests.system.ctr import eventually
-from tests.system.gpu.conftest import cards, cri, node  # noqa: F401  # fixtures
+from tests.system.gpu.conftest import cri, gpus, node  # noqa: F401  # fixtures
 from tests.system.gpu.pods import pod_container, steps_of
 
 # ruff: noqa: F811  (pytest finds fixtures by the names of parameters)
 
 
-def test_the_environment_gives_a_pod_no_gpu(cri: Cri, cards: Cards, pods_image: Path) -> None:
+def test_the_environment_gives_a_pod_no_gpu(cri: Cri, gpus: Gpus, pods_image: Path) -> None:
     with cri.pod() as pod:
         id = pod_container(cri, pod, gpu.command())
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
@@ -29,4 +29,4 @@ def test_the_environment_gives_a_pod_no_gpu(cri: Cri, cards: Cards, pods_image: 
         pytest.raises(grpc.RpcError, match=r"NVIDIA_VISIBLE_DEVICES does only with `gpu\.visible_devices_env"),
     ):
         pod_container(cri, pod, ["/never/run"])
-    assert cards.used() == [0, 0]
+    assert gpus.used() == [0, 0]

@@ -125,20 +125,20 @@ def test_cancelled_checkpoint_leaves_nothing(agent: NodeAgent, ours: Ctr, tmp_pa
 
 
 def test_container_is_suspended_and_resumed_by_the_agent(agent: NodeAgent, ours: Ctr) -> None:
-    cards = gpu.install_driver()
+    gpus = gpu.install_driver()
     try:
         with gpu.computing(ours) as container:
-            used = cards.used()
+            used = gpus.used()
             suspended = agent.done(agent.operation("Suspend", wire.SuspendRequest(name=container.id)).id)
             assert suspended.result.vram_bytes == used[0]
-            assert cards.used() == [0, 0]
+            assert gpus.used() == [0, 0]
             container.stands_still()
             found = eventually(lambda: _of(agent, container.id, "suspended"))
             assert found.vram_bytes == used[0]
             agent.done(agent.operation("Resume", wire.ResumeRequest(name=container.id)).id)
             container.computes_on()
     finally:
-        gpu.heal(cards)
+        gpu.heal(gpus)
         agent.stop()
         gpu.forget_helper()
         gpu.remove_driver()
@@ -147,23 +147,23 @@ def test_container_is_suspended_and_resumed_by_the_agent(agent: NodeAgent, ours:
 def test_container_is_suspended_once_it_neither_calls_nor_computes(place: Path, ours: Ctr) -> None:
     settings = f'[self_socket]\nenabled = true\npath = "{place}/own/agent.sock"\n'
     wait = call("Self", "SuspendWhenIdle", idle={"seconds": 3})
-    cards = gpu.install_driver()
+    gpus = gpu.install_driver()
     try:
         with node_agent.running(place, settings) as agent, gpu.computing(ours) as container:
             pid = eventually(lambda: agent.call("Inventory", "GetContainer", _named(container.id)).pid)
-            cards.load((pid, 1, 50))
+            gpus.load((pid, 1, 50))
             with client(agent.own_address, wait, cgroups_of=pid) as program:
                 assert program.next()["state"] == "PENDING"
             for microseconds in range(2, 52):
-                cards.load((pid, microseconds, 50))
+                gpus.load((pid, microseconds, 50))
                 time.sleep(0.1)
             assert not _of(agent, container.id, "suspended")
             eventually(lambda: _of(agent, container.id, "suspended"), seconds=60)
-            assert cards.used() == [0, 0]
+            assert gpus.used() == [0, 0]
             agent.done(agent.operation("Resume", wire.ResumeRequest(name=container.id)).id)
             container.computes_on()
     finally:
-        gpu.heal(cards)
+        gpu.heal(gpus)
         gpu.forget_helper()
         gpu.remove_driver()
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from kybernate.messages import agent_pb2 as api
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.lab.node import Containerd
 from tests.system import gpu
 from tests.system.checkpoints import kill as kill_process
@@ -154,14 +154,14 @@ def _labels(events: Events, topic: str, id: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def cards() -> Iterator[Cards]:
+def gpus() -> Iterator[Gpus]:
     yield gpu.install_driver()
     gpu.forget_helper()
     gpu.remove_driver()
 
 
 def test_gpu_state_changed_behind_the_agents_back_is_noticed(
-    cards: Cards, ours: Ctr, agent: SmallAgent, watcher: Watcher
+    gpus: Gpus, ours: Ctr, agent: SmallAgent, watcher: Watcher
 ) -> None:
     with gpu.computing(ours) as container:
         id = container.id

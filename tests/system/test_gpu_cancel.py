@@ -1,7 +1,7 @@
-"""Operations on GPU state that a client cancels in each of their steps, on pretended cards, with an arena and without.
+"""Operations on GPU state that a client cancels in each of their steps, on pretended GPUs, with an arena and without.
 
 Whatever the step: the container computes on with the right numbers or is suspended as a whole, as the answer says; its
-memory is on its card or in the arena; nothing is left over; and the next operation succeeds.
+memory is on its GPU or in the arena; nothing is left over; and the next operation succeeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kybernate_shim.arena.memory import ArenaOwner, Memory
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu, named
 from tests.system.checkpoints import assert_no_image, assert_whole, kybernate, save
 from tests.system.ctr import Ctr, eventually
@@ -31,13 +31,13 @@ MOMENTS = 5
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node() -> Iterator[Cards]:
-    with gpu.node_with_arena(SIZE) as cards:
-        yield cards
+def node() -> Iterator[Gpus]:
+    with gpu.node_with_arena(SIZE) as gpus:
+        yield gpus
 
 
 @pytest.fixture
-def cards(node: Cards) -> Iterator[Cards]:
+def gpus(node: Gpus) -> Iterator[Gpus]:
     yield node
     gpu.heal(node)
     (node.directory / "calls").unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def cards(node: Cards) -> Iterator[Cards]:
 
 
 @pytest.fixture
-def ctr(cards: Cards) -> Ctr:
+def ctr(gpus: Gpus) -> Ctr:
     return Ctr()
 
 
@@ -72,13 +72,13 @@ def open_files(pid: int) -> list[str]:
 class Before:
     """What a computing container was before an operation, and must be after it was cancelled."""
 
-    def __init__(self, ctr: Ctr, cards: Cards, container: gpu.Computing) -> None:
-        self.ctr, self.cards, self.container = ctr, cards, container
+    def __init__(self, ctr: Ctr, gpus: Gpus, container: gpu.Computing) -> None:
+        self.ctr, self.gpus, self.container = ctr, gpus, container
         self.pid = ctr.pid(container.id)
-        self.used, self.files = cards.used(), open_files(self.pid)
+        self.used, self.files = gpus.used(), open_files(self.pid)
 
     def is_back(self) -> None:
-        """The container computes on its card, nothing is left over, and it can be suspended, resumed and saved."""
+        """The container computes on its GPU, nothing is left over, and it can be suspended, resumed and saved."""
         self.computes()
         named.call(self.ctr, self.container.id, "Suspend")
         self.is_away()
@@ -89,7 +89,7 @@ class Before:
         now = named.status(self.ctr, self.container.id, gpu=True)
         assert (now.phase, now.gpu, now.note) == ("", "attached", "")
         self.container.computes_on()
-        eventually(lambda: self.cards.used() == self.used or self.cards.used())
+        eventually(lambda: self.gpus.used() == self.used or self.gpus.used())
         assert not gpu.noted_as_locked(self.pid)
         assert in_arena(self.ctr, self.container.id) == 0
         assert open_files(self.pid) == self.files
@@ -103,37 +103,33 @@ class Before:
 
 
 @contextmanager
-def held(cards: Cards, verb: str, pid: int) -> Iterator[Callable[[], None]]:
+def held(gpus: Gpus, verb: str, pid: int) -> Iterator[Callable[[], None]]:
     """Have the driver stop in the next call of a verb for this process; yield what waits until it is there."""
-    cards.record()
-    cards.switch(f"{verb}:1:hold@{pid}")
+    gpus.record()
+    gpus.switch(f"{verb}:1:hold@{pid}")
     try:
-        yield lambda: (eventually(lambda: any(one.name == verb and one.target == pid for one in cards.calls())), None)[
-            1
-        ]
+        yield lambda: (eventually(lambda: any(one.name == verb and one.target == pid for one in gpus.calls())), None)[1]
     finally:
-        cards.switch("")
+        gpus.switch("")
 
 
-def cancel_in(
-    ctr: Ctr, cards: Cards, id: str, verb: str, method: str, **fields: Any
-) -> tuple[str, BaseException | None]:
+def cancel_in(ctr: Ctr, gpus: Gpus, id: str, verb: str, method: str, **fields: Any) -> tuple[str, BaseException | None]:
     """Cancel an operation while the driver is in a verb for its process; return how it has ended, and its error."""
-    with held(cards, verb, ctr.pid(id)) as reached, named.begun(ctr, id, method, "op-1", **fields) as work:
+    with held(gpus, verb, ctr.pid(id)) as reached, named.begun(ctr, id, method, "op-1", **fields) as work:
         reached()
         with named.in_background(lambda: named.cancel(ctr, id, "op-1")) as cancelling:
             eventually(lambda: named.status(ctr, id).cancelling or cancelling.done())
-            cards.switch("")  # the driver continues: no call of it can be stopped
+            gpus.switch("")  # the driver continues: no call of it can be stopped
             outcome = cancelling.result(60).ended.outcome
         return outcome, work.exception(60)
 
 
 @ways
 @pytest.mark.parametrize("verb", ["lock", "checkpoint"])
-def test_suspend_cancelled_in_a_step_of_the_driver(ctr: Ctr, cards: Cards, verb: str, flags: list[str]) -> None:
+def test_suspend_cancelled_in_a_step_of_the_driver(ctr: Ctr, gpus: Gpus, verb: str, flags: list[str]) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
-        before = Before(ctr, cards, container)
-        outcome, error = cancel_in(ctr, cards, container.id, verb, "Suspend")
+        before = Before(ctr, gpus, container)
+        outcome, error = cancel_in(ctr, gpus, container.id, verb, "Suspend")
         assert outcome == "cancelled"
         assert "its processes keep running" in str(error)
         before.is_back()
@@ -150,13 +146,13 @@ def test_suspend_cancelled_in_a_step_of_the_driver(ctr: Ctr, cards: Cards, verb:
     ids=["restore", "unlock", "restore arena", "give"],
 )
 def test_resume_cancelled_in_a_step_of_the_driver(
-    ctr: Ctr, cards: Cards, verb: str, outcome: str, flags: list[str]
+    ctr: Ctr, gpus: Gpus, verb: str, outcome: str, flags: list[str]
 ) -> None:
     """A process that is being unlocked is let run. The arena unlocks it first of all to give its memory back."""
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
-        before = Before(ctr, cards, container)
+        before = Before(ctr, gpus, container)
         named.call(ctr, container.id, "Suspend")
-        ended, error = cancel_in(ctr, cards, container.id, verb, "Resume")
+        ended, error = cancel_in(ctr, gpus, container.id, verb, "Resume")
         assert ended == outcome
         if outcome == "cancelled":
             assert "it stays suspended" in str(error)
@@ -176,11 +172,11 @@ def test_resume_cancelled_in_a_step_of_the_driver(
     ids=["lock", "checkpoint", "restore", "unlock", "checkpoint arena", "restore arena"],
 )
 def test_checkpoint_cancelled_in_a_step_of_the_driver(
-    ctr: Ctr, cards: Cards, place: Path, verb: str, flags: list[str]
+    ctr: Ctr, gpus: Gpus, place: Path, verb: str, flags: list[str]
 ) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
-        before = Before(ctr, cards, container)
-        outcome, error = cancel_in(ctr, cards, container.id, verb, "Checkpoint", path=str(place))
+        before = Before(ctr, gpus, container)
+        outcome, error = cancel_in(ctr, gpus, container.id, verb, "Checkpoint", path=str(place))
         assert outcome == "cancelled"
         assert "there is no image, and the container is as before" in str(error)
         assert_no_image(place)
@@ -192,7 +188,7 @@ def test_checkpoint_cancelled_in_a_step_of_the_driver(
 
 @pytest.mark.parametrize(("flags", "exit"), [(PLAIN, True), (WANTED, False)], ids=["ending", "leaving, arena"])
 def test_checkpoint_cancelled_in_its_dump(
-    ctr: Ctr, cards: Cards, place: Path, shim_config: Path, flags: list[str], exit: bool
+    ctr: Ctr, gpus: Gpus, place: Path, shim_config: Path, flags: list[str], exit: bool
 ) -> None:
     settings = shim_config.read_text()
     waits = place.parent / "waits"
@@ -203,7 +199,7 @@ def test_checkpoint_cancelled_in_its_dump(
     shim_config.write_text(f'criu = "{program}"\n{settings}')
     try:
         with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
-            before = Before(ctr, cards, container)
+            before = Before(ctr, gpus, container)
             with named.save_begun(ctr, container.id, "op-1", place, exit=exit) as checkpoint:
                 eventually(waits.exists, seconds=30)
                 assert named.cancel(ctr, container.id, "op-1").ended.outcome == "cancelled"
@@ -215,11 +211,9 @@ def test_checkpoint_cancelled_in_its_dump(
 
 
 @ways
-def test_checkpoint_of_a_suspended_container_is_cancelled(
-    ctr: Ctr, cards: Cards, place: Path, flags: list[str]
-) -> None:
+def test_checkpoint_of_a_suspended_container_is_cancelled(ctr: Ctr, gpus: Gpus, place: Path, flags: list[str]) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
-        before = Before(ctr, cards, container)
+        before = Before(ctr, gpus, container)
         named.call(ctr, container.id, "Suspend")
         with named.save_begun(ctr, container.id, "op-1", place) as checkpoint:
             outcome = named.cancelled_or_done(ctr, container.id, "op-1")
@@ -237,11 +231,11 @@ def shim_config() -> Path:
 
 
 @pytest.mark.parametrize("method", ["Suspend", "Resume", "Checkpoint"])
-def test_operation_cancelled_at_any_moment(ctr: Ctr, cards: Cards, place: Path, method: str) -> None:
+def test_operation_cancelled_at_any_moment(ctr: Ctr, gpus: Gpus, place: Path, method: str) -> None:
     """Several times one after the other, each a little later than the one before."""
-    cards.slow(SLOW)
+    gpus.slow(SLOW)
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED) as container:
-        before = Before(ctr, cards, container)
+        before = Before(ctr, gpus, container)
         fields = {"path": str(place)} if method == "Checkpoint" else {}
         named.call(ctr, container.id, "Suspend")
         begin = time.monotonic()
@@ -269,16 +263,16 @@ def test_operation_cancelled_at_any_moment(ctr: Ctr, cards: Cards, place: Path, 
         assert "cancelled" in outcomes
         if named.status(ctr, container.id).suspended:
             named.call(ctr, container.id, "Resume")
-        cards.slow(0)
+        gpus.slow(0)
         before.is_back()
 
 
-def test_resume_that_waits_for_room_is_cancelled(ctr: Ctr, cards: Cards) -> None:
+def test_resume_that_waits_for_room_is_cancelled(ctr: Ctr, gpus: Gpus) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB)) as container:
-        before = Before(ctr, cards, container)
+        before = Before(ctr, gpus, container)
         named.call(ctr, container.id, "Suspend")
         with (
-            cards.occupied(0, leaving=1 << 20),
+            gpus.occupied(0, leaving=1 << 20),
             named.begun(ctr, container.id, "Resume", "op-1", room_timeout_ms=600_000) as resume,
         ):
             assert named.cancel(ctr, container.id, "op-1").ended.outcome == "cancelled"
@@ -288,11 +282,11 @@ def test_resume_that_waits_for_room_is_cancelled(ctr: Ctr, cards: Cards) -> None
         before.is_back()
 
 
-def test_repeated_suspend_is_one(ctr: Ctr, cards: Cards) -> None:
+def test_repeated_suspend_is_one(ctr: Ctr, gpus: Gpus) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB)) as container:
-        before = Before(ctr, cards, container)
+        before = Before(ctr, gpus, container)
         with (
-            held(cards, "checkpoint", before.pid) as reached,
+            held(gpus, "checkpoint", before.pid) as reached,
             named.begun(ctr, container.id, "Suspend", "op-1") as first,
         ):
             reached()
@@ -300,7 +294,7 @@ def test_repeated_suspend_is_one(ctr: Ctr, cards: Cards) -> None:
             with named.in_background(lambda: named.call(ctr, container.id, "Suspend", **again)) as second:
                 time.sleep(0.1)
                 assert not second.done()
-                cards.switch("")
+                gpus.switch("")
                 assert first.result(30) == second.result(30)
         assert named.call(ctr, container.id, "Suspend", operation="op-1") == first.result()
         last = named.status(ctr, container.id).last

@@ -17,12 +17,12 @@ from kybernate.node.left_locked import LeftLocked
 from kybernate_shim.config import Config, ConfigInvalid, GpuSettings
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
 from kybernate_shim.gpu.helper_client import CudaInfo
-from kybernate_shim.gpu.helper_client import NodeGpu as Card
+from kybernate_shim.gpu.helper_client import NodeGpu as Gpu
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
 GIB = 1 << 30
-CARD = Card("GPU-1", "NVIDIA H200", 2 * GIB, GIB, mig=False)
-DRIVER = CudaInfo("580.159.04", 13000, (CARD,), ())
+GPU = Gpu("GPU-1", "NVIDIA H200", 2 * GIB, GIB, mig=False)
+DRIVER = CudaInfo("580.159.04", 13000, (GPU,), ())
 Line = tuple[str, str, str]
 
 
@@ -178,14 +178,14 @@ def test_driver_that_the_configuration_denies_is_bad(node: Node) -> None:
     assert "gpu.denied_drivers" in node.bad("GPU driver")[0]
 
 
-def test_node_without_a_card_lacks_none(node: Node) -> None:
+def test_node_without_a_gpu_lacks_none(node: Node) -> None:
     (node.root / "driver").rmdir()
     node.driver = CudaUnavailable("the CUDA driver cannot be loaded")
     assert node.report()["GPU driver"] == ("note", "the CUDA driver cannot be loaded", "")
 
 
-def test_card_whose_memory_has_no_place_is_named(node: Node) -> None:
-    node.driver = replace(DRIVER, gpus=(replace(CARD, mig=True), replace(CARD, uuid="GPU-2", total_bytes=100 * GIB)))
+def test_gpu_whose_memory_has_no_place_is_named(node: Node) -> None:
+    node.driver = replace(DRIVER, gpus=(replace(GPU, mig=True), replace(GPU, uuid="GPU-2", total_bytes=100 * GIB)))
     assert "MIG" in node.bad("GPU-1")[0]
     assert node.report()["GPU-2"][2] == "the node has only 64.0 GiB of host memory for its VRAM"
 

@@ -108,11 +108,11 @@ def test_part_that_the_machine_has_no_memory_for_is_left_out(monkeypatch: pytest
     assert "40 GiB, 100% changed: it needs 95 GiB of the machine's memory, of which 60 are free" in run.unreached
 
 
-def test_part_that_the_card_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_part_that_the_gpu_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     use(monkeypatch, run, FakeSide("old"), FakeSide("new"))
     monkeypatch.setattr(compare, "available", lambda: 1000 << 30)
     in_place(run, 100, changed=1.0, rounds=2, swaps=0)
-    assert run.unreached == ["100 GiB, 100% changed: the card has 80 GiB"]
+    assert run.unreached == ["100 GiB, 100% changed: the GPU has 80 GiB"]
 
 
 @pytest.fixture

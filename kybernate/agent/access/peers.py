@@ -24,7 +24,7 @@ MOST_GROUPS: Final = 256
 
 
 class PeerUnknown(Exception):
-    """The process at the other end has ended, is not visible here, or cannot be told from one that has its pid."""
+    """The process at the other end has ended, is not visible here, or another may have its pid by now."""
 
 
 @dataclass

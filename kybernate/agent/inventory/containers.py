@@ -20,7 +20,7 @@ from kybernate.agent.inventory import shims
 from kybernate.agent.inventory.containerd_events import Connected, EventSource, Lost, follow
 from kybernate.agent.inventory.happenings import STATES, Happening, gpu_moved, happenings, operation_ended
 from kybernate.agent.inventory.notices import ENDED, Notice
-from kybernate.agent.inventory.state import LONGEST_POLL_SECONDS, Known, Told, known, message_of, poll_seconds
+from kybernate.agent.inventory.state import LONGEST_POLL_SECONDS, Known, Reported, known, message_of, poll_seconds
 from kybernate.agent.inventory.workload import OF_PODS
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import containers_pb2
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from kybernate_shim.logs import Log
 
 Key = tuple[str, str]  # namespace and id
-Ask = Callable[[KnownContainer, str], Awaitable[Told]]
+Ask = Callable[[KnownContainer, str], Awaitable[Reported]]
 
 CONCURRENT = 16  # looks at containers that answer
 CONCURRENT_SILENT = 4  # looks at containers that have not answered last time, and may take seconds
 CONFIRM_SECONDS = 1.0  # after a task was deleted: until it is seen whether containerd agrees
 LINGER_SECONDS = 5.0  # so long containerd may list a task whose end it has announced
-RESYNC_SECONDS = 900.0  # for what no event has told, as of daemons of older releases
+RESYNC_SECONDS = 900.0  # for what no event has reported, as of daemons of older releases
 SETTLED_SECONDS = 10.0  # after containerd has started: what it still found out about shims is examined again
 STEP_SECONDS = 1.0  # how often it is seen what is due
 
@@ -75,7 +75,7 @@ class _Kept:
     """What is kept of a container between two looks."""
 
     known: Known | None = None
-    told: Told = field(default_factory=Told)
+    reported: Reported = field(default_factory=Reported)
     pod_labels: dict[str, str] = field(default_factory=dict)  # of a sandbox, for the containers of its pod
     gpu_uuids: tuple[str, ...] = ()
     gpu_noted: str = ""  # the last GPU state of which there is an event, or that was found first
@@ -146,7 +146,7 @@ class Containers:
     def set_gpus(self, used: Mapping[Key, Iterable[str]]) -> None:
         """Note which GPUs containers use now. A suspended one uses none, and keeps those that it had."""
         for key, kept in self._kept.items():
-            suspended = kept.told.status is not None and kept.told.status.suspended
+            suspended = kept.reported.status is not None and kept.reported.status.suspended
             uuids = tuple(sorted(used.get(key, ())))
             if uuids != kept.gpu_uuids and not (suspended and not uuids):
                 kept.gpu_uuids = uuids
@@ -225,7 +225,7 @@ class Containers:
             kept.again = True
             while kept.again:
                 kept.again = False
-                async with self._silent if kept.told.problem else self._quick:
+                async with self._silent if kept.reported.problem else self._quick:
                     await self._look(key, kept)
         except ContainerdUnreachable:
             pass  # all is looked at again when it is back
@@ -247,12 +247,12 @@ class Containers:
         pod_labels = await self._pod_labels(key, record, kept)
         one = known(key[0], record, task, pod_labels)
         if problem:
-            told = Told(problem=problem, foreign=not named_kybernate(one.container))
+            reported = Reported(problem=problem, foreign=not named_kybernate(one.container))
         else:
-            told = await self._tell(one, kept)
-        kept.failures = kept.failures + 1 if told.problem else 0
+            reported = await self._query(one, kept)
+        kept.failures = kept.failures + 1 if reported.problem else 0
         first = kept.known is None and not self.ready.is_set()
-        kept.known, kept.told = one, told
+        kept.known, kept.reported = one, reported
         self._schedule(kept)
         self._publish(kept, quiet=first)
 
@@ -271,13 +271,13 @@ class Containers:
             return None, ""
         return task, ""
 
-    async def _tell(self, one: Known, kept: _Kept) -> Told:
+    async def _query(self, one: Known, kept: _Kept) -> Reported:
         """Ask the shim, where there is a task, and the shim may be ours."""
         container, last = one.container, kept.known
         if not container.state:
-            return Told(foreign=not named_kybernate(container))
-        if kept.told.foreign and last is not None and last.container.pid == container.pid and last.container.state:
-            return kept.told
+            return Reported(foreign=not named_kybernate(container))
+        if kept.reported.foreign and last is not None and last.container.pid == container.pid and last.container.state:
+            return kept.reported
         return await self._ask(container, self._containerd.address)
 
     async def _pod_labels(self, key: Key, record: containers_pb2.Container, kept: _Kept) -> Mapping[str, str]:
@@ -295,7 +295,7 @@ class Containers:
         return found.labels if found is not None else {}
 
     def _schedule(self, kept: _Kept) -> None:
-        seconds = poll_seconds(kept.told, kept.failures)
+        seconds = poll_seconds(kept.reported, kept.failures)
         if seconds is not None:
             kept.due = self._now() + seconds
 
@@ -309,7 +309,7 @@ class Containers:
             kept.started = container.pid, _began(container.pid)
         message = message_of(
             kept.known,
-            kept.told,
+            kept.reported,
             started_ns=kept.started[1],
             gpu_uuids=kept.gpu_uuids,
             had_gpu=bool(kept.gpu_noted),

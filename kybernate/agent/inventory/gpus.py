@@ -21,7 +21,7 @@ from kybernate_shim.gpu.helper_client import CudaInfo, NodeGpu, cuda_helper
 SECONDS = 1.0
 WITHOUT_DRIVER_SECONDS = 300.0  # until a node that had no usable driver is asked again
 PROC = Path("/proc")
-DRIVER = Path("/proc/driver/nvidia/gpus")  # a directory for each card, by its PCI address
+DRIVER = Path("/proc/driver/nvidia/gpus")  # a directory for each GPU, by its PCI address
 
 Users = Mapping[Key, Iterable[str]]
 

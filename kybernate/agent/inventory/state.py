@@ -32,7 +32,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """What a container's shim has said: a status, or why there is none. `foreign`: it is another shim."""
 
     status: wire.Container | None = None
@@ -59,13 +59,13 @@ def known(
 
 
 def message_of(
-    one: Known, told: Told, *, started_ns: int = 0, gpu_uuids: Iterable[str] = (), had_gpu: bool = False
+    one: Known, reported: Reported, *, started_ns: int = 0, gpu_uuids: Iterable[str] = (), had_gpu: bool = False
 ) -> api.Container:
     """Return the agent's message; `started_ns` is when the task's first process began, 0 where unknown.
 
     `had_gpu`: it had a GPU state before, whatever its spec says.
     """
-    container, status = one.container, told.status or wire.Container()
+    container, status = one.container, reported.status or wire.Container()
     gpu_uuids = sorted(gpu_uuids)
     message = api.Container(
         namespace=container.namespace,
@@ -83,26 +83,26 @@ def message_of(
         vram_bytes=status.vram_bytes,
         arena_bytes=status.arena.bytes,
         note=status.note,
-        problem=told.problem,
+        problem=reported.problem,
         sandbox=container.sandbox,
         workload=one.workload,
         gpu_uuids=gpu_uuids,
         restored_from=one.restored_from,
-        foreign=told.foreign,
+        foreign=reported.foreign,
     )
     if started_ns:
         message.started.FromNanoseconds(started_ns)
     return message
 
 
-def poll_seconds(told: Told, failures: int) -> float | None:
+def poll_seconds(reported: Reported, failures: int) -> float | None:
     """Return in how many seconds a container is looked at again without an event; None: not at all.
 
     What runs an operation is looked at each second; what does not answer more and more rarely.
     """
-    if told.problem:
+    if reported.problem:
         return min(POLL_SECONDS * 2.0 ** min(failures, 10), LONGEST_POLL_SECONDS)
-    runs = told.status is not None and (told.status.phase or told.status.operation)
+    runs = reported.status is not None and (reported.status.phase or reported.status.operation)
     return POLL_SECONDS if runs else None
 
 

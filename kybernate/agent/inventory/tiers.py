@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import psutil
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as api
 from kybernate.node.failure import Failure
+from kybernate.node.filesystem import space_of
 from kybernate.node.images import inventory
 from kybernate_shim.config import Config
 
@@ -98,12 +98,9 @@ def tier_messages(config: Config, usage: Mapping[Path, Usage]) -> Iterator[api.T
 def _message(name: str, path: Path, usage: Usage) -> api.Tier:
     message = api.Tier(name=name, path=str(path), used_bytes=usage.bytes, images=usage.images)
     try:
-        there = next(place for place in (path, *path.parents) if place.exists())
-        space = os.statvfs(there)  # of a root that is made with the first image, that of its parent
-    except (OSError, StopIteration):
-        return message
-    message.capacity_bytes = space.f_blocks * space.f_frsize
-    message.free_bytes = space.f_bavail * space.f_frsize
+        message.capacity_bytes, message.free_bytes = space_of(path)
+    except (OSError, StopIteration):  # a relative path
+        pass
     return message
 
 

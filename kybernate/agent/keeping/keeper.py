@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from kybernate.agent.keeping import gather
@@ -27,6 +25,7 @@ from kybernate.agent.tier_settings import Tiers
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
+from kybernate.node.filesystem import space_of
 from kybernate.registry.catalogue import Catalogue, every
 from kybernate.registry.model import Filter, ImageRow
 from kybernate.store.policy.decide import decide
@@ -38,7 +37,7 @@ REQUESTER: Final = "policy"
 HEALTH_SECONDS: Final = 60.0  # between two looks at whether the object store answers
 JUMP_SECONDS: Final = 300.0  # of the wall clock against the monotonic one: then ages are not believed
 DISTRUST_SECONDS: Final = 900.0  # for so long
-SHARE: Final = 0.05  # of a processor at most, with however many images
+SHARE: Final = 0.05  # of a CPU at most, with however many images
 RETRY_SECONDS: Final = 300.0  # before what has not helped is tried again
 ACTIVE: Final = tuple(state for state in State if state not in FINAL)
 PRIORITIES: Final = {
@@ -128,7 +127,7 @@ class Keeper:
         rooms: dict[str, Room | None] = {}
         for tier in self._tiers.local():
             try:
-                space = await asyncio.to_thread(_space, tier.root)
+                space = await asyncio.to_thread(space_of, tier.root)
                 rooms[tier.name] = Room(space.total, space.free, used[tier.name])
             except OSError as error:
                 self._log.warning("tier.failed", tier=tier.name, error=str(error))
@@ -248,7 +247,3 @@ def _subject(action: Action) -> tuple[object, ...]:
             return ("park", action.namespace, action.container)
         case Delete():
             return ("delete", action.image)
-
-
-def _space(root: Path) -> Any:
-    return shutil.disk_usage(next(place for place in (root, *root.parents) if place.exists()))

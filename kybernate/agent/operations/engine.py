@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from kybernate.agent.journal import Journal, JournalUnusable
@@ -18,6 +18,7 @@ from kybernate.agent.operations import decide as deciding
 from kybernate.agent.operations.attendance import LOG, Attendance
 from kybernate.agent.operations.decide import Action, Attend, Finish, Interrupt, Observe, RollBack, Start, Undo, decide
 from kybernate.agent.operations.errors import AgentStopping
+from kybernate.agent.operations.events import Events, OperationEvents
 from kybernate.agent.operations.executor import Executor
 from kybernate.agent.operations.identify import new_id
 from kybernate.agent.operations.messages import operation_message
@@ -28,30 +29,12 @@ from kybernate.agent.operations.tracks import Tracks
 from kybernate.agent.operations.validate import require_valid
 from kybernate.agent.operations.watchers import Watchers
 from kybernate.messages import agent_pb2
-from kybernate.node.failure import Failure
 
 RETRY_SECONDS = 1.0  # between attempts to write to a journal that cannot be written
 MOST_SLEEP_SECONDS = 60.0  # the clock may be set meanwhile
 PRUNE_SECONDS = 3600.0
 
 T = TypeVar("T")
-
-
-class Events(Protocol):
-    """Where the engine says what happened; agent/events/log.py."""
-
-    async def record(
-        self,
-        type: str,
-        level: str,
-        message: str,
-        *,
-        container: str = "",
-        namespace: str = "",
-        operation: str = "",
-        image: str = "",
-        **fields: str,
-    ) -> object: ...
 
 
 class Engine:
@@ -75,7 +58,7 @@ class Engine:
     ) -> None:
         self._store = Store(journal)
         self._executor = executor
-        self._events = events
+        self._events = OperationEvents(events)
         self._publish, self._forget = publish, forget
         self._limits = limits
         self._clock = clock
@@ -295,7 +278,7 @@ class Engine:
         words = f"the agent was started again and found it {seen.seen}" + (f": {seen.note}" if seen.note else "")
         await self._change(operation, note=words)
         self._found.discard(operation.id)
-        await self._tell("operation.recovered", "warning", operation, words)
+        await self._events.record("operation.recovered", "warning", operation, words)
 
     async def _start(self, operation: Operation, *, again: bool) -> None:
         now = self._clock()
@@ -309,7 +292,7 @@ class Engine:
         )
         self._tracks.begin(operation.id, now)
         self._attendance.attend(operation)
-        await self._tell("operation.started", "info", operation, f"{title(operation)} has begun")
+        await self._events.record("operation.started", "info", operation, f"{title(operation)} has begun")
 
     async def _finish(self, action: Finish) -> Operation:
         operation = action.operation
@@ -329,11 +312,11 @@ class Engine:
         why = f": {operation.fault.message}" if operation.fault else ""
         if operation.result and operation.result.source:
             why = f", from {operation.result.source}"
-        await self._tell(
+        await self._events.record(
             f"operation.{operation.state}", level, operation, f"{title(operation)} has ended as {operation.state}{why}"
         )
         if late:
-            await self._tell("operation.journalled", "warning", operation, f"{title(operation)}: {late}")
+            await self._events.record("operation.journalled", "warning", operation, f"{title(operation)}: {late}")
         return operation
 
     async def _change(self, operation: Operation, *, note: str = "", **changes: Any) -> Operation:
@@ -387,23 +370,6 @@ class Engine:
         shown = self._tracks.with_progress(operation)
         self._watchers.put(shown)
         self._publish(operation_message(shown))
-
-    async def _tell(self, type: str, level: str, operation: Operation, message: str) -> None:
-        """Record an event; that this fails does not concern the operation."""
-        target = operation.target
-        try:
-            await self._events.record(
-                type,
-                level,
-                message,
-                container=target.container,
-                namespace=target.namespace,
-                operation=operation.id,
-                image=target.image,
-                verb=operation.verb,
-            )
-        except Failure as error:
-            LOG.error("the event %s of operation %s could not be recorded: %s", type, operation.id, error)
 
 
 __all__ = ["Engine", "Events", "Observation", "Wanted"]

@@ -27,7 +27,7 @@ from kybernate.agent.operations.resolve import Node, resolve
 from kybernate.agent.operations.restores import Restores
 from kybernate.agent.operations.shim_verbs import ShimVerbs
 from kybernate.agent.operations.tier_verbs import TierVerbs
-from kybernate.store.movement.turns import Priority
+from kybernate.store.policy.model import Priority
 
 OF_SHIMS = (Checkpoint, Suspend, Resume, Swap)
 MOST_THREADS = 256  # of the agent's own work; how many operations run is limited elsewhere

@@ -19,6 +19,7 @@ from kybernate.node.images import STAGING
 from kybernate.node.importing import ImageNotWhole, NotImported, admit, examine
 from kybernate.node.places import open_image
 from kybernate.node.privileges import SpecOdd, privileges_of
+from kybernate.store.errors import ImageDamaged
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
     CheckpointNotFound,
@@ -32,12 +33,6 @@ from kybernate_shim.errors import NoRoom
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import KeyUnusable
 from kybernate_shim.trust.requester import requester_of
-
-
-class ImageDamaged(Failure):
-    """Files of the image are not what its manifest says; the message lists them."""
-
-    advice = "it cannot be restored: delete it, or copy it again from where it is whole"
 
 
 class NotVerified(Failure):
@@ -84,7 +79,7 @@ def _export(attempt: Attempt) -> Result:
     target = attempt.operation.target
     attempt.step("export")
     image, archive = open_image(target.image), Path(target.archive)
-    size = export(image, archive, _draft(attempt.operation), attempt.counted("export"))
+    size = export(image, archive, _archive_staging(attempt.operation), attempt.counted("export"))
     return Result(path=str(archive), image_id=image.manifest.id, manifest_digest=image.digest, bytes=size)
 
 
@@ -163,10 +158,10 @@ def _observed_delete(operation: Operation) -> Observation:
 def _observed_export(operation: Operation) -> Observation:
     archive = Path(operation.target.archive)
     if archive.exists():
-        _draft(operation).unlink(missing_ok=True)  # a second name of the same file
+        _archive_staging(operation).unlink(missing_ok=True)  # a second name of the same file
         result = Result(path=str(archive), bytes=archive.stat().st_size)
         return Observation(Seen.SUCCEEDED, "its archive is there", result=result)
-    if _draft(operation).exists():
+    if _archive_staging(operation).exists():
         return Observation(Seen.HALF_DONE, "its archive is not whole")
     return Observation(Seen.ABSENT, "there is no archive of it")
 
@@ -200,10 +195,10 @@ def _left(operation: Operation) -> tuple[Path, ...]:
     """Return what a crash can leave."""
     if isinstance(operation.arguments, Import):
         return _staging(operation), _unpacked(operation)
-    return (_draft(operation),)
+    return (_archive_staging(operation),)
 
 
-def _draft(operation: Operation) -> Path:
+def _archive_staging(operation: Operation) -> Path:
     archive = Path(operation.target.archive)
     return archive.with_name(f".{archive.name}.{operation.id}")
 

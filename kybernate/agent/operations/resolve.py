@@ -7,7 +7,7 @@ at its place proves afterwards that the operation has succeeded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from kybernate.node.archives import manifest_in
 from kybernate.node.containerd import Containerd
 from kybernate.node.deleting import NotDeleted
 from kybernate.node.failure import Failure
+from kybernate.node.filesystem import nearest_existing
 from kybernate.node.importing import NotImported, target_of
 from kybernate.node.lookup import ID_LENGTH, KnownContainer
 from kybernate.node.places import PlaceTaken, locate, new_place, open_image, short_name
@@ -298,9 +299,5 @@ def _held(path: Path) -> str:
 
 def _disk(path: Path) -> str:
     """Return the filesystem of `path`, or where it will be."""
-    device = next(above.stat().st_dev for above in _existing(path))
+    device = nearest_existing(path).stat().st_dev
     return f"{DISK}{os.major(device)}:{os.minor(device)}"
-
-
-def _existing(path: Path) -> Iterator[Path]:
-    return (above for above in (path, *path.parents) if above.exists())

@@ -17,7 +17,8 @@ from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.store.movement.moving import bring, evict
-from kybernate.store.movement.turns import Priority, Turns
+from kybernate.store.movement.turns import Turns
+from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.tier import Held, Ref, Tier
 
 LOOK_SECONDS = 0.1  # between two looks at whether the operation is to end

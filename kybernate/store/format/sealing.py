@@ -50,7 +50,7 @@ def chunk_id(key: StoreKey, content: bytes | memoryview) -> bytes:
 
 
 def seal(key: StoreKey, id: bytes, content: bytes | memoryview, *, level: int = DEFAULT_LEVEL) -> Sealed:
-    """Compress a chunk where a sample says that it pays, and encrypt it where the store is encrypted.
+    """Compress a chunk where a sample becomes smaller, and encrypt it where the store is encrypted.
 
     `level` is zstd's; 0 means never to compress. `content` must stay unchanged while the result is in use.
     """

@@ -9,13 +9,14 @@ from kybernate.client.errors import AgentRefused, AgentUnreachable
 from kybernate.node.failure import Failure
 from kybernate.store.errors import (
     ChunkDamaged,
+    ImageDamaged,
     ObjectMissing,
     StoreDenied,
     StoreFull,
     StoreInvalid,
     StoreUnreachable,
+    first_of,
 )
-from kybernate.store.tiers.copying import ImageDamaged
 from kybernate.store.tiers.peer import PeerImageRefused
 from kybernate.store.tiers.peer_connection import PeerRefused
 from kybernate.store.tiers.peer_reading import PeerGone
@@ -57,7 +58,7 @@ async def bring(
         try:
             return await _receive(ref, tier, target, transfer), tier.name
         except (Failure, OSError, ExceptionGroup) as error:
-            first = _first(error)
+            first = first_of(error)
             if not _is_the_sources(first, target):
                 raise first from None
             reasons.append(f"{tier.name}: {first}")
@@ -94,13 +95,6 @@ async def _receive(ref: Ref, tier: Tier, target: Tier, transfer: Transfer) -> He
         return await target.receive(source, transfer)
     finally:
         await source.close()
-
-
-def _first(error: Exception) -> Exception:
-    """Return the error itself: what fails in several requests comes as a group."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _is_the_sources(error: Exception, target: Tier) -> bool:

@@ -1,7 +1,6 @@
 """Whose bytes go first: transfers of a lower priority pause between two requests while a higher one moves bytes.
 
-What waits for an image to be restored comes first, then what a person asked for, then forecasts, then demotions. A
-transfer that pauses keeps what it has; nothing is cancelled.
+A transfer that pauses keeps what it has; nothing is cancelled.
 """
 
 from __future__ import annotations
@@ -10,18 +9,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 
+from kybernate.store.policy.model import Priority
 from kybernate.store.transfer import Progress, Transfer
-
-
-class Priority(IntEnum):
-    """The lower, the earlier."""
-
-    RESTORE = 0  # a container waits for it
-    REQUEST = 1
-    PREFETCH = 2
-    DEMOTION = 3
 
 
 class Turns:

@@ -219,10 +219,10 @@ class Rules:
 
 
 class Priority(IntEnum):
-    """Which copy goes first: the lowest. For the first two, a container or a person waits: the policy plans none."""
+    """Which copy goes first: the lowest. The policy plans none of the first two."""
 
-    RESTORE = 0
-    REQUEST = 1
+    RESTORE = 0  # a container waits for it
+    REQUEST = 1  # a client has asked for it
     PREFETCH = 2
     DEMOTION = 3
     PERSISTENCE = 4

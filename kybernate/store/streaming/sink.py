@@ -58,5 +58,5 @@ class ArrivingSink:
             self._needed -= size
             complete = self._needed == 0 and (size > 0 or not file)
         if complete:
-            replace_file(self._directory / ARRIVING, self._manifest, durable=False, draft=f".{NAME}.tmp")
+            replace_file(self._directory / ARRIVING, self._manifest, durable=False, staging=f".{NAME}.tmp")
             self._ready()

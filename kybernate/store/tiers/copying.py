@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
-from kybernate.node.failure import Failure
+from kybernate.store.errors import ImageDamaged
 from kybernate.store.in_thread import in_thread
 from kybernate.store.tiers.arrived import Arrived
 from kybernate.store.transfer import Transfer
@@ -29,12 +29,6 @@ BUFFER = 8 << 20  # bytes of one read or write; larger ones are no faster on NVM
 BLOCK = 4096  # that direct I/O is aligned to
 TASK_BYTES = 64 << 20  # that one call of a thread copies, about
 LEAST_DIRECT = 1 << 20  # smaller files are not worth two descriptors
-
-
-class ImageDamaged(Failure):
-    """The files of an image are not those of its signed manifest. What had arrived was removed."""
-
-    advice = "use another copy of the image; `kybernate inspect --verify` lists what is damaged"
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.node.deleting import delete
+from kybernate.node.filesystem import space_of
 from kybernate.node.images import places_below
-from kybernate.store.errors import StoreFull
+from kybernate.store.errors import ImageDamaged, StoreFull
 from kybernate.store.in_thread import in_thread
 from kybernate.store.reader import Sink
 from kybernate.store.sink import DirectorySink
 from kybernate.store.tiers import copying
 from kybernate.store.tiers.arrived import NAME as RECORD
 from kybernate.store.tiers.arrived import Arrived
-from kybernate.store.tiers.copying import ImageDamaged
 from kybernate.store.tiers.tier import Have, Held, ImageDiffers, ImageNotInTier, Ref, Room, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import Manifest, decode
@@ -96,7 +96,7 @@ class DirectoryTier:
 
     async def room(self) -> Room:
         used = sum(image.bytes for image in await asyncio.to_thread(self._images))
-        space = shutil.disk_usage(next(there for there in (self.root, *self.root.parents) if there.exists()))
+        space = space_of(self.root)
         if not self.quota:
             return Room(space.total, space.free, used)
         return Room(min(space.total, self.quota), max(0, min(space.free, self.quota - used)), used)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ImageNotStored
+from kybernate.store.errors import ImageDamaged, ImageNotStored
 from kybernate.store.format.recipe import Recipe
-from kybernate.store.images import store_files
-from kybernate.store.reader import Sink, fetch
-from kybernate.store.tiers.copying import ImageDamaged
+from kybernate.store.images import StoredImage, store_files
 from kybernate.store.tiers.directory import require_whole
-from kybernate.store.tiers.tier import Have, Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
+from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import decode
 
@@ -40,7 +37,8 @@ class ObjectTier:
         return self._held(await self._recipe(ref))
 
     async def open(self, ref: Ref) -> Source:
-        return _Stored(self._store, await self._recipe(ref))
+        recipe = await self._recipe(ref)
+        return StoredImage(self._store, recipe, _ref_of(recipe))
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
         """Store an image that lies in a directory. Raises TierReadOnly for others: they come to the node before."""
@@ -92,28 +90,8 @@ class ObjectTier:
         return max(named, key=lambda recipe: recipe.created)
 
     def _held(self, recipe: Recipe) -> Held:
-        ref = Ref(recipe.namespace, recipe.name, recipe.id)
-        return Held(ref, recipe.size, f"{self._url}#{recipe.namespace or '-'}/{recipe.id}")
+        return Held(_ref_of(recipe), recipe.size, f"{self._url}#{recipe.namespace or '-'}/{recipe.id}")
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """An image in the store."""
-
-    store: ChunkStore
-    recipe: Recipe
-    directory: None = None
-
-    @property
-    def ref(self) -> Ref:
-        return Ref(self.recipe.namespace, self.recipe.name, self.recipe.id)
-
-    @property
-    def manifest(self) -> bytes:
-        return self.recipe.manifest
-
-    async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        await fetch(self.store, self.recipe, sink, transfer, have=have.has)
-
-    async def close(self) -> None:
-        return None
+def _ref_of(recipe: Recipe) -> Ref:
+    return Ref(recipe.namespace, recipe.name, recipe.id)

@@ -27,7 +27,7 @@ from kybernate_shim.checkpoint.criu.images import CriuImageInvalid, DumpedMount
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
 from kybernate_shim.linux.children import Child
 from kybernate_shim.linux.credentials import ProcessCredentials
-from kybernate_shim.trust.credentials import Held
+from kybernate_shim.trust.credentials import NeedsCapability
 
 MOST_ANSWER: Final = 32 << 20  # bytes
 MOST_THREADS: Final = 1 << 15
@@ -40,7 +40,7 @@ class ImagePrivileges:
     """What the processes of the images have: their threads' credentials, and what only some capabilities make."""
 
     threads: tuple[ProcessCredentials, ...] = field(default=(), metadata={"most": MOST_THREADS})
-    held: tuple[Held, ...] = ()
+    held: tuple[NeedsCapability, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def examine(directory: Path, *, privileges: bool = False) -> Inspection:
 def _limited(limits: ReaderLimits) -> str:
     return (
         f"CRIU's images cannot be read with {limits.memory >> 20} MiB of memory and {limits.processor_seconds} s of"
-        " processor time"
+        " CPU time"
     )
 
 

@@ -25,7 +25,7 @@ from kybernate_shim.checkpoint.criu.images import (
 )
 from kybernate_shim.linux.credentials import NAMESPACES, NO_LOGIN, REAL_TIME, Capabilities, ProcessCredentials, is_below
 from kybernate_shim.messages import criu_pb2 as criu
-from kybernate_shim.trust.credentials import Held
+from kybernate_shim.trust.credentials import NeedsCapability
 
 IDS: Final = 0x54432030
 SECCOMP: Final = 0x64413049
@@ -37,16 +37,16 @@ SYNCHRONIZE: Final = 1  # SECCOMP_FILTER_FLAG_TSYNC
 MOST_THREADS: Final = 65_536
 MOST_FILTERS: Final = 1024  # of one thread; the kernel's limit on their instructions allows fewer
 
-PACKET: Final = Held("a packet socket", ("CAP_NET_RAW",))
-RAW_SOCKET: Final = Held("a raw socket", ("CAP_NET_RAW",))
+PACKET: Final = NeedsCapability("a packet socket", ("CAP_NET_RAW",))
+RAW_SOCKET: Final = NeedsCapability("a raw socket", ("CAP_NET_RAW",))
 # By CRIU's number of the kind of an open file.
 KINDS: Final = {
     10: PACKET,
-    12: Held("an fanotify group", ("CAP_SYS_ADMIN",)),
-    15: Held("a network tunnel", ("CAP_NET_ADMIN",)),
-    19: Held("a BPF map", ("CAP_BPF", "CAP_SYS_ADMIN")),
+    12: NeedsCapability("an fanotify group", ("CAP_SYS_ADMIN",)),
+    15: NeedsCapability("a network tunnel", ("CAP_NET_ADMIN",)),
+    19: NeedsCapability("a BPF map", ("CAP_BPF", "CAP_SYS_ADMIN")),
 }
-POLICIES: Final = Held("an AppArmor policy", ("CAP_MAC_ADMIN",))
+POLICIES: Final = NeedsCapability("an AppArmor policy", ("CAP_MAC_ADMIN",))
 
 M = TypeVar("M", bound=Message)
 
@@ -87,7 +87,7 @@ def credentials(directory: Path) -> tuple[ProcessCredentials, ...]:
     return tuple(found)
 
 
-def held(directory: Path) -> tuple[Held, ...]:
+def held(directory: Path) -> tuple[NeedsCapability, ...]:
     """Return what is open or loaded in the images that takes a capability to make. Raises CriuImageInvalid."""
     found = []
     for entry in entries(directory / "files.img", FILES, criu.File):

@@ -50,12 +50,12 @@ async def _version(program: str, known: Path, ask: Callable[[], Awaitable[str]])
     path = shutil.which(program)
     if path is None:
         return await ask()  # whose error names the program
-    note = known / _identity(path)
+    record = known / _identity(path)
     try:
-        return note.read_text()
+        return record.read_text()
     except OSError:
         version = await ask()
-        _keep(note, version)
+        _keep(record, version)
         return version
 
 
@@ -66,7 +66,7 @@ def _identity(path: str) -> str:
     return ".".join([Path(path).name, *(f"{number:x}" for number in numbers)])
 
 
-def _keep(note: Path, version: str) -> None:
+def _keep(record: Path, version: str) -> None:
     with suppress(OSError):  # the program is asked again next time
-        make_directory(note.parent)
-        replace_file(note, version)
+        make_directory(record.parent)
+        replace_file(record, version)

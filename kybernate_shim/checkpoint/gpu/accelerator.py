@@ -16,9 +16,9 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.gpu.arena import ArenaOffload
 from kybernate_shim.checkpoint.gpu.attachment import Attachment
-from kybernate_shim.checkpoint.gpu.container_gpus import ContainerGpus, Note
+from kybernate_shim.checkpoint.gpu.container_gpus import ContainerGpus, RecordLocked
 from kybernate_shim.checkpoint.gpu.errors import NothingToResume, NothingToSuspend
-from kybernate_shim.checkpoint.gpu.inherited import Release
+from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.leaving import Leaving
 from kybernate_shim.checkpoint.gpu.left import Left, joined
 from kybernate_shim.checkpoint.gpu.room import ahead, await_room, bytes_on, needs
@@ -38,10 +38,10 @@ from kybernate_shim.vram_io.digest import KIND, STRONG
 
 
 class CudaAccelerator:
-    """Takes the processes of one container off their GPUs, and brings them back. `note` is as for ContainerGpus."""
+    """Takes the processes of one container off their GPUs, and brings them back. `record` is as for ContainerGpus."""
 
-    def __init__(self, target: Target, note: Note, log: Log) -> None:
-        self._gpus = ContainerGpus(target, note, log)
+    def __init__(self, target: Target, record: RecordLocked, log: Log) -> None:
+        self._gpus = ContainerGpus(target, record, log)
         self._leaving = Leaving(self._gpus)
         self._lost = ""  # why processes that are off their GPUs must never come back to them
         attachment = Attachment(self._gpus)
@@ -76,7 +76,7 @@ class CudaAccelerator:
             )
             left.way = way
             left.note_whole = partial(self._gpus.note_whole, left)
-            left.inheritance = Release(self._leaving.inherited, helper)
+            left.inheritance = InheritedRelease(self._leaving.inherited, helper)
             try:
                 sizes = await self._leaving.arena_sizes(helper)
                 left.away = ArenaOffload(self._gpus.target.children, self._gpus.settings, sizes, digest)
@@ -88,7 +88,7 @@ class CudaAccelerator:
                 await sequence.undisturbed(self._undo(helper, left, error))
                 raise
             if left.gone:
-                self._gpus.note(())
+                self._gpus.record(())
             elif left.pids:  # who was suspended before needs no room on a GPU now
                 # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
                 await sequence.undisturbed(self._return(helper, left, operation, self._gpus.limits))
@@ -144,14 +144,14 @@ class CudaAccelerator:
         return left
 
     @asynccontextmanager
-    async def _prefaulted(self, pids: Sequence[int], taken: int, *, size: int) -> AsyncIterator[None]:
-        async with prefaulted(self._gpus.target.children, self._gpus.settings, self._gpus.log, pids, size - taken):
+    async def _prefaulted(self, pids: Sequence[int], offloaded: int, *, size: int) -> AsyncIterator[None]:
+        async with prefaulted(self._gpus.target.children, self._gpus.settings, self._gpus.log, pids, size - offloaded):
             yield
 
     async def _undo(self, helper: CudaHelper, left: Left, cause: BaseException) -> None:
         stuck = await sequence.bring_back(helper, left.pids, self._gpus.limits)
         if not stuck:
-            self._gpus.note_more((), back=left.pids)
+            self._gpus.record_more((), back=left.pids)
             return
         why = str(cause) or "it was cancelled"
         raise NotBack(f"{why}; and the container is not back on its GPU: {'; '.join(stuck)}") from cause
@@ -185,7 +185,7 @@ class CudaAccelerator:
             raise NotBack(f"{error}; until then the container stays suspended, `kybernate resume` retries") from error
         except CudaError as error:
             await self._return_anyway(helper, left, error)
-        self._gpus.note_more((), back=left.pids)
+        self._gpus.record_more((), back=left.pids)
         operation.add_steps(steps, "cuda-restore", left.vram_bytes)
 
     async def _back_after_cancel(self, helper: CudaHelper, left: Left) -> bool:
@@ -200,7 +200,7 @@ class CudaAccelerator:
             away = [process.pid for process in found if process.state is State.CHECKPOINTED]
             if away and all(process.state in (State.CHECKPOINTED, State.RUNNING) for process in found):
                 left.pids = away
-                self._gpus.note_more(())
+                self._gpus.record_more(())
                 return False
             stuck = await sequence.bring_back(helper, [*there], self._gpus.limits)
         except CudaError as error:
@@ -208,7 +208,7 @@ class CudaAccelerator:
         if stuck:
             self._gpus.suspended = left
             raise NotBack(f"the resume was cancelled; {'; '.join(stuck)}. `kybernate resume` retries")
-        self._gpus.note_more((), back=left.pids)
+        self._gpus.record_more((), back=left.pids)
         return True
 
     async def _return_anyway(self, helper: CudaHelper, left: Left, error: CudaError) -> None:

@@ -144,7 +144,7 @@ class ArenaReload:
         with operation.step("arena-load") as step:
             await self._loading
             if self._readying is not None:
-                # The helper's context must not come while the driver fills a card of which the room has been counted.
+                # The helper's context must not come while the driver fills a GPU of which the room has been counted.
                 await asyncio.wait([self._readying])
             await self._worker.ask(HandOver({file.pid: pids[file.pid] for file in image.manifest.arena}))
             step.bytes = image.manifest.arena_bytes

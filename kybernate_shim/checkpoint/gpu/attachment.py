@@ -90,7 +90,7 @@ class Attachment:
                         f" {', '.join(map(str, sorted(missing)))} (process IDs in the container) wait for a GPU"
                     )
                 pids = [process.pid for process in waiting]
-                self._gpus.note(pids, whole=False)
+                self._gpus.record(pids, whole=False)
                 self._make_device_nodes()
                 inner = {name: pid for name, pid in names.items() if name is not None}
                 await self._back.fill(image, inner, operation)
@@ -106,7 +106,7 @@ class Attachment:
                         )
         except (CudaError, GpuMismatch, VramError) as error:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
-        self._gpus.note(())
+        self._gpus.record(())
         operation.add_steps(steps, "cuda-restore", sum(process.bytes for process in manifest.cuda_processes))
 
     def _plan(self, manifest: Manifest, info: CudaInfo) -> gpu_map.GpuPlan:

@@ -16,7 +16,7 @@ from kybernate_shim.logs import Log
 from kybernate_shim.oci.gpu_spec import VISIBLE
 
 
-class Note(Protocol):
+class RecordLocked(Protocol):
     """Records the processes that may be locked, and whether they are `whole`."""
 
     def __call__(self, pids: Sequence[int], *, whole: bool = True) -> None: ...
@@ -25,13 +25,13 @@ class Note(Protocol):
 class ContainerGpus:
     """The GPUs of one container, and what has left them by `suspend`, until `resume`.
 
-    `note` is called with the pids that may be locked, before they are and when none is, and with whether they are
+    `record` is called with the pids that may be locked, before they are and when none is, and with whether they are
     whole: where they are not, unlocking them would be wrong.
     """
 
-    def __init__(self, target: Target, note: Note, log: Log) -> None:
+    def __init__(self, target: Target, record: RecordLocked, log: Log) -> None:
         self.target = target
-        self.note = note
+        self.record = record
         self.log = log
         self.suspended: Left | None = None
 
@@ -45,15 +45,15 @@ class ContainerGpus:
         settings = self.settings
         return sequence.StepSeconds(settings.lock, settings.checkpoint, settings.restore, settings.unlock)
 
-    def note_more(self, pids: Sequence[int], *, back: Sequence[int] = ()) -> None:
-        """Note `pids` and those that stay suspended, without those that are back."""
+    def record_more(self, pids: Sequence[int], *, back: Sequence[int] = ()) -> None:
+        """Record `pids` and those that stay suspended, without those that are back."""
         stay = self.suspended.pids if self.suspended is not None else ()
-        self.note([*(pid for pid in stay if pid not in back), *pids])
+        self.record([*(pid for pid in stay if pid not in back), *pids])
 
     def note_whole(self, left: Left, whole: bool) -> None:
         if left.pids and not left.gone:
             stay = self.suspended.pids if self.suspended is not None else ()
-            self.note([*stay, *left.pids], whole=whole)
+            self.record([*stay, *left.pids], whole=whole)
 
     async def in_state(
         self, helper: CudaHelper, *states: State, among: Iterable[int] | None = None

@@ -94,7 +94,7 @@ class Inherited:
         return self.target.cgroup.processes() if self.target.cgroup is not None else []
 
 
-class Release:
+class InheritedRelease:
     """What the processes give up for one dump. `done` is for the manifest."""
 
     def __init__(self, inherited: Inherited, helper: CudaHelper) -> None:
@@ -206,6 +206,6 @@ class Release:
         ]
 
     def _failure(self, kept: dict[int, str]) -> str:
-        told = [f"process {title_of(pid)} {why}" for pid, why in kept.items()]
-        told = told or ["processes that have inherited device files of GPUs keep appearing"]
-        return "; ".join([*told, f"container {self._target.id} continues as before"])
+        reasons = [f"process {title_of(pid)} {why}" for pid, why in kept.items()]
+        reasons = reasons or ["processes that have inherited device files of GPUs keep appearing"]
+        return "; ".join([*reasons, f"container {self._target.id} continues as before"])

@@ -64,7 +64,7 @@ class Leaving:
                     helper,
                     target.cgroup.processes,
                     limits,
-                    note=self._gpus.note_more,
+                    record=self._gpus.record_more,
                     last_look=partial(preflight.require_no_more_imports, imports),
                     while_locked=lambda pids: self.inherited.observe({*pids, *(one.pid for one in found)}),
                     around=around(subject.vram_bytes),
@@ -119,8 +119,8 @@ class Leaving:
         active = {process.pid for process in found if process.state is not State.CHECKPOINTED}
         seen = {one.pid: one for one in await evidence.seen(partial(evidence.look, pids))}
         used = [gpu for gpu in info.gpus if active & gpu.holdings.keys()]
-        told = bool(used) or not active
-        if not told:
+        known = bool(used) or not active
+        if not known:
             usable = self._gpus.usable(info)
             used = [gpu for gpu in info.gpus if gpu.uuid in usable]
         subject = preflight.Subject(
@@ -128,8 +128,10 @@ class Leaving:
             cuda=[seen[pid] for pid in cuda if pid in seen],
             others=[one for pid, one in seen.items() if pid not in cuda],
             gpus=[gpu.uuid for gpu in used],
-            vram_bytes=sum(sum(gpu.holdings.get(pid, 0) for pid in active) if told else gpu.used_bytes for gpu in used),
-            told=told,
+            vram_bytes=sum(
+                sum(gpu.holdings.get(pid, 0) for pid in active) if known else gpu.used_bytes for gpu in used
+            ),
+            known=known,
             room=headroom(cgroup),
             denied_drivers=self._gpus.settings.denied_drivers,
         )
@@ -150,12 +152,12 @@ class Leaving:
         """Raise NotBack if a cancel, whose undo has run already, has left processes off their GPUs."""
         if stuck := [note for note in getattr(cancelled, "__notes__", []) if note.startswith("not undone")]:
             raise NotBack(f"it was cancelled; {'; '.join(stuck)}. `kybernate resume` retries") from cancelled
-        self._gpus.note_more(())
+        self._gpus.record_more(())
 
     def _failed(self, error: CudaError | TimeoutError) -> Exception:
         """Translate a failure whose undo has run already."""
         notes = getattr(error, "__notes__", [])
         if stuck := [note for note in notes if note.startswith("not undone")]:
             return NotBack(f"{error}; {'; '.join(stuck)}. `kybernate resume` retries")
-        self._gpus.note_more(())
+        self._gpus.record_more(())
         return GpuStepFailed("; ".join([str(error), *notes, f"container {self._gpus.target.id} keeps running"]))

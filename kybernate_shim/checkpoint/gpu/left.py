@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.checkpoint.gpu.arena import ArenaOffload
-from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, Release
+from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, InheritedRelease
 from kybernate_shim.checkpoint.gpu.usage import GpuUsage
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload
 from kybernate_shim.checkpoint.image.manifest import (
@@ -42,7 +42,7 @@ class Left:
     arena_use: ArenaUse = ArenaUse()
     way: VramOffload | None = None
     away: ArenaOffload | None = None
-    inheritance: Release | None = None
+    inheritance: InheritedRelease | None = None
     note_whole: Callable[[bool], None] = lambda whole: None  # called before a part of the processes is in files only
 
     @property

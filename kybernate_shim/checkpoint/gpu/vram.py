@@ -32,13 +32,13 @@ from kybernate_shim.vram_io.saved_regions import FILES, SavedRegion, give_up, ma
 from kybernate_shim.worker_protocol.mover_jobs import (
     CloseFiles,
     Compare,
+    EndWatch,
     ImageFiles,
-    LetGo,
     Load,
     Prefault,
-    Prefetch,
     Prove,
     PutBack,
+    ReadAhead,
     Save,
     Watch,
 )
@@ -55,7 +55,7 @@ ATTEMPTS = 2  # to put bytes back: a worker that was lost under the first is rep
 
 
 class BytesLost(Exception):
-    """Dropped bytes could not be put back: the processes must not compute on, for their memory is wrong."""
+    """Dropped bytes could not be put back: the processes must not continue, for their memory is wrong."""
 
 
 class VramOffload:
@@ -85,10 +85,12 @@ class VramOffload:
         return {pid: region.size for pid, region in self._driven.items()}
 
     @asynccontextmanager
-    async def watching(self, pids: Sequence[int], taken: int = 0, *, image: Path, size: int = 0) -> AsyncIterator[None]:
+    async def watching(
+        self, pids: Sequence[int], offloaded: int = 0, *, image: Path, size: int = 0
+    ) -> AsyncIterator[None]:
         """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
 
-        Where `image` is in memory, the driver is redirected to write it there. `taken` bytes are moved already.
+        Where `image` is in memory, the driver is redirected to write it there. The arena has `offloaded` bytes of them.
 
         Their threads are stopped meanwhile, but only as long as a slow driver takes: the driver would wait forever for
         a lock, such as an allocator's, that one of them happens to hold. Then they resume, and the bytes take the plain
@@ -97,7 +99,7 @@ class VramOffload:
         with huge_pages(self._settings, self._log):
             if not pids:
                 self.data_path = DataPath("plain", "the processes were suspended before")
-            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size - taken):
+            if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size - offloaded):
                 yield
                 return
             assert self._worker is not None
@@ -129,7 +131,7 @@ class VramOffload:
                     files=new_files(image, self._settings, self._digest),
                     huge=self._settings.huge_pages != "off",
                     expected=size // len(pids),
-                    told=max(size, 0),
+                    vram_bytes=max(size, 0),
                 )
             )
         except VramError as error:
@@ -147,7 +149,7 @@ class VramOffload:
             return
         try:
             async with asyncio.timeout(LET_GO_SECONDS):
-                await self._worker.ask(LetGo())
+                await self._worker.ask(EndWatch())
         except (VramError, TimeoutError):
             await self._clear()
         await self.aclose()
@@ -267,7 +269,7 @@ class VramReload:
                 yield
                 return
             async with vram_mover(self._children) as self._worker:
-                job = Prefetch(self._of(image), [SavedRegion.of(file) for file in files])
+                job = ReadAhead(self._of(image), [SavedRegion.of(file) for file in files])
                 reading = asyncio.ensure_future(self._worker.ask(job))
                 try:
                     yield

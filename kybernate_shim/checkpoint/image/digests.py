@@ -2,7 +2,7 @@
 
 A file of up to 64 MiB has the plain digest of its bytes, `xxh128:<hex>`, as `xxh128sum` prints it. A longer one has the
 digest of its pieces' digests (each 64 MiB, the last one shorter, joined as raw bytes), `xxh128-tree:<hex>`: so that one
-file of 80 GiB keeps all cores busy. What CRIU writes is digested right behind it, as long as it is in the processor's
+file of 80 GiB keeps all cores busy. What CRIU writes is digested right behind it, as long as it is in the CPU's
 cache, and by more threads where one cannot keep up. They are nice to CRIU meanwhile: it and its code in the dumped
 process call each other hundreds of times a GiB, and each time the called one might wait for a core that digests.
 
@@ -55,7 +55,7 @@ class Hash(Protocol):
 
 
 def _sha256() -> Hash:
-    """OpenSSL's uses the processor's SHA extensions; a daemon has not loaded it for less."""
+    """OpenSSL's uses the CPU's SHA extensions; a daemon has not loaded it for less."""
     try:
         from _hashlib import openssl_sha256
     except ImportError:

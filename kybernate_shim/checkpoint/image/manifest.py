@@ -18,9 +18,9 @@ from kybernate_shim.vram_io.image_files import ARRIVAL, MOST_PIECES, ArenaFile, 
 
 NAME: Final = "kybernate-manifest.json"
 REGISTRY: Final = "kybernate-registry.json"  # what the node's registry keeps with an image; no part of the image
-REGISTRY_DRAFT: Final = f".{REGISTRY}.tmp"  # it may stay after a kill
+REGISTRY_STAGING: Final = f".{REGISTRY}.tmp"  # it may stay after a kill
 ARRIVING: Final = "kybernate-arriving.json"  # the manifest as long as files of VRAM arrive: nothing takes it for one
-NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_DRAFT, ARRIVING, ARRIVAL})
+NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_STAGING, ARRIVING, ARRIVAL})
 SAVED_SPEC: Final = "kybernate-spec.json"  # config.json as containerd wrote it: a restore without a pod starts from it
 VERSION: Final = 1
 MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
@@ -178,8 +178,8 @@ class Signature:
 class Manifest:
     """Everything that is known about an image. `time` is RFC 3339 in UTC; `stdio` the kinds of descriptors 0, 1, 2.
 
-    `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them runs on before it
-    is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
+    `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
+    it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
     driver's order: a map to others names each of them. `released` is left out where it is empty, so that older releases
     read the manifest. `security` is empty in images of older releases.
     """

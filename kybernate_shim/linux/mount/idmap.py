@@ -92,12 +92,12 @@ def _translate(mount: int, namespace: int, attributes: int = 0) -> None:
 @contextmanager
 def _child_in_user_namespace() -> Iterator[int]:
     """Fork, because a process with threads cannot change its own user namespace, and posix_spawn knows none."""
-    ready, tell = os.pipe()
+    ready, writing = os.pipe()
     hold, release = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _stay(tell, hold, (ready, release))
-    os.close(tell)
+        _stay(writing, hold, (ready, release))
+    os.close(writing)
     try:
         if number := int.from_bytes(os.read(ready, 4), "little"):
             raise OSError(number, os.strerror(number), "user namespace")
@@ -112,7 +112,7 @@ def _child_in_user_namespace() -> Iterator[int]:
             pass  # the daemon's reaper was faster
 
 
-def _stay(tell: int, hold: int, others: Sequence[int]) -> None:
+def _stay(writing: int, hold: int, others: Sequence[int]) -> None:
     """Be the child: enter a user namespace, say errno or 0, and end when the parent closes its pipe or dies."""
     number = 0
     try:
@@ -122,7 +122,7 @@ def _stay(tell: int, hold: int, others: Sequence[int]) -> None:
             libc.unshare(libc.CLONE_NEWUSER)
         except OSError as error:
             number = error.errno or 1
-        os.write(tell, number.to_bytes(4, "little"))
+        os.write(writing, number.to_bytes(4, "little"))
         os.read(hold, 1)
     finally:
         os._exit(0)

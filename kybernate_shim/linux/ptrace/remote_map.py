@@ -3,7 +3,7 @@
 The process has no path to the file: it may be in other namespaces. So it is made, by ptrace, to open a pair of
 sockets; we take one end, and hand it the file's descriptor through that. All of it is closed again; what stays is the
 mapping. What the page of the process says may be changed by its other threads: no step waits for what they do, and the
-descriptor is compared with ours. The process may keep it: lend no more than the process may keep.
+descriptor is compared with ours. The process may keep it: map no more than the process may keep.
 Sources: pidfd_getfd(2), unix(7) "Ancillary messages", cmsg(3).
 """
 
@@ -32,14 +32,14 @@ from kybernate_shim.linux.ptrace.seized import (
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetInterferes
 
 PAGE = 4096
-# Where things lie in the page that the process lends us.
+# Where things lie in the page that is mapped in the process.
 PAIR, HEADER, VECTOR, BYTE, CONTROL = 0, 64, 128, 192, 256
 HEADER_FORMAT = "=QI4xQQQQI4x"  # struct msghdr: name, iov, control, flags
 CONTROL_FORMAT = "=QIIi4x"  # one struct cmsghdr with one descriptor
 CONTROL_BYTES = struct.calcsize(CONTROL_FORMAT)
 
 
-class Lent:
+class RemotePage:
     """Maps files into the process of `held`; made by `lending`. Raises InjectionFailed with everything as it was."""
 
     def __init__(self, held: SeizedProcess, page: int, ours: socket.socket, theirs: int) -> None:
@@ -95,7 +95,7 @@ class Lent:
 
 
 @contextmanager
-def lending(held: SeizedProcess) -> Iterator[Lent]:
+def remote_page(held: SeizedProcess) -> Iterator[RemotePage]:
     """Have the process of `held` take part for as long as the body runs. Raises InjectionFailed."""
     abi = held.abi
     with ExitStack() as undo:
@@ -111,7 +111,7 @@ def lending(held: SeizedProcess) -> Iterator[Lent]:
         undo.callback(held.call, abi.close, far)
         undo.callback(held.call, abi.close, near)
         ours = undo.enter_context(_taken_socket(held.pid, near))
-        yield Lent(held, page, ours, far)
+        yield RemotePage(held, page, ours, far)
 
 
 def _taken_socket(pid: int, number: int) -> socket.socket:
@@ -159,5 +159,5 @@ def _with_buffer(size: int, work: Callable[[int], None], data: bytes = b"") -> b
     try:
         work(ctypes.addressof(buffer))
     except (OSError, process_memory.ShortCopy) as error:
-        raise InjectionFailed(f"the memory borrowed from the process cannot be used: {error}") from error
+        raise InjectionFailed(f"the page that was mapped in the process cannot be used: {error}") from error
     return bytes(buffer.raw)

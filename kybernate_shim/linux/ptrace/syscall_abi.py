@@ -1,4 +1,4 @@
-"""How a processor makes a system call: instruction, registers and numbers, for those who make one in another process.
+"""How a CPU makes a system call: instruction, registers and numbers, for those who make one in another process.
 
 Registers are indices of 64-bit words in what PTRACE_GETREGSET(NT_PRSTATUS) gives: the kernel's user_regs_struct on
 x86-64, its user_pt_regs on arm64. Sources: asm/ptrace.h of both, syscall(2), the kernel's generic call numbers.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Abi:
-    """One processor.
+    """One CPU architecture.
 
     `architecture` is what audit and seccomp call it (AUDIT_ARCH_*). `under_way` is the register that holds the number
     of the call in which a thread is, -1 where there is none: the kernel restarts an interrupted call by it, and
@@ -121,5 +121,5 @@ _BY_MACHINE = {"x86_64": X86_64, "aarch64": ARM64}
 
 
 def of_this_machine() -> Abi | None:
-    """Return the running processor's convention, None where it is not known."""
+    """Return the running CPU's convention, None where it is not known."""
     return _BY_MACHINE.get(platform.machine())

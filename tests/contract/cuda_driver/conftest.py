@@ -1,4 +1,4 @@
-"""A pretended machine with two cards, its CUDA helper, and programs that compute on it, fresh for every test."""
+"""A pretended machine with two GPUs, its CUDA helper, and programs that compute on it, fresh for every test."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kybernate_shim.linux.mount.rootfs import unmount_tree
 from kybernate_shim.native import PRELOAD
 from kybernate_shim.native import build as build_native
 from tests.contract.cuda_driver.helper_processes import helpers, kill_helpers
-from tests.fakes.cuda import GIB, Cards, build
+from tests.fakes.cuda import GIB, Gpus, build
 from tests.fakes.cuda.programs import Holder, Program
 
 ARENA_BYTES = 64 << 20
-CAPABILITY = 9, 0  # of a pretended card
+CAPABILITY = 9, 0  # of a pretended GPU
 Use = Callable[[CudaHelper], Awaitable[Any]]
 
 
@@ -33,9 +33,9 @@ def libraries() -> Path:
 
 
 @pytest.fixture
-def cards(tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
-    """A machine with two cards of 1 GiB; helpers that are started from here on use it."""
-    machine = Cards.create(tmp_path / "machine", size=GIB)
+def gpus(tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    """A machine with two GPUs of 1 GiB; helpers that are started from here on use it."""
+    machine = Gpus.create(tmp_path / "machine", size=GIB)
     for name, value in machine.environment(libraries).items():
         monkeypatch.setenv(name, value)
     return machine
@@ -50,7 +50,7 @@ def socket(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def use(cards: Cards, socket: Path) -> Callable[[Use], Any]:
+def use(gpus: Gpus, socket: Path) -> Callable[[Use], Any]:
     """Run a coroutine function with a CudaHelper of this test's machine and return its result."""
 
     def run(body: Use) -> Any:
@@ -64,12 +64,12 @@ def use(cards: Cards, socket: Path) -> Callable[[Use], Any]:
 
 
 @pytest.fixture
-def start(cards: Cards, libraries: Path) -> Iterator[Callable[..., Program]]:
+def start(gpus: Gpus, libraries: Path) -> Iterator[Callable[..., Program]]:
     """Start a Program; all of them are killed afterwards."""
     started: list[Program] = []
 
     def begin(**options: Any) -> Program:
-        program = Program.start(cards, libraries, **options)
+        program = Program.start(gpus, libraries, **options)
         started.append(program)
         return program
 
@@ -84,12 +84,12 @@ def preload(libraries: Path) -> Path:
 
 
 @pytest.fixture
-def start_holder(cards: Cards, libraries: Path, preload: Path) -> Iterator[Callable[..., Holder]]:
+def start_holder(gpus: Gpus, libraries: Path, preload: Path) -> Iterator[Callable[..., Holder]]:
     """Start a Holder with the arena's library, each piece with another value; all of them are killed afterwards."""
     started: list[Holder] = []
 
     def begin(pieces: int, *, zeros: bool = False, library: Path = preload, **options: Any) -> Holder:
-        holder = Holder(cards, libraries, pieces, library, **options)
+        holder = Holder(gpus, libraries, pieces, library, **options)
         started.append(holder)
         for piece in range(0 if zeros else pieces):
             holder.fill(piece, piece + 1)
@@ -126,7 +126,7 @@ def memory(tmp_path: Path) -> Memory:
 
 @pytest.fixture
 def machine_code(memory: Memory) -> Path:
-    """What a card needs to hash is there already; a pretended card takes anything for it."""
+    """What a GPU needs to hash is there already; a pretended GPU takes anything for it."""
     memory.prepare()
     path = kernel.cached(memory.file.parent, *CAPABILITY)
     path.write_bytes(b"machine code")
@@ -134,7 +134,7 @@ def machine_code(memory: Memory) -> Path:
 
 
 @pytest.fixture
-def use_arena(cards: Cards, machine_code: Path, tmp_path: Path, socket: Path) -> Iterator[Callable[[Use], Any]]:
+def use_arena(gpus: Gpus, machine_code: Path, tmp_path: Path, socket: Path) -> Iterator[Callable[[Use], Any]]:
     """Run a coroutine function with a helper that has an arena of 64 MiB."""
     folder = tmp_path / "arena"
     options = ["--arena", str(ARENA_BYTES), "--arena-folder", str(folder)]

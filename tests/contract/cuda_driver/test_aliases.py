@@ -11,7 +11,7 @@ import pytest
 from kybernate_shim.gpu.helper_client import CudaHelper
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.actor import eventually
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Asked
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -24,8 +24,8 @@ LATER = {"cuMemsetD32": INVALID_VALUE, "cuMemGetAddressRange": NOT_FOUND}
 
 
 @pytest.fixture
-def aliases(cards: Cards, libraries: Path) -> Iterator[Asked]:
-    started = Asked(cards, libraries, ["-m", "tests.fakes.cuda.aliases"])
+def aliases(gpus: Gpus, libraries: Path) -> Iterator[Asked]:
+    started = Asked(gpus, libraries, ["-m", "tests.fakes.cuda.aliases"])
     yield started
     started.kill()
 
@@ -35,15 +35,15 @@ def answers(program: Asked) -> dict[str, int]:
     return {name: int(code) for name, _, code in (one.partition("=") for one in told.split(", ") if one)}
 
 
-def test_memory_is_one_at_all_its_addresses_and_stays_so(use: Run, aliases: Asked, cards: Cards) -> None:
+def test_memory_is_one_at_all_its_addresses_and_stays_so(use: Run, aliases: Asked, gpus: Gpus) -> None:
     async def body(helper: CudaHelper) -> None:
         for value in (1, 2):
             aliases.ask(f"write {value} {value}")
             assert aliases.ask("content") == str(value)
-            assert cards.used()[0] == CONTEXT + MEMORY
+            assert gpus.used()[0] == CONTEXT + MEMORY
             await helper.lock([aliases.pid], PATIENCE)
             await helper.checkpoint([aliases.pid], PATIENCE)
-            assert cards.used()[0] == 0
+            assert gpus.used()[0] == 0
             await helper.restore([aliases.pid], PATIENCE)
             await helper.unlock([aliases.pid], PATIENCE)
             assert aliases.ask("content") == str(value)

@@ -18,7 +18,7 @@ from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.fakes.actor import eventually
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.build import SOURCES
 from tests.fakes.cuda.programs import Holder, Program
 
@@ -31,7 +31,7 @@ CALLS = 4  # of the driver for an allocation: reserve, create, map, set access
 CYCLES = 20
 HEAP_CYCLES = 6
 STEPS = ("make", "map", "open", "write", "close", "release")
-WORKER = 10 << 20  # what the arena's worker has of a card: a context, and room for hashes
+WORKER = 10 << 20  # what the arena's worker has of a GPU: a context, and room for hashes
 ANSWER = 5.0
 MOMENT = 0.2  # of the second that a table stays shut
 PATIENCE = 30.0
@@ -76,37 +76,37 @@ def page(hold: Hold) -> Iterator[tuple[Holder, Control]]:
 def busy(socket: Path) -> list[str]:
     """Return what was answered to takes that came in the middle of an allocation."""
     lines = [json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")]
-    return [line["error"] for line in lines if line["event"] == "arena.taken" and "error" in line]
+    return [line["error"] for line in lines if line["event"] == "arena.offloaded" and "error" in line]
 
 
 def test_program_that_allocates_without_a_pause_is_hardly_ever_caught_at_it(
-    use_arena: Run, hold: Hold, cards: Cards, socket: Path
+    use_arena: Run, hold: Hold, gpus: Gpus, socket: Path
 ) -> None:
     """Never, unless this machine stalls for a second."""
     holder = hold()
 
     async def body(helper: CudaHelper) -> None:
         await cycle(helper, holder.pid)
-        before = cards.used()[0]
+        before = gpus.used()[0]
         holder.do("churn")
         for _ in range(CYCLES):
             taken = (await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)).taken
             assert not taken.reasons
             await resume(helper, [holder.pid], limits=LIMITS)
             assert holder.is_right()
-            assert cards.used()[0] <= before + 2 * PIECE
+            assert gpus.used()[0] <= before + 2 * PIECE
 
     use_arena(body)
     assert len(busy(socket)) < CYCLES // 5
 
 
 def test_program_is_not_stopped_where_it_has_the_lock_of_its_heap(
-    use_arena: Run, cards: Cards, libraries: Path, preload: Path
+    use_arena: Run, gpus: Gpus, libraries: Path, preload: Path
 ) -> None:
     """The driver needs that lock, and could never lock the process again."""
     variables = {"LD_PRELOAD": str(preload), "PYTHONPATH": str(SOURCES), "MALLOC_ARENA_MAX": "1"}
     program = Program(
-        [sys.executable, "-c", TRIMS, "4", "1"], dict(os.environ) | cards.environment(libraries) | variables
+        [sys.executable, "-c", TRIMS, "4", "1"], dict(os.environ) | gpus.environment(libraries) | variables
     )
 
     async def body(helper: CudaHelper) -> None:
@@ -139,10 +139,10 @@ def test_older_library_is_caught_and_let_go_until_it_is_between_two(
 
 @pytest.mark.parametrize("late", range(len(STEPS)))
 def test_what_is_begun_while_memory_is_away_is_done_when_it_is_back(
-    use_arena: Run, page: tuple[Holder, Control], cards: Cards, late: int
+    use_arena: Run, page: tuple[Holder, Control], gpus: Gpus, late: int
 ) -> None:
     holder, control = page
-    before = cards.used()[0]
+    before = gpus.used()[0]
 
     async def body(helper: CudaHelper) -> None:
         for step in STEPS[:late]:
@@ -160,7 +160,7 @@ def test_what_is_begun_while_memory_is_away_is_done_when_it_is_back(
     use_arena(body)
     assert holder.is_right()
     assert [block.state for block in control.blocks()] == [BlockState.HERE]
-    assert cards.used()[0] == before + WORKER
+    assert gpus.used()[0] == before + WORKER
 
 
 def test_nobody_begins_while_the_table_is_shut(page: tuple[Holder, Control]) -> None:

@@ -18,7 +18,7 @@ from kybernate_shim.gpu.sequence import resume, suspend
 from kybernate_shim.linux.mount.rootfs import unmount_tree
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import kill_helpers
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
 pytestmark = pytest.mark.root
@@ -75,7 +75,7 @@ class Node:
 
 
 @pytest.fixture
-def node(cards: Cards, socket: Path, tmp_path: Path) -> Iterator[Node]:
+def node(gpus: Gpus, socket: Path, tmp_path: Path) -> Iterator[Node]:
     file, folder = tmp_path / "shim.toml", tmp_path / "arena"
     start_helper(socket, options=["--config", str(file), "--arena-folder", str(folder)])
     asyncio.run(listens(socket))

@@ -17,7 +17,7 @@ from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import Suspended, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.contract.cuda_driver.helper_processes import helpers, kill_helper, kill_workers
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Holder
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -75,7 +75,7 @@ def test_only_what_has_changed_is_copied(use_arena: Run, hold: Hold, memory: Mem
 
     use_arena(body)
     assert memory.free() == SIZE
-    told = [(event["clean_bytes"], event["zero_bytes"]) for event in events(socket, "arena.taken")]
+    told = [(event["clean_bytes"], event["zero_bytes"]) for event in events(socket, "arena.offloaded")]
     assert told == [(clean * PIECE, 0) for clean in (0, 8, 7, 6, 8)]
 
 
@@ -99,8 +99,8 @@ def test_zeros_take_no_part_of_the_arena(use_arena: Run, hold: Hold, memory: Mem
     use_arena(body)
 
 
-def test_zeros_are_put_where_something_else_was(use_arena: Run, hold: Hold, cards: Cards) -> None:
-    """New memory of a card may hold anything."""
+def test_zeros_are_put_where_something_else_was(use_arena: Run, hold: Hold, gpus: Gpus) -> None:
+    """New memory of a GPU may hold anything."""
     first, second = hold(zeros=True), hold()
 
     async def body(helper: CudaHelper) -> None:
@@ -247,7 +247,7 @@ def test_launch_that_is_refused_costs_a_copy(
 
     async def body(helper: CudaHelper) -> None:
         assert await copied(helper, holder) == PIECES
-        assert await copied(helper, holder) == 0  # the hashes were made on the way back
+        assert await copied(helper, holder) == 0  # the hashes were made by the reload
 
     use_arena(body)
     assert len(events(socket, "arena.not_hashed")) == 1
@@ -326,7 +326,7 @@ def test_nothing_is_compiled_while_a_process_waits_for_its_memory(
     assert events(socket, "arena.not_hashed") == []
 
 
-def test_cycles_leak_nothing(use_arena: Run, hold: Hold, memory: Memory, cards: Cards, socket: Path) -> None:
+def test_cycles_leak_nothing(use_arena: Run, hold: Hold, memory: Memory, gpus: Gpus, socket: Path) -> None:
     """200 of them, with changes, zeros, new memory, and a neighbour that needs all of the arena now and then."""
     holder, neighbour = hold(3), hold(SIZE // PIECE)
 
@@ -348,7 +348,7 @@ def test_cycles_leak_nothing(use_arena: Run, hold: Hold, memory: Memory, cards: 
             await out(helper, holder)
             await back(helper, holder)
             if number in (49, 199):
-                now = (held(), cards.used(), memory.free(), len(list(memory.file.parent.iterdir())))
+                now = (held(), gpus.used(), memory.free(), len(list(memory.file.parent.iterdir())))
                 before = before or now
         assert now == before
 

@@ -20,7 +20,7 @@ from kybernate_shim.gpu.helper_client import CudaHelper, State
 from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import helpers, kill, kill_helper
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Holder
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -28,7 +28,7 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 pytestmark = pytest.mark.root
 MIB = 1 << 20
 PIECES = 6  # blocks of 2 MiB, each copied by itself
-WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
+WORKER = 10 * MIB  # what the arena's worker has of a GPU: a context, and room for hashes
 CONTEXT = 8 * MIB
 COPY = "cuMemcpyDtoHAsync_v2"
 HASHES = 2  # copies by which hashes are read before
@@ -61,23 +61,23 @@ def keepers(program: Holder, worker: psutil.Process) -> list[psutil.Process]:
 
 @asynccontextmanager
 async def copying(
-    helper: CudaHelper, program: Holder, cards: Cards, socket: Path, nth: int, limits: StepSeconds = LIMITS
+    helper: CudaHelper, program: Holder, gpus: Gpus, socket: Path, nth: int, limits: StepSeconds = LIMITS
 ) -> AsyncIterator[tuple[asyncio.Future[Any], psutil.Process]]:
     """Suspend a program; its `nth` copy waits when the driver has checkpointed it."""
     await helper.warm([program.pid], 20)
     worker = arenas_worker(socket)
-    cards.record()
-    cards.switch(f"{COPY}:{HASHES + nth}:hold@{worker.pid}")
+    gpus.record()
+    gpus.switch(f"{COPY}:{HASHES + nth}:hold@{worker.pid}")
     suspending = asyncio.ensure_future(suspend(helper, lambda: [program.pid], limits, arena=True))
     try:
-        await until(lambda: suspending.done() or "checkpoint" in [call.name for call in cards.calls()])
+        await until(lambda: suspending.done() or "checkpoint" in [call.name for call in gpus.calls()])
         assert not suspending.done()
         async with asyncio.timeout(20):
             while await state_of(helper, program) is not State.CHECKPOINTED:  # noqa: ASYNC110  # of another process
                 await asyncio.sleep(0.01)
         yield suspending, worker
     finally:
-        cards.switch("")
+        gpus.switch("")
         await asyncio.wait({suspending})
 
 
@@ -102,17 +102,17 @@ def pending(memory: Memory, program: Holder) -> int:
 
 @pytest.mark.parametrize("nth", [1, PIECES])
 def test_driver_checkpoints_while_copies_continue(
-    use_arena: Run, program: Holder, cards: Cards, socket: Path, memory: Memory, nth: int
+    use_arena: Run, program: Holder, gpus: Gpus, socket: Path, memory: Memory, nth: int
 ) -> None:
     async def body(helper: CudaHelper) -> None:
         for _ in range(2):
-            async with copying(helper, program, cards, socket, nth) as (suspending, _):
+            async with copying(helper, program, gpus, socket, nth) as (suspending, _):
                 assert states_of(program) == {BlockState.AWAY}
                 assert pending(memory, program) > 0
-                cards.switch("")
+                gpus.switch("")
                 await suspending
                 assert pending(memory, program) == 0
-                assert cards.used()[0] == WORKER
+                assert gpus.used()[0] == WORKER
             await back(helper, program)
             assert program.is_right()
             for piece in range(PIECES):
@@ -123,14 +123,14 @@ def test_driver_checkpoints_while_copies_continue(
 
 @pytest.mark.parametrize("nth", [1, 4])
 def test_copies_of_a_worker_that_dies_are_finished(
-    use_arena: Run, program: Holder, cards: Cards, socket: Path, memory: Memory, nth: int
+    use_arena: Run, program: Holder, gpus: Gpus, socket: Path, memory: Memory, nth: int
 ) -> None:
     async def body(helper: CudaHelper) -> None:
-        async with copying(helper, program, cards, socket, nth) as (suspending, worker):
+        async with copying(helper, program, gpus, socket, nth) as (suspending, worker):
             worker.kill()
             await suspending
             assert pending(memory, program) == 0
-            assert cards.used()[0] == CONTEXT  # the other worker's, which has hashed nothing
+            assert gpus.used()[0] == CONTEXT  # the other worker's, which has hashed nothing
         await back(helper, program)
 
     use_arena(body)
@@ -138,10 +138,10 @@ def test_copies_of_a_worker_that_dies_are_finished(
 
 
 def test_copies_of_a_helper_that_dies_are_finished_by_the_next_one(
-    use_arena: Run, program: Holder, cards: Cards, socket: Path, memory: Memory
+    use_arena: Run, program: Holder, gpus: Gpus, socket: Path, memory: Memory
 ) -> None:
     async def interrupted(helper: CudaHelper) -> None:
-        async with copying(helper, program, cards, socket, 3) as (suspending, _):
+        async with copying(helper, program, gpus, socket, 3) as (suspending, _):
             kill_helper(socket)
             with pytest.raises(CudaError):
                 await suspending
@@ -157,14 +157,14 @@ def test_copies_of_a_helper_that_dies_are_finished_by_the_next_one(
 
 
 def test_keeper_that_dies_costs_nothing_while_the_worker_lives(
-    use_arena: Run, program: Holder, cards: Cards, socket: Path
+    use_arena: Run, program: Holder, gpus: Gpus, socket: Path
 ) -> None:
     async def body(helper: CudaHelper) -> None:
-        async with copying(helper, program, cards, socket, 2) as (suspending, worker):
+        async with copying(helper, program, gpus, socket, 2) as (suspending, worker):
             found = keepers(program, worker)
             assert len(found) == 1
             kill(found)
-            cards.switch("")
+            gpus.switch("")
             await suspending
         await back(helper, program)
 
@@ -173,12 +173,12 @@ def test_keeper_that_dies_costs_nothing_while_the_worker_lives(
 
 
 def test_program_stays_locked_where_its_memory_is_lost(
-    use_arena: Run, program: Holder, cards: Cards, socket: Path
+    use_arena: Run, program: Holder, gpus: Gpus, socket: Path
 ) -> None:
     """Worker and keeper die together, as by the kernel's choice when memory is short: what was not copied is gone."""
 
     async def body(helper: CudaHelper) -> None:
-        async with copying(helper, program, cards, socket, 2) as (suspending, worker):
+        async with copying(helper, program, gpus, socket, 2) as (suspending, worker):
             found = keepers(program, worker)
             assert len(found) == 1
             kill([*found, worker])
@@ -192,15 +192,15 @@ def test_program_stays_locked_where_its_memory_is_lost(
 
 
 def test_program_that_ends_meanwhile_leaves_nothing(
-    use_arena: Run, program: Holder, cards: Cards, socket: Path, memory: Memory
+    use_arena: Run, program: Holder, gpus: Gpus, socket: Path, memory: Memory
 ) -> None:
     async def body(helper: CudaHelper) -> None:
-        async with copying(helper, program, cards, socket, 2) as (suspending, worker):
+        async with copying(helper, program, gpus, socket, 2) as (suspending, worker):
             psutil.Process(program.pid).send_signal(signal.SIGKILL)
-            cards.switch("")
+            gpus.switch("")
             with suppress(CudaError):  # the driver has checkpointed it before
                 await suspending
-            await until(lambda: cards.used()[0] == WORKER)
+            await until(lambda: gpus.used()[0] == WORKER)
             await until(lambda: not keepers(program, worker))
             await until(lambda: memory.free() == memory.size)
 

@@ -1,4 +1,4 @@
-"""The pretended driver and the real CRIU: refused while on the card, carried while checkpointed."""
+"""The pretended driver and the real CRIU: refused while on the GPU, carried while checkpointed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kybernate_shim.gpu.errors import GpuPair
 from kybernate_shim.gpu.helper_client import CudaHelper, State
 from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
@@ -29,11 +29,11 @@ LIMITS = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=PATIENCE, unloc
 class Detached:
     """`computes` in a session of its own that prints into a file, as CRIU can take and bring back."""
 
-    def __init__(self, directory: Path, libraries: Path, cards: Cards, preload: Path | None = None) -> None:
+    def __init__(self, directory: Path, libraries: Path, gpus: Gpus, preload: Path | None = None) -> None:
         self.images = directory / "images"
         self.images.mkdir()
         self._output = directory / "output"
-        environment = dict(os.environ) | cards.environment(libraries)
+        environment = dict(os.environ) | gpus.environment(libraries)
         environment |= {"LD_PRELOAD": str(preload)} if preload else {}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -84,13 +84,13 @@ class Detached:
 
 
 @pytest.fixture
-def program(tmp_path: Path, libraries: Path, cards: Cards) -> Iterator[Detached]:
-    started = Detached(tmp_path, libraries, cards)
+def program(tmp_path: Path, libraries: Path, gpus: Gpus) -> Iterator[Detached]:
+    started = Detached(tmp_path, libraries, gpus)
     yield started
     started.kill()
 
 
-def test_criu_refuses_a_process_on_the_card(program: Detached) -> None:
+def test_criu_refuses_a_process_on_the_gpu(program: Detached) -> None:
     assert program.dump().returncode != 0
     errors = [line for line in program.log("dump").splitlines() if "Error" in line]
     assert any("to mmap" in line for line in errors), "\n".join(errors)
@@ -98,9 +98,9 @@ def test_criu_refuses_a_process_on_the_card(program: Detached) -> None:
 
 
 @pytest.mark.parametrize("move", [False, True])
-def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, cards: Cards, move: bool) -> None:
+def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, gpus: Gpus, move: bool) -> None:
     pid = program.pid
-    first, second = cards.uuids
+    first, second = gpus.uuids
     pairs = [GpuPair(first, second), GpuPair(second, first)] if move else []
 
     async def checkpoint(helper: CudaHelper) -> None:
@@ -112,7 +112,7 @@ def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, cards:
         assert process.state is State.CHECKPOINTED
         assert Path(f"/proc/{pid}/task/{process.restore_thread}").is_dir()
         await helper.restore([pid], 5, pairs)
-        assert [used > 0 for used in cards.used()] == [not move, move]
+        assert [used > 0 for used in gpus.used()] == [not move, move]
         await helper.unlock([pid], PATIENCE)
 
     use(checkpoint)
@@ -128,9 +128,9 @@ def test_criu_carries_a_checkpointed_process(program: Detached, use: Run, cards:
 
 
 def test_program_with_the_preload_library_can_use_the_arena_after_a_restore(
-    use_arena: Run, tmp_path: Path, libraries: Path, cards: Cards, preload: Path, memory: Memory
+    use_arena: Run, tmp_path: Path, libraries: Path, gpus: Gpus, preload: Path, memory: Memory
 ) -> None:
-    program = Detached(tmp_path, libraries, cards, preload)
+    program = Detached(tmp_path, libraries, gpus, preload)
     pid = program.pid
 
     async def leave(helper: CudaHelper) -> None:

@@ -19,7 +19,7 @@ from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaHelperLo
 from kybernate_shim.gpu.helper_client import CudaHelper, State, cuda_helper, log_path, start_helper
 from kybernate_shim.messages import cuda_pb2 as wire
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
 Start = Callable[..., Program]
@@ -37,11 +37,11 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 10.0) -
 
 @pytest.mark.parametrize("how", ["hang", "hang-after", "crash"])
 def test_driver_call_that_takes_its_worker_costs_no_other_call(
-    use: Run, start: Start, cards: Cards, socket: Path, how: str
+    use: Run, start: Start, gpus: Gpus, socket: Path, how: str
 ) -> None:
     bad, good, elsewhere = start(), start(), start()
-    cards.switch(f"lock:1:{how}@{bad.pid}")
-    cards.slow(20)  # the other caller's checkpoint takes 0.2 s for 10 MiB
+    gpus.switch(f"lock:1:{how}@{bad.pid}")
+    gpus.slow(20)  # the other caller's checkpoint takes 0.2 s for 10 MiB
 
     async def body(helper: CudaHelper) -> None:
         await helper.lock([elsewhere.pid], PATIENCE)
@@ -67,9 +67,9 @@ def test_driver_call_that_takes_its_worker_costs_no_other_call(
         program.computes_on()
 
 
-def test_hung_worker_is_killed(use: Run, start: Start, cards: Cards, socket: Path) -> None:
+def test_hung_worker_is_killed(use: Run, start: Start, gpus: Gpus, socket: Path) -> None:
     program = start()
-    cards.switch("lock:*:hang")
+    gpus.switch("lock:*:hang")
 
     async def body(helper: CudaHelper) -> None:
         await helper.info()
@@ -81,9 +81,9 @@ def test_hung_worker_is_killed(use: Run, start: Start, cards: Cards, socket: Pat
     use(body)
 
 
-def test_helper_that_is_killed_is_replaced(use: Run, start: Start, cards: Cards, socket: Path) -> None:
+def test_helper_that_is_killed_is_replaced(use: Run, start: Start, gpus: Gpus, socket: Path) -> None:
     program = start()
-    cards.slow(100)  # 1 s
+    gpus.slow(100)  # 1 s
 
     async def body(helper: CudaHelper) -> None:
         await helper.lock([program.pid], PATIENCE)
@@ -104,9 +104,9 @@ def test_helper_that_is_killed_is_replaced(use: Run, start: Start, cards: Cards,
     program.computes_on()
 
 
-def test_missing_call_is_named(use: Run, start: Start, cards: Cards) -> None:
+def test_missing_call_is_named(use: Run, start: Start, gpus: Gpus) -> None:
     program = start()
-    cards.missing("cuCheckpointProcessLock", "cuCheckpointProcessRestore")
+    gpus.missing("cuCheckpointProcessLock", "cuCheckpointProcessRestore")
 
     async def body(helper: CudaHelper) -> None:
         assert (await helper.info()).missing_calls == ("cuCheckpointProcessLock", "cuCheckpointProcessRestore")
@@ -123,28 +123,28 @@ def test_missing_driver_is_named(use: Run, monkeypatch: pytest.MonkeyPatch) -> N
         use(lambda helper: helper.info())
 
 
-def test_driver_without_cards_is_named(use: Run, cards: Cards) -> None:
-    (cards.directory / "cards").unlink()
+def test_driver_without_gpus_is_named(use: Run, gpus: Gpus) -> None:
+    (gpus.directory / "gpus").unlink()
     with pytest.raises(CudaUnavailable, match="does not initialize: CUDA_ERROR_NO_DEVICE"):
         use(lambda helper: helper.states([1]))
 
 
-def test_driver_that_crashes_at_its_start_is_named(use: Run, cards: Cards) -> None:
-    cards.switch("init:1:crash")
+def test_driver_that_crashes_at_its_start_is_named(use: Run, gpus: Gpus) -> None:
+    gpus.switch("init:1:crash")
     with pytest.raises(CudaUnavailable, match=r"does not initialize: the worker process .* was killed by SIGSEGV"):
         use(lambda helper: helper.info())
 
 
-def test_helper_sees_all_cards_whatever_the_shim_was_shown(use: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_sees_all_gpus_whatever_the_shim_was_shown(use: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert len(use(lambda helper: helper.info()).gpus) == 2
 
 
-def test_helper_takes_no_memory_of_the_cards(use: Run, start: Start, cards: Cards) -> None:
+def test_helper_takes_no_memory_of_the_gpus(use: Run, start: Start, gpus: Gpus) -> None:
     program = start()
-    used = cards.used()
+    used = gpus.used()
     use(lambda helper: helper.lock([program.pid], PATIENCE))
-    assert cards.used() == used
+    assert gpus.used() == used
     use(lambda helper: helper.unlock([program.pid], PATIENCE))
 
 
@@ -157,7 +157,7 @@ def test_supervisor_does_not_load_the_driver(use: Run, socket: Path) -> None:
     assert "libcuda.so.1" in workers
 
 
-def test_one_of_many_helpers_that_start_at_once_stays(cards: Cards, socket: Path) -> None:
+def test_one_of_many_helpers_that_start_at_once_stays(gpus: Gpus, socket: Path) -> None:
     started = [psutil.Process(start_helper(socket)) for _ in range(5)]
     ended = lambda process: process.status() == psutil.STATUS_ZOMBIE  # noqa: E731
     eventually(lambda: sum(map(ended, started)) == 4, "four of five helpers have ended")
@@ -170,7 +170,7 @@ def test_one_of_many_helpers_that_start_at_once_stays(cards: Cards, socket: Path
     asyncio.run(main())
 
 
-def test_idle_helper_ends_and_the_next_call_starts_another(cards: Cards, socket: Path) -> None:
+def test_idle_helper_ends_and_the_next_call_starts_another(gpus: Gpus, socket: Path) -> None:
     async def main() -> None:
         async with cuda_helper(socket, idle_seconds=0.5) as helper:
             await helper.info()
@@ -182,9 +182,9 @@ def test_idle_helper_ends_and_the_next_call_starts_another(cards: Cards, socket:
     asyncio.run(main())
 
 
-def test_busy_helper_is_not_idle(cards: Cards, socket: Path, start: Start) -> None:
+def test_busy_helper_is_not_idle(gpus: Gpus, socket: Path, start: Start) -> None:
     program = start()
-    cards.slow(150)  # 1.5 s for 10 MiB
+    gpus.slow(150)  # 1.5 s for 10 MiB
 
     async def main() -> None:
         async with cuda_helper(socket, idle_seconds=0.3) as helper:
@@ -247,13 +247,13 @@ def test_log_tells_every_verb(use: Run, start: Start, socket: Path) -> None:
     assert '"event": "cuda.unlocked"' in log
 
 
-def test_info_has_when_processes_computed(use: Run, cards: Cards) -> None:
+def test_info_has_when_processes_computed(use: Run, gpus: Gpus) -> None:
     def computed() -> list[Any]:
         return [gpu.computed for gpu in use(lambda helper: helper.info()).gpus]
 
-    count = len(cards.uuids)
+    count = len(gpus.uuids)
     assert computed() == [{}] * count
-    cards.load((7, 500, 30), (7, 700, 1), (7, 900, 0), (8, 900, 0), (9, 100, 100))
+    gpus.load((7, 500, 30), (7, 700, 1), (7, 900, 0), (8, 900, 0), (9, 100, 100))
     assert computed() == [{7: 700, 9: 100}] * count
-    cards.split()  # NVML has no samples then
+    gpus.split()  # NVML has no samples then
     assert computed() == [None] * count

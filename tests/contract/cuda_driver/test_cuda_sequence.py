@@ -15,7 +15,7 @@ from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, C
 from kybernate_shim.gpu.helper_client import CudaHelper, State
 from kybernate_shim.gpu.sequence import StepSeconds, bring_back, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
 Start = Callable[..., Program]
@@ -49,15 +49,13 @@ async def states_of(helper: CudaHelper, programs: list[Program]) -> set[State]:
     return {it.state for it in (await helper.states(pids_of(programs))).processes.values()}
 
 
-def test_suspend_frees_the_cards_and_resume_goes_on_fifty_times(
-    use: Run, programs: list[Program], cards: Cards
-) -> None:
+def test_suspend_frees_the_gpus_and_resume_goes_on_fifty_times(use: Run, programs: list[Program], gpus: Gpus) -> None:
     async def body(helper: CudaHelper) -> None:
         for _ in range(50):
             suspended = await suspend(helper, lambda: pids_of(programs), LIMITS)
             assert sorted(suspended.pids) == sorted(pids_of(programs))
             assert [step.name for step in suspended.steps] == ["cuda-lock", "cuda-checkpoint"]
-            assert cards.used() == [0, 0]
+            assert gpus.used() == [0, 0]
             steps = await resume(helper, suspended.pids, limits=LIMITS)
             assert [step.name for step in steps] == ["cuda-restore", "cuda-unlock"]
             for program in programs:
@@ -69,9 +67,9 @@ def test_suspend_frees_the_cards_and_resume_goes_on_fifty_times(
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("verb", ["state", "lock", "checkpoint"])
 def test_failed_suspend_leaves_every_program_computing(
-    use: Run, programs: list[Program], cards: Cards, verb: str, how: str
+    use: Run, programs: list[Program], gpus: Gpus, verb: str, how: str
 ) -> None:
-    cards.switch(f"{verb}:1:{how}@{programs[1].pid}")
+    gpus.switch(f"{verb}:1:{how}@{programs[1].pid}")
 
     async def body(helper: CudaHelper) -> None:
         with pytest.raises(CudaError) as caught:
@@ -86,7 +84,7 @@ def test_failed_suspend_leaves_every_program_computing(
         program.computes_on()
 
 
-def test_memory_imported_before_the_lock_is_noticed_under_it(use: Run, programs: list[Program], cards: Cards) -> None:
+def test_memory_imported_before_the_lock_is_noticed_under_it(use: Run, programs: list[Program], gpus: Gpus) -> None:
     asked = []
 
     def last_look(pids: Sequence[int]) -> None:
@@ -105,17 +103,15 @@ def test_memory_imported_before_the_lock_is_noticed_under_it(use: Run, programs:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_failed_restore_leaves_every_program_suspended(
-    use: Run, programs: list[Program], cards: Cards, how: str
-) -> None:
+def test_failed_restore_leaves_every_program_suspended(use: Run, programs: list[Program], gpus: Gpus, how: str) -> None:
     async def body(helper: CudaHelper) -> None:
         suspended = await suspend(helper, lambda: pids_of(programs), LIMITS)
-        cards.switch(f"restore:1:{how}@{programs[1].pid}")
+        gpus.switch(f"restore:1:{how}@{programs[1].pid}")
         with pytest.raises(CudaError) as caught:
             await resume(helper, suspended.pids, limits=hasty("restore"))
         assert f"restore of process {programs[1].pid}" in everything_in(caught.value)
         assert await states_of(helper, programs) == {State.CHECKPOINTED}
-        assert cards.used() == [0, 0]
+        assert gpus.used() == [0, 0]
         await resume(helper, suspended.pids, limits=LIMITS)
 
     use(body)
@@ -124,10 +120,10 @@ def test_failed_restore_leaves_every_program_suspended(
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_failed_unlock_is_tried_again(use: Run, programs: list[Program], cards: Cards, how: str) -> None:
+def test_failed_unlock_is_tried_again(use: Run, programs: list[Program], gpus: Gpus, how: str) -> None:
     async def body(helper: CudaHelper) -> None:
         suspended = await suspend(helper, lambda: pids_of(programs), LIMITS)
-        cards.switch(f"unlock:1:{how}@{programs[1].pid}")
+        gpus.switch(f"unlock:1:{how}@{programs[1].pid}")
         with pytest.raises(CudaError) as caught:
             await resume(helper, suspended.pids, limits=hasty("unlock"))
         assert f"unlock of process {programs[1].pid}" in everything_in(caught.value)
@@ -138,9 +134,9 @@ def test_failed_unlock_is_tried_again(use: Run, programs: list[Program], cards: 
         program.computes_on()
 
 
-def test_what_cannot_be_undone_is_told(use: Run, programs: list[Program], cards: Cards) -> None:
+def test_what_cannot_be_undone_is_told(use: Run, programs: list[Program], gpus: Gpus) -> None:
     lost = programs[1]
-    cards.switch(f"checkpoint:1:hang-after@{lost.pid},restore:*:801@{lost.pid}")
+    gpus.switch(f"checkpoint:1:hang-after@{lost.pid},restore:*:801@{lost.pid}")
 
     async def body(helper: CudaHelper) -> None:
         with pytest.raises(CudaError, match=f"checkpoint of process {lost.pid}") as caught:
@@ -157,10 +153,10 @@ def test_what_cannot_be_undone_is_told(use: Run, programs: list[Program], cards:
 
 
 def test_process_that_never_answers_again_costs_the_others_nothing(
-    use: Run, programs: list[Program], cards: Cards
+    use: Run, programs: list[Program], gpus: Gpus
 ) -> None:
     stuck = programs[1]
-    cards.switch(f"checkpoint:1:stuck@{stuck.pid}")
+    gpus.switch(f"checkpoint:1:stuck@{stuck.pid}")
 
     async def body(helper: CudaHelper) -> None:
         with pytest.raises(CudaDeadline, match=f"checkpoint of process {stuck.pid}") as caught:
@@ -175,9 +171,9 @@ def test_process_that_never_answers_again_costs_the_others_nothing(
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.2, 0.5])
 def test_cancelled_suspend_leaves_every_program_computing(
-    use: Run, programs: list[Program], cards: Cards, seconds: float
+    use: Run, programs: list[Program], gpus: Gpus, seconds: float
 ) -> None:
-    cards.slow(60)  # a checkpoint takes 0.6 s
+    gpus.slow(60)  # a checkpoint takes 0.6 s
 
     async def body(helper: CudaHelper) -> None:
         await helper.info()
@@ -194,9 +190,9 @@ def test_cancelled_suspend_leaves_every_program_computing(
 
 
 def test_killed_helper_leaves_every_program_computing(
-    use: Run, programs: list[Program], cards: Cards, socket: Path
+    use: Run, programs: list[Program], gpus: Gpus, socket: Path
 ) -> None:
-    cards.slow(60)
+    gpus.slow(60)
 
     async def body(helper: CudaHelper) -> None:
         await helper.info()
@@ -212,7 +208,7 @@ def test_killed_helper_leaves_every_program_computing(
         program.computes_on()
 
 
-def test_process_that_appears_during_the_look_is_caught(use: Run, start: Start, cards: Cards) -> None:
+def test_process_that_appears_during_the_look_is_caught(use: Run, start: Start, gpus: Gpus) -> None:
     programs = [start()]
     looks: Iterator[None] = iter([None] * 3)
 
@@ -227,7 +223,7 @@ def test_process_that_appears_during_the_look_is_caught(use: Run, start: Start, 
         suspended = await suspend(helper, list_pids, LIMITS)
         assert suspended.pids == pids_of(programs)
         assert len(programs) == 4
-        assert cards.used() == [0, 0]
+        assert gpus.used() == [0, 0]
         await resume(helper, suspended.pids, limits=LIMITS)
 
     use(body)
@@ -235,7 +231,7 @@ def test_process_that_appears_during_the_look_is_caught(use: Run, start: Start, 
         program.computes_on()
 
 
-def test_process_that_ends_during_the_lock_is_no_failure(use: Run, start: Start, cards: Cards) -> None:
+def test_process_that_ends_during_the_lock_is_no_failure(use: Run, start: Start, gpus: Gpus) -> None:
     ending, other = start(busy_ms=2000), start()
 
     async def body(helper: CudaHelper) -> None:
@@ -278,11 +274,11 @@ def test_processes_that_somebody_left_behind_are_brought_back(use: Run, programs
         program.computes_on()
 
 
-def test_resume_by_a_wrong_map_can_be_repeated_without_one(use: Run, programs: list[Program], cards: Cards) -> None:
+def test_resume_by_a_wrong_map_can_be_repeated_without_one(use: Run, programs: list[Program], gpus: Gpus) -> None:
     async def body(helper: CudaHelper) -> None:
         suspended = await suspend(helper, lambda: pids_of(programs), LIMITS)
         with pytest.raises(CudaCallFailed, match="CUDA_ERROR_INVALID_VALUE"):
-            await resume(helper, suspended.pids, [GpuPair(cards.uuids[0], cards.uuids[1])], LIMITS)
+            await resume(helper, suspended.pids, [GpuPair(gpus.uuids[0], gpus.uuids[1])], LIMITS)
         await resume(helper, suspended.pids, limits=LIMITS)
 
     use(body)

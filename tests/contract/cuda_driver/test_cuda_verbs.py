@@ -1,4 +1,4 @@
-"""The driver's verbs on the pretended cards, through the real cuda.bindings, a worker, the helper and its client."""
+"""The driver's verbs on the pretended GPUs, through the real cuda.bindings, a worker, the helper and its client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, GpuPair
 from kybernate_shim.gpu.helper_client import CudaHelper, State
 from kybernate_shim.gpu.sequence import bring_back
 from tests.contract.cuda_driver.helper_processes import PATIENCE
-from tests.fakes.cuda import GIB, Cards
+from tests.fakes.cuda import GIB, Gpus
 from tests.fakes.cuda.programs import Holder, Program
 
 Start = Callable[..., Program]
@@ -27,7 +27,7 @@ Run = Callable[[Callable[[CudaHelper], Any]], Any]
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20
-CONTEXT = 8 * MIB  # what a context costs on a pretended card
+CONTEXT = 8 * MIB  # what a context costs on a pretended GPU
 
 
 async def state_of(helper: CudaHelper, pid: int) -> State:
@@ -42,11 +42,11 @@ async def reach(helper: CudaHelper, pid: int, state: State) -> None:
         await helper.checkpoint([pid], PATIENCE)
 
 
-def test_info_describes_the_cards_and_their_free_memory(use: Run, start: Start, cards: Cards) -> None:
+def test_info_describes_the_gpus_and_their_free_memory(use: Run, start: Start, gpus: Gpus) -> None:
     start(device=1, mib=4)
     info = use(lambda helper: helper.info())
     assert (info.driver_version, info.api_version, info.missing_calls) == ("580.159.04", 13000, ())
-    assert [gpu.uuid for gpu in info.gpus] == cards.uuids
+    assert [gpu.uuid for gpu in info.gpus] == gpus.uuids
     assert [(gpu.name, gpu.total_bytes, gpu.mig) for gpu in info.gpus] == [("Pretended H200", GIB, False)] * 2
     assert [gpu.free_bytes for gpu in info.gpus] == [GIB, GIB - CONTEXT - 4 * MIB]
 
@@ -62,7 +62,7 @@ def test_states_name_only_processes_that_hold_cuda_state(use: Run, start: Start)
     assert thread.startswith("cuda")
 
 
-def test_process_without_context_is_found_and_its_forked_child_is_not(use: Run, cards: Cards) -> None:
+def test_process_without_context_is_found_and_its_forked_child_is_not(use: Run, gpus: Gpus) -> None:
     code = (
         "import ctypes, os, time; assert ctypes.CDLL('libcuda.so.1').cuInit(0) == 0;"
         "child = os.fork();"
@@ -81,9 +81,9 @@ def test_process_without_context_is_found_and_its_forked_child_is_not(use: Run, 
 
 
 @pytest.mark.parametrize("python", [False, True])
-def test_cycle_frees_the_card_and_keeps_the_numbers(use: Run, start: Start, cards: Cards, python: bool) -> None:
+def test_cycle_frees_the_gpu_and_keeps_the_numbers(use: Run, start: Start, gpus: Gpus, python: bool) -> None:
     program = start(mib=4, python=python)
-    assert cards.used() == [CONTEXT + 4 * MIB, 0]
+    assert gpus.used() == [CONTEXT + 4 * MIB, 0]
 
     async def cycle(helper: CudaHelper) -> None:
         await helper.lock([program.pid], PATIENCE)
@@ -92,15 +92,15 @@ def test_cycle_frees_the_card_and_keeps_the_numbers(use: Run, start: Start, card
         before = anonymous_mappings(program.pid)
         await helper.checkpoint([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
-        assert cards.used() == [0, 0]
-        # As with the real driver: one new mapping, of the size of what was on the card.
+        assert gpus.used() == [0, 0]
+        # As with the real driver: one new mapping, of the size of what was on the GPU.
         new = anonymous_mappings(program.pid) - before
         assert [end - begin for begin, end in new] == [CONTEXT + 4 * MIB]
         assert held_by(program.pid) == []
         await helper.restore([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.LOCKED
         assert not anonymous_mappings(program.pid) & new
-        assert cards.used() == [CONTEXT + 4 * MIB, 0]
+        assert gpus.used() == [CONTEXT + 4 * MIB, 0]
         program.stands_still()
         await helper.unlock([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.RUNNING
@@ -118,13 +118,13 @@ def anonymous_mappings(pid: int) -> set[tuple[int, int]]:
 
 
 def held_by(pid: int) -> list[str]:
-    """Return what a process holds that CRIU would refuse: sockets, and files of the pretended cards."""
+    """Return what a process holds that CRIU would refuse: sockets, and files of the pretended GPUs."""
     links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
     mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [link for link in links + mapped if "socket:" in link or "/held/" in link]
 
 
-def test_process_on_the_card_holds_what_criu_refuses(start: Start) -> None:
+def test_process_on_the_gpu_holds_what_criu_refuses(start: Start) -> None:
     assert any("socket:" in link for link in held_by(start().pid))
 
 
@@ -172,7 +172,7 @@ def test_lock_that_does_not_drain_in_time_leaves_the_process_running(use: Run, s
 
 
 def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start: Start) -> None:
-    """Ranks wait for each other on the card; locked one by one, in whatever order, they would never drain.
+    """Ranks wait for each other on the GPU; locked one by one, in whatever order, they would never drain.
 
     Here all of them are stopped, and each continues only when the one that was asked after it is locked.
     """
@@ -197,10 +197,10 @@ def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start
         program.computes_on()
 
 
-def test_checkpoints_and_restores_of_eight_processes_run_in_parallel(use: Run, start: Start, cards: Cards) -> None:
+def test_checkpoints_and_restores_of_eight_processes_run_in_parallel(use: Run, start: Start, gpus: Gpus) -> None:
     programs = [start(device=index % 2) for index in range(8)]
     pids = [program.pid for program in programs]
-    cards.slow(60)  # 10 MiB take 0.6 s
+    gpus.slow(60)  # 10 MiB take 0.6 s
 
     async def body(helper: CudaHelper) -> None:
         await helper.lock(pids, PATIENCE)
@@ -236,48 +236,48 @@ def test_stopped_process_is_given_up_and_answers_again_when_it_goes_on(use: Run,
     other.computes_on()
 
 
-def swap(cards: Cards) -> list[GpuPair]:
-    first, second = cards.uuids
+def swap(gpus: Gpus) -> list[GpuPair]:
+    first, second = gpus.uuids
     return [GpuPair(first, second), GpuPair(second, first)]
 
 
-def test_gpu_map_moves_a_process_and_later_restores_leave_it_there(use: Run, start: Start, cards: Cards) -> None:
+def test_gpu_map_moves_a_process_and_later_restores_leave_it_there(use: Run, start: Start, gpus: Gpus) -> None:
     program = start(device=0)
 
     async def body(helper: CudaHelper) -> None:
-        for pairs in (swap(cards), []):
+        for pairs in (swap(gpus), []):
             await reach(helper, program.pid, State.CHECKPOINTED)
             await helper.restore([program.pid], 5, pairs)
             await helper.unlock([program.pid], PATIENCE)
-            assert cards.used() == [0, CONTEXT + 2 * MIB]
+            assert gpus.used() == [0, CONTEXT + 2 * MIB]
         await reach(helper, program.pid, State.CHECKPOINTED)
-        await helper.restore([program.pid], 5, swap(cards))
+        await helper.restore([program.pid], 5, swap(gpus))
         await helper.unlock([program.pid], PATIENCE)
-        assert cards.used() == [CONTEXT + 2 * MIB, 0]
+        assert gpus.used() == [CONTEXT + 2 * MIB, 0]
 
     use(body)
     program.computes_on()
 
 
 WRONG_MAPS: dict[str, Callable[[str, str], list[GpuPair]]] = {
-    "one of two cards": lambda a, b: [GpuPair(a, b)],
+    "one of two GPUs": lambda a, b: [GpuPair(a, b)],
     "no permutation": lambda a, b: [GpuPair(a, b), GpuPair(b, b)],
-    "a card twice": lambda a, b: [GpuPair(a, b), GpuPair(a, a)],
-    "a card too many": lambda a, b: [GpuPair(a, b), GpuPair(b, a), GpuPair(a, a)],
-    "an unknown card": lambda a, b: [GpuPair(a, b), GpuPair(b, "GPU-" + "12345678-1234-1234-1234-123456789012")],
+    "a GPU twice": lambda a, b: [GpuPair(a, b), GpuPair(a, a)],
+    "a GPU too many": lambda a, b: [GpuPair(a, b), GpuPair(b, a), GpuPair(a, a)],
+    "an unknown GPU": lambda a, b: [GpuPair(a, b), GpuPair(b, "GPU-" + "12345678-1234-1234-1234-123456789012")],
 }
 
 
 @pytest.mark.parametrize("kind", WRONG_MAPS)
 def test_wrong_gpu_map_is_refused_and_a_plain_restore_still_works(
-    use: Run, start: Start, cards: Cards, kind: str
+    use: Run, start: Start, gpus: Gpus, kind: str
 ) -> None:
     program = start()
 
     async def body(helper: CudaHelper) -> None:
         await reach(helper, program.pid, State.CHECKPOINTED)
         with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_INVALID_VALUE.*still checkpointed; a GPU map must name"):
-            await helper.restore([program.pid], 5, WRONG_MAPS[kind](*cards.uuids))
+            await helper.restore([program.pid], 5, WRONG_MAPS[kind](*gpus.uuids))
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
         await helper.restore([program.pid], PATIENCE)
         await helper.unlock([program.pid], PATIENCE)
@@ -286,7 +286,7 @@ def test_wrong_gpu_map_is_refused_and_a_plain_restore_still_works(
     program.computes_on()
 
 
-def test_restore_without_room_loses_the_process(use: Run, start: Start, cards: Cards) -> None:
+def test_restore_without_room_loses_the_process(use: Run, start: Start, gpus: Gpus) -> None:
     """As measured: OUT_OF_MEMORY once, then OPERATING_SYSTEM forever, also when there is room again."""
     program = start(mib=600)
 
@@ -300,14 +300,14 @@ def test_restore_without_room_loses_the_process(use: Run, start: Start, cards: C
         with pytest.raises(CudaCallFailed, match=r"CUDA_ERROR_OPERATING_SYSTEM.*earlier restore"):
             await helper.restore([program.pid], PATIENCE)
         assert await state_of(helper, program.pid) is State.CHECKPOINTED
-        assert cards.used() == [0, 0]
+        assert gpus.used() == [0, 0]
 
     use(body)
 
 
-def test_imported_memory_loses_the_process(use: Run, cards: Cards, libraries: Path) -> None:
+def test_imported_memory_loses_the_process(use: Run, gpus: Gpus, libraries: Path) -> None:
     """As measured: the checkpoint succeeds, the restore is NOT_SUPPORTED."""
-    holder = Holder(cards, libraries, 1)
+    holder = Holder(gpus, libraries, 1)
     holder.share()
 
     async def body(helper: CudaHelper) -> None:
@@ -320,12 +320,12 @@ def test_imported_memory_loses_the_process(use: Run, cards: Cards, libraries: Pa
     holder.kill()
 
 
-def test_memory_of_a_killed_process_is_free_at_once(start: Start, cards: Cards) -> None:
+def test_memory_of_a_killed_process_is_free_at_once(start: Start, gpus: Gpus) -> None:
     program = start(mib=64)
-    assert cards.used()[0] == CONTEXT + 64 * MIB
+    assert gpus.used()[0] == CONTEXT + 64 * MIB
     program.kill()
-    assert cards.used() == [0, 0]
+    assert gpus.used() == [0, 0]
     again = start(mib=900)  # the driver's own account agrees, and drops what the dead one left
-    assert cards.used()[0] == CONTEXT + 900 * MIB
-    assert len(list((cards.directory / "held").iterdir())) == 1
+    assert gpus.used()[0] == CONTEXT + 900 * MIB
+    assert len(list((gpus.directory / "held").iterdir())) == 1
     again.computes_on()

@@ -18,7 +18,7 @@ from kybernate_shim.gpu.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.declarations import device_pointer_functions
 from tests.fakes.actor import eventually
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Zoo
 from tests.fakes.cuda.zoo import VERSION, cases
 
@@ -31,7 +31,7 @@ AT_ONCE = {"cuPointerGetAttribute", "cuPointerGetAttributes"}  # of what is mapp
 VERBS = "the caller's own part of a checkpoint; the pointers are for storage that the node does not use"
 CALLED_BY_NO_PROGRAM = {"cuCheckpointProcessCheckpoint": VERBS, "cuCheckpointProcessRestore": VERBS}
 
-NOT_ON_THE_CARD = {
+NOT_ON_THE_GPU = {
     "textures, surfaces and arrays are not there": """
         cuTexRefGetAddress cuTexRefSetAddress cuTexRefSetAddress2D cuTexObjectCreate cuTexObjectGetResourceDesc
         cuSurfObjectCreate cuSurfObjectGetResourceDesc cuMemcpyAtoD cuMemcpyDtoA""",
@@ -59,8 +59,8 @@ NOT_ON_THE_CARD = {
 
 
 @pytest.fixture
-def exported(libraries: Path, cards: Cards) -> Callable[[str], bool]:
-    """Tell whether the pretended card has a function."""
+def exported(libraries: Path, gpus: Gpus) -> Callable[[str], bool]:
+    """Tell whether the pretended GPU has a function."""
     find = ctypes.CDLL(str(libraries / "libcuda.so.1")).cuGetProcAddress_v2
 
     def has(name: str) -> bool:
@@ -71,21 +71,21 @@ def exported(libraries: Path, cards: Cards) -> Callable[[str], bool]:
 
 
 @pytest.fixture
-def zoo(cards: Cards, libraries: Path, preload: Path) -> Iterator[Zoo]:
-    started = Zoo(cards, libraries, preload)
+def zoo(gpus: Gpus, libraries: Path, preload: Path) -> Iterator[Zoo]:
+    started = Zoo(gpus, libraries, preload)
     yield started
     started.kill()
 
 
 def test_every_declared_function_is_called_or_known_to_be_missing(exported: Callable[[str], bool]) -> None:
     declared = device_pointer_functions()
-    missing = {name for names in NOT_ON_THE_CARD.values() for name in names.split()}
+    missing = {name for names in NOT_ON_THE_GPU.values() for name in names.split()}
     called = {case.split()[0] for case in cases}
     assert declared, "the declarations were not understood"
     assert {name for name in declared if exported(name)} - called == set(CALLED_BY_NO_PROGRAM), "have no case"
-    assert {name for name in declared if not exported(name)} - missing == set(), "are not on the pretended card"
+    assert {name for name in declared if not exported(name)} - missing == set(), "are not on the pretended GPU"
     assert missing - declared == set(), "are not declared"
-    assert {name for name in missing if exported(name)} == set(), "are on the pretended card after all"
+    assert {name for name in missing if exported(name)} == set(), "are on the pretended GPU after all"
 
 
 @pytest.mark.root

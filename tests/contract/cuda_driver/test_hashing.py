@@ -16,11 +16,11 @@ import pytest
 
 from kybernate_shim.arena.pieces import PIECE
 from kybernate_shim.cuda_worker import kernel
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 
 P = 2**61 - 1
 KEY = bytes(range(32))
-ON_A_CARD = """
+ON_A_GPU = """
 import json, sys
 from cuda.bindings import driver as cuda
 from kybernate_shim.cuda_worker.calls import checked
@@ -38,10 +38,10 @@ print(json.dumps([["".join(one.marks.hex() for one in found), [bit for one in fo
 """
 
 
-def hashes(cards: Cards, data: bytes, key: bytes, folder: Path) -> tuple[list[str], list[int]]:
-    """Hash pieces on a pretended card; they are two blocks of it."""
+def hashes(gpus: Gpus, data: bytes, key: bytes, folder: Path) -> tuple[list[str], list[int]]:
+    """Hash pieces on a pretended GPU; they are two blocks of it."""
     (folder / "data").write_bytes(data)
-    command = [sys.executable, "-c", ON_A_CARD, folder / "data", key.hex()]
+    command = [sys.executable, "-c", ON_A_GPU, folder / "data", key.hex()]
     ((marks, bits),) = json.loads(subprocess.check_output(command, env={**os.environ, "PYTHONPATH": str(Path.cwd())}))
     return [marks[at : at + 32] for at in range(0, len(marks), 32)], bits
 
@@ -82,7 +82,7 @@ class Reference:
         return b"".join((total % P % 2**32).to_bytes(4, "little") for total in totals).hex()
 
 
-def test_hash_is_the_one_that_is_described(cards: Cards, tmp_path: Path) -> None:
+def test_hash_is_the_one_that_is_described(gpus: Gpus, tmp_path: Path) -> None:
     """Pieces of few different chunks, which the reference needs not compute again and again."""
     chance = random.Random(1)
     strange = [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\1\0\0\0", b"\0\0\0\x80"]
@@ -92,21 +92,21 @@ def test_hash_is_the_one_that_is_described(cards: Cards, tmp_path: Path) -> None
     contents.append(b"\1" + bytes(PIECE - 1))
     contents.append(chance.randbytes(1 << 16) + bytes(PIECE - (1 << 16)))
     contents.append(b"\xff" * PIECE)
-    marks, bits = hashes(cards, b"".join(contents), KEY, tmp_path)
+    marks, bits = hashes(gpus, b"".join(contents), KEY, tmp_path)
     reference = Reference(KEY)
     assert marks == [reference.piece(content) for content in contents]
     assert bits == [1] * len(contents)
 
 
-def test_zeros_are_told_by_their_bits(cards: Cards, tmp_path: Path) -> None:
+def test_zeros_are_told_by_their_bits(gpus: Gpus, tmp_path: Path) -> None:
     last = bytes(PIECE - 1) + b"\x80"
-    marks, bits = hashes(cards, bytes(PIECE) + last + bytes(PIECE), KEY, tmp_path)
+    marks, bits = hashes(gpus, bytes(PIECE) + last + bytes(PIECE), KEY, tmp_path)
     assert bits == [0, 1, 0]
     assert (marks[0], marks[2]) == ("0" * 32, "0" * 32)
     assert marks[1] != "0" * 32
 
 
-def test_every_word_and_its_place_matter(cards: Cards, tmp_path: Path) -> None:
+def test_every_word_and_its_place_matter(gpus: Gpus, tmp_path: Path) -> None:
     """One bit each, in words that differ in lane, load, thread and stride; and two words in each other's place."""
     places = [0, 4, 8, 12, 16, 2048, 4096, 1 << 15, (1 << 15) + 4, 1 << 20, PIECE - 4]
     contents = []
@@ -114,21 +114,21 @@ def test_every_word_and_its_place_matter(cards: Cards, tmp_path: Path) -> None:
         content = bytearray(PIECE)
         content[place] = 1
         contents.append(bytes(content))
-    marks, _ = hashes(cards, b"".join(contents), KEY, tmp_path)
+    marks, _ = hashes(gpus, b"".join(contents), KEY, tmp_path)
     assert len(set(marks)) == len(places)
 
 
-def test_hash_depends_on_the_key(cards: Cards, tmp_path: Path) -> None:
+def test_hash_depends_on_the_key(gpus: Gpus, tmp_path: Path) -> None:
     content = b"same" * (PIECE // 4)
-    first, _ = hashes(cards, content * 2, KEY, tmp_path)
-    second, _ = hashes(cards, content * 2, KEY[::-1], tmp_path)
+    first, _ = hashes(gpus, content * 2, KEY, tmp_path)
+    second, _ = hashes(gpus, content * 2, KEY[::-1], tmp_path)
     assert first[0] == first[1]
     assert all(first[0][at : at + 8] != second[0][at : at + 8] for at in range(0, 32, 8))
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_real_compiler_takes_the_source(architecture: str) -> None:
-    """It needs no card."""
+    """It needs no GPU."""
     code = kernel.compiled(architecture)
     assert code[:4] == b"\x7fELF"
     assert b"hash_pieces" in code
@@ -144,7 +144,7 @@ def test_machine_code_is_made_once(tmp_path: Path) -> None:
     assert kernel.machine_code(tmp_path, 9, 0) == b"as it was left"
 
 
-def test_card_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
+def test_gpu_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         kernel.KernelUnavailable, match="for sm_990 cannot be compiled: NVRTC does not compile for sm_990"
     ):

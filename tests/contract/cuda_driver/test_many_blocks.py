@@ -15,7 +15,7 @@ from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import Suspended, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Holder
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -45,7 +45,7 @@ def states(holder: Holder) -> set[BlockState]:
         return {block.state for block in control.blocks()}
 
 
-def test_all_are_away_and_come_back(use_arena: Run, hold: Hold, cards: Cards, memory: Memory) -> None:
+def test_all_are_away_and_come_back(use_arena: Run, hold: Hold, gpus: Gpus, memory: Memory) -> None:
     holder = hold()
 
     async def body(helper: CudaHelper) -> None:

@@ -1,4 +1,4 @@
-"""Bytes of the arena are on the card before their program is; whatever becomes of that, the program has its own."""
+"""Bytes of the arena are on the GPU before their program is; whatever becomes of that, the program has its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kybernate_shim.gpu.sequence import Ahead, StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.actor import eventually
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
 Start = Callable[..., Program]
@@ -29,9 +29,9 @@ MIB = 1 << 20
 CONTEXT = 8 * MIB
 SIZE = 24 * MIB
 PLACEHOLDERS = (20 + 2) * MIB  # what stands in for so much
-ROOM = 128 * MIB  # for all that a test has on a card
-CARD = 1024 * MIB
-WORKER = 10 * MIB  # what the arena's worker has of a card: a context, and room for hashes
+ROOM = 128 * MIB  # for all that a test has on a GPU
+GPU = 1024 * MIB
+WORKER = 10 * MIB  # what the arena's worker has of a GPU: a context, and room for hashes
 SLOW = 60  # seconds for a GiB: the driver takes half a second for a context
 
 
@@ -40,10 +40,10 @@ def program(start: Start, preload: Path) -> Program:
     return start(mib=SIZE // MIB, preload=preload)
 
 
-async def away(helper: CudaHelper, cards: Cards, *programs: Program) -> None:
+async def away(helper: CudaHelper, gpus: Gpus, *programs: Program) -> None:
     """Suspend, and have everything slow from then on."""
     await suspend(helper, lambda: [program.pid for program in programs], LIMITS, arena=True)
-    cards.slow(SLOW)
+    gpus.slow(SLOW)
 
 
 async def back(helper: CudaHelper, ahead: Ahead, *pairs: GpuPair) -> None:
@@ -59,7 +59,7 @@ def prefetched(socket: Path) -> list[int]:
     checkpointed = False
     for line in (json.loads(line) for line in log_path(socket).read_text().splitlines() if line.startswith("{")):
         match line["event"]:
-            case "arena.taken":
+            case "arena.offloaded":
                 checkpointed = False
             case "cuda.checkpointed":
                 checkpointed = True
@@ -69,27 +69,27 @@ def prefetched(socket: Path) -> list[int]:
 
 
 def test_what_is_there_before_the_program_is_not_copied_again(
-    use_arena: Run, program: Program, cards: Cards, socket: Path
+    use_arena: Run, program: Program, gpus: Gpus, socket: Path
 ) -> None:
     async def body(helper: CudaHelper) -> None:
         for _ in range(3):
-            await away(helper, cards, program)
-            await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
-            assert cards.used()[0] == WORKER + CONTEXT + SIZE
+            await away(helper, gpus, program)
+            await back(helper, Ahead(program.pid, gpus.uuids[0], ROOM))
+            assert gpus.used()[0] == WORKER + CONTEXT + SIZE
             await asyncio.to_thread(program.computes_on)
 
     use_arena(body)
     assert prefetched(socket) == [SIZE] * 3
 
 
-def test_what_has_to_stay_free_does(use_arena: Run, program: Program, cards: Cards, socket: Path) -> None:
+def test_what_has_to_stay_free_does(use_arena: Run, program: Program, gpus: Gpus, socket: Path) -> None:
     async def body(helper: CudaHelper) -> None:
         for spare in (8 * MIB, -MIB):
-            await away(helper, cards, program)
-            free = CARD - cards.used()[0] - spare
-            coming = asyncio.create_task(back(helper, Ahead(program.pid, cards.uuids[0], free)))
+            await away(helper, gpus, program)
+            free = GPU - gpus.used()[0] - spare
+            coming = asyncio.create_task(back(helper, Ahead(program.pid, gpus.uuids[0], free)))
             while not coming.done():
-                assert cards.used()[0] <= WORKER + CONTEXT + SIZE
+                assert gpus.used()[0] <= WORKER + CONTEXT + SIZE
                 await asyncio.sleep(0.01)
             await coming
 
@@ -98,46 +98,46 @@ def test_what_has_to_stay_free_does(use_arena: Run, program: Program, cards: Car
     assert prefetched(socket) == [0, 0]  # all that is wanted is more than it may be
 
 
-def test_program_moves_to_the_card_that_its_bytes_went_to(
-    use_arena: Run, program: Program, cards: Cards, socket: Path
+def test_program_moves_to_the_gpu_that_its_bytes_went_to(
+    use_arena: Run, program: Program, gpus: Gpus, socket: Path
 ) -> None:
-    first, second = cards.uuids
+    first, second = gpus.uuids
 
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
+        await away(helper, gpus, program)
         await back(helper, Ahead(program.pid, second, ROOM), GpuPair(first, second), GpuPair(second, first))
 
     use_arena(body)
     program.computes_on()
     assert prefetched(socket) == [SIZE]
-    assert cards.used() == [WORKER, 2 * CONTEXT + SIZE]
+    assert gpus.used() == [WORKER, 2 * CONTEXT + SIZE]
 
 
 @pytest.mark.parametrize("gpu", [1, "nobody's"])
-def test_bytes_on_a_wrong_card_are_of_no_use_and_no_harm(
-    use_arena: Run, program: Program, cards: Cards, gpu: int | str
+def test_bytes_on_a_wrong_gpu_are_of_no_use_and_no_harm(
+    use_arena: Run, program: Program, gpus: Gpus, gpu: int | str
 ) -> None:
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
-        await back(helper, Ahead(program.pid, cards.uuids[gpu] if isinstance(gpu, int) else gpu, ROOM))
+        await away(helper, gpus, program)
+        await back(helper, Ahead(program.pid, gpus.uuids[gpu] if isinstance(gpu, int) else gpu, ROOM))
 
     use_arena(body)
     program.computes_on()
-    assert cards.used() == [WORKER + CONTEXT + SIZE, CONTEXT if gpu == 1 else 0]
+    assert gpus.used() == [WORKER + CONTEXT + SIZE, CONTEXT if gpu == 1 else 0]
 
 
 def test_copies_that_take_the_programs_own_room_are_given_up(
-    use_arena: Run, start: Start, program: Program, cards: Cards, socket: Path
+    use_arena: Run, start: Start, program: Program, gpus: Gpus, socket: Path
 ) -> None:
     """Another program comes, after which there is room for the copies or for the program, and not for both."""
 
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
+        await away(helper, gpus, program)
         await helper.restore([program.pid], PATIENCE)
-        restored = cards.used()[0]
-        await helper.prefetch(program.pid, cards.uuids[0], 0, PATIENCE)
-        assert await asyncio.to_thread(eventually, lambda: cards.used()[0] == restored + SIZE)
-        free = CARD - cards.used()[0]
+        restored = gpus.used()[0]
+        await helper.prefetch(program.pid, gpus.uuids[0], 0, PATIENCE)
+        assert await asyncio.to_thread(eventually, lambda: gpus.used()[0] == restored + SIZE)
+        free = GPU - gpus.used()[0]
         other = await asyncio.to_thread(start, mib=(free - CONTEXT) // MIB - 1)
         await helper.reload([program.pid], PATIENCE)
         await helper.unlock([program.pid], PATIENCE)
@@ -148,28 +148,28 @@ def test_copies_that_take_the_programs_own_room_are_given_up(
     assert prefetched(socket) == [0]
 
 
-def test_restore_that_fails_gives_the_memory_back(use_arena: Run, program: Program, cards: Cards) -> None:
+def test_restore_that_fails_gives_the_memory_back(use_arena: Run, program: Program, gpus: Gpus) -> None:
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
-        cards.switch(f"restore:1:hang@{program.pid}")
+        await away(helper, gpus, program)
+        gpus.switch(f"restore:1:hang@{program.pid}")
         hasty = StepSeconds(lock=PATIENCE, checkpoint=PATIENCE, restore=2, unlock=PATIENCE, settle=5)
         with pytest.raises(CudaError):
-            await resume(helper, [program.pid], limits=hasty, ahead=[Ahead(program.pid, cards.uuids[0], ROOM)])
-        assert cards.used() == [WORKER, 0]
-        await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+            await resume(helper, [program.pid], limits=hasty, ahead=[Ahead(program.pid, gpus.uuids[0], ROOM)])
+        assert gpus.used() == [WORKER, 0]
+        await back(helper, Ahead(program.pid, gpus.uuids[0], ROOM))
 
     use_arena(body)
     program.computes_on()
 
 
-def test_checkpoint_instead_of_a_give_returns_the_memory(use_arena: Run, program: Program, cards: Cards) -> None:
+def test_checkpoint_instead_of_a_give_returns_the_memory(use_arena: Run, program: Program, gpus: Gpus) -> None:
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
-        await helper.prefetch(program.pid, cards.uuids[0], ROOM, PATIENCE)
+        await away(helper, gpus, program)
+        await helper.prefetch(program.pid, gpus.uuids[0], ROOM, PATIENCE)
         await helper.restore([program.pid], PATIENCE)
-        assert cards.used() == [WORKER + SIZE + CONTEXT + PLACEHOLDERS, 0]  # of the program what it needs at least
+        assert gpus.used() == [WORKER + SIZE + CONTEXT + PLACEHOLDERS, 0]  # of the program what it needs at least
         await helper.checkpoint([program.pid], PATIENCE)
-        assert cards.used() == [WORKER, 0]
+        assert gpus.used() == [WORKER, 0]
         await resume(helper, [program.pid], limits=LIMITS)
 
     use_arena(body)
@@ -177,12 +177,12 @@ def test_checkpoint_instead_of_a_give_returns_the_memory(use_arena: Run, program
 
 
 def test_worker_that_is_killed_meanwhile_is_replaced(
-    use_arena: Run, program: Program, cards: Cards, socket: Path
+    use_arena: Run, program: Program, gpus: Gpus, socket: Path
 ) -> None:
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
-        coming = asyncio.create_task(back(helper, Ahead(program.pid, cards.uuids[0], ROOM)))
-        while cards.used()[0] < WORKER + SIZE:  # noqa: ASYNC110  # of another process
+        await away(helper, gpus, program)
+        coming = asyncio.create_task(back(helper, Ahead(program.pid, gpus.uuids[0], ROOM)))
+        while gpus.used()[0] < WORKER + SIZE:  # noqa: ASYNC110  # of another process
             await asyncio.sleep(0.01)
         arenas_worker(socket).send_signal(signal.SIGKILL)
         await coming
@@ -200,32 +200,32 @@ def arenas_worker(socket: Path) -> psutil.Process:
 
 @pytest.mark.parametrize("nth", range(4, 9))
 def test_call_that_fails_for_the_copies_costs_nothing(
-    use_arena: Run, program: Program, cards: Cards, monkeypatch: pytest.MonkeyPatch, nth: int
+    use_arena: Run, program: Program, gpus: Gpus, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """The n-th virtual memory call of the worker fails once: those of what follows the copies."""
     monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:1")
 
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, program)
+        await away(helper, gpus, program)
         try:
-            await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+            await back(helper, Ahead(program.pid, gpus.uuids[0], ROOM))
         except CudaError:
-            await back(helper, Ahead(program.pid, cards.uuids[0], ROOM))
+            await back(helper, Ahead(program.pid, gpus.uuids[0], ROOM))
 
     use_arena(body)
     program.computes_on()
 
 
-def test_several_programs_on_one_card(use_arena: Run, start: Start, preload: Path, cards: Cards, socket: Path) -> None:
+def test_several_programs_on_one_gpu(use_arena: Run, start: Start, preload: Path, gpus: Gpus, socket: Path) -> None:
     programs = [start(mib=8, preload=preload) for _ in range(3)]
 
     async def body(helper: CudaHelper) -> None:
-        await away(helper, cards, *programs)
-        ahead = [Ahead(program.pid, cards.uuids[0], ROOM) for program in programs]
+        await away(helper, gpus, *programs)
+        ahead = [Ahead(program.pid, gpus.uuids[0], ROOM) for program in programs]
         await resume(helper, [one.pid for one in ahead], limits=LIMITS, ahead=ahead)
 
     use_arena(body)
     for program in programs:
         program.computes_on()
     assert prefetched(socket) == [8 * MIB] * 3
-    assert cards.used()[0] == WORKER + 3 * (CONTEXT + 8 * MIB)
+    assert gpus.used()[0] == WORKER + 3 * (CONTEXT + 8 * MIB)

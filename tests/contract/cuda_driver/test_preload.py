@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 
 pytestmark = pytest.mark.root
 OLDEST = (2, 17)  # of glibc: what the images of ten years ago have
@@ -55,11 +55,11 @@ call("cuCtxCreate_v2", ref(context), 0, 0)
 
 
 @pytest.fixture
-def inside(cards: Cards, libraries: Path, preload: Path) -> Callable[[str], None]:
+def inside(gpus: Gpus, libraries: Path, preload: Path) -> Callable[[str], None]:
     """Run Python that uses the driver with the library preloaded; it fails by an exception."""
 
     def run(body: str) -> None:
-        environment = {**os.environ, **cards.environment(libraries), "LD_PRELOAD": str(preload)}
+        environment = {**os.environ, **gpus.environment(libraries), "LD_PRELOAD": str(preload)}
         done = subprocess.run([sys.executable, "-c", PRELUDE + body], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
@@ -97,7 +97,7 @@ BODIES = {
         call("cuMemFree_v2", again)
         assert allocate(4 * MIB).value == again.value
     """,
-    "what_does_not_fit_on_the_card_is_the_drivers_answer": """
+    "what_does_not_fit_on_the_gpu_is_the_drivers_answer": """
         assert code("cuMemAlloc_v2", ref(u64()), size(8 << 30)) == 2
         assert blocks() == []
     """,

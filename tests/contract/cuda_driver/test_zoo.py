@@ -15,7 +15,7 @@ from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.fakes.actor import eventually
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Zoo
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -27,8 +27,8 @@ LONGEST = 0.2  # s between two cycles, and of being suspended
 
 
 @pytest.fixture
-def zoo(cards: Cards, libraries: Path, preload: Path) -> Iterator[Zoo]:
-    started = Zoo(cards, libraries, preload)
+def zoo(gpus: Gpus, libraries: Path, preload: Path) -> Iterator[Zoo]:
+    started = Zoo(gpus, libraries, preload)
     yield started
     started.kill()
 

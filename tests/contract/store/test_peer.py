@@ -19,9 +19,9 @@ import pytest
 
 from kybernate.node.deleting import ImageInUse, delete
 from kybernate.node.failure import Failure
+from kybernate.store.errors import ImageDamaged
 from kybernate.store.movement.moving import ImageNowhere, bring
 from kybernate.store.tiers import peer_reading
-from kybernate.store.tiers.copying import ImageDamaged
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.peer import PeerImageRefused, PeerTier
 from kybernate.store.tiers.peer_connection import ImageClosed, PartNotRead, PeerRefused

@@ -17,8 +17,8 @@ import pytest
 from kybernate.client.target import Target, Tls
 from kybernate.messages.peer_pb2 import OpenedImage
 from kybernate.node.failure import Failure
+from kybernate.store.errors import ImageDamaged
 from kybernate.store.tiers import peer_reading
-from kybernate.store.tiers.copying import ImageDamaged
 from kybernate.store.tiers.peer import PeerImageRefused, PeerTier, _source
 from kybernate.store.tiers.peer_connection import PartNotRead, PeerConnection, PeerRefused
 from kybernate.store.tiers.peer_reading import PeerGone, Reading, parts_of

@@ -1,4 +1,4 @@
-"""A pretended CUDA driver for machines without a GPU, and the directory that stands for their cards.
+"""A pretended CUDA driver for machines without a GPU, and the directory that stands for their GPUs.
 
 A test double: see abi.h for what it promises, switches.h for how it is made to fail. Programs that load
 `libcuda.so.1` or `libnvidia-ml.so.1` use it when LD_LIBRARY_PATH names the folder that `build()` returns.
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from tests.fakes.cuda.build import build
 
-__all__ = ["GIB", "Call", "Cards", "build", "card_uuid"]
+__all__ = ["GIB", "Call", "Gpus", "build", "gpu_uuid"]
 
 GIB = 1 << 30
-_MAX_CARDS = 16
+_MAX_GPUS = 16
 _PAGE = 4096
-_ACCOUNT_MAGIC = 0x46414B4544415256  # of an account, as in cards.c
+_ACCOUNT_MAGIC = 0x46414B4544415256  # of an account, as in gpus.c
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Cards:
-    """The state directory of a pretended machine: its cards, what they hold, and the switches that make them fail.
+class Gpus:
+    """The state directory of a pretended machine: its GPUs, what they hold, and the switches that make them fail.
 
-    Containers see the same cards when the directory is mounted at /run/fake-cuda.
+    Containers see the same GPUs when the directory is mounted at /run/fake-cuda.
     """
 
     directory: Path
@@ -46,23 +46,23 @@ class Cards:
     @classmethod
     def create(
         cls, directory: Path, *, count: int = 2, size: int = 8 * GIB, model: str = "Pretended H200", seed: int = 0
-    ) -> Cards:
-        """Make `count` cards of `size` bytes. Another `seed` gives other UUIDs, as another node has."""
+    ) -> Gpus:
+        """Make `count` GPUs of `size` bytes. Another `seed` gives other UUIDs, as another node has."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "held").mkdir(exist_ok=True)
-        lines = (f"{card_uuid(index, seed)} {size} {model}\n" for index in range(count))
-        (directory / "cards").write_text("".join(lines))
+        lines = (f"{gpu_uuid(index, seed)} {size} {model}\n" for index in range(count))
+        (directory / "gpus").write_text("".join(lines))
         for path in (directory, directory / "held"):
             path.chmod(0o777)  # a container's user is not root
         return cls(directory)
 
     @property
     def uuids(self) -> list[str]:
-        return [line.split()[0] for line in (self.directory / "cards").read_text().splitlines()]
+        return [line.split()[0] for line in (self.directory / "gpus").read_text().splitlines()]
 
     def used(self) -> list[int]:
-        """Bytes in use per card, counting living processes only."""
-        totals = [0] * _MAX_CARDS
+        """Bytes in use per GPU, counting living processes only."""
+        totals = [0] * _MAX_GPUS
         for path in (self.directory / "held").iterdir():
             for index, size in enumerate(_account(path)):
                 totals[index] += size
@@ -87,15 +87,15 @@ class Cards:
         return _calls(self.directory / "calls")
 
     @contextmanager
-    def occupied(self, card: int, *, leaving: int) -> Iterator[None]:
-        """Hold the memory of a card, all but so many bytes of what is free now, as another program may."""
-        size = int((self.directory / "cards").read_text().splitlines()[card].split()[1])
-        held = [0] * _MAX_CARDS
-        held[card] = max(0, size - self.used()[card] - leaving)
+    def occupied(self, gpu: int, *, leaving: int) -> Iterator[None]:
+        """Hold the memory of a GPU, all but so many bytes of what is free now, as another program may."""
+        size = int((self.directory / "gpus").read_text().splitlines()[gpu].split()[1])
+        held = [0] * _MAX_GPUS
+        held[gpu] = max(0, size - self.used()[gpu] - leaving)
         path = self.directory / "held" / "occupied"
         with (self.directory / "held.new").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(struct.pack(f"Q{_MAX_CARDS}Q", _ACCOUNT_MAGIC, *held).ljust(_PAGE, b"\0"))
+            file.write(struct.pack(f"Q{_MAX_GPUS}Q", _ACCOUNT_MAGIC, *held).ljust(_PAGE, b"\0"))
             file.flush()
             Path(file.name).rename(path)
             try:
@@ -118,15 +118,15 @@ class Cards:
         self._write("hidden", "1")
 
     def load(self, *samples: tuple[int, int, int]) -> None:
-        """Let NVML have these samples of every card: pid, microseconds, percent."""
+        """Let NVML have these samples of every GPU: pid, microseconds, percent."""
         self._write("load", "".join(f"{pid} {time} {percent}\n" for pid, time, percent in samples))
 
     def split(self) -> None:
-        """Switch the cards to MIG mode."""
+        """Switch the GPUs to MIG mode."""
         self._write("mig", "1")
 
     def environment(self, libraries: Path) -> dict[str, str]:
-        """What a program on this machine needs in its environment to use the cards."""
+        """What a program on this machine needs in its environment to use the GPUs."""
         return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA_DIR": str(self.directory)}
 
     def _write(self, name: str, text: str) -> None:
@@ -135,7 +135,7 @@ class Cards:
         new.rename(self.directory / name)
 
 
-def card_uuid(index: int, seed: int = 0) -> str:
+def gpu_uuid(index: int, seed: int = 0) -> str:
     return f"GPU-{seed:08x}-0000-4000-8000-{index + 1:012x}"
 
 
@@ -145,16 +145,16 @@ def _calls(path: Path) -> list[Call]:
 
 
 def _account(path: Path) -> tuple[int, ...]:
-    """Read the bytes per card of one process, all zero when it is dead (cards.h describes the file)."""
+    """Read the bytes per GPU of one process, all zero when it is dead (gpus.h describes the file)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return (0,) * _MAX_CARDS
+        return (0,) * _MAX_GPUS
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return struct.unpack(f"{_MAX_CARDS}Q", os.pread(fd, 8 * _MAX_CARDS, 8))
+        return struct.unpack(f"{_MAX_GPUS}Q", os.pread(fd, 8 * _MAX_GPUS, 8))
     else:
-        return (0,) * _MAX_CARDS
+        return (0,) * _MAX_GPUS
     finally:
         os.close(fd)

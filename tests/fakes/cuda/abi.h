@@ -1,7 +1,7 @@
 /* The part of the CUDA driver's binary interface that the pretended driver offers.
  *
  * A TEST DOUBLE. It stands in for NVIDIA's libcuda.so.1 on machines without a GPU, so that every path of a GPU
- * checkpoint can be tested there; the truth is the real card. Names, numbers and layouts are those of the public
+ * checkpoint can be tested there; the truth is the real GPU. Names, numbers and layouts are those of the public
  * driver API (CUDA 13.0). Error codes of illegal moves, missing processes and failed restores are those that driver
  * 580.159.04 was measured to give on an H100.
  */

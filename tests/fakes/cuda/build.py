@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-HASHING = SOURCES.parents[2] / "kybernate_shim/cuda_worker/hashing.cu"  # runs on a pretended card, too
+HASHING = SOURCES.parents[2] / "kybernate_shim/cuda_worker/hashing.cu"  # runs on a pretended GPU, too
 DRIVER = (
     "entry",
     "errors",
@@ -34,7 +34,7 @@ DRIVER = (
     "moving",
     "verbs",
     "switches",
-    "cards",
+    "gpus",
 )
 FLAGS = (
     *("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
@@ -55,7 +55,7 @@ def build(out: Path | None = None) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _compile(out / "libcuda.so.1", DRIVER, ["-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs"])
         _compile(
-            out / "libnvidia-ml.so.1", ("nvml", "cards"), ["-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,defs"]
+            out / "libnvidia-ml.so.1", ("nvml", "gpus"), ["-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,defs"]
         )
         _compile(out / "computes", ("computes",), ["-ldl"])
     return out

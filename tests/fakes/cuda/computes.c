@@ -1,8 +1,8 @@
-/* A program that computes on a card and checks every word of it: computes [MIB] [STEP_MS] [DEVICE] [BUSY_MS]
+/* A program that computes on a GPU and checks every word of it: computes [MIB] [STEP_MS] [DEVICE] [BUSY_MS]
  *
  * Prints "step N checksum X" per step, forever; each word of device memory advances by one step of a generator whose
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
- * With BUSY_MS the card works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
+ * With BUSY_MS the GPU works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
  * environment, its memory is managed memory.
  * It loads libcuda.so.1 at run time. A test workload.
  */

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compute on a card and print a checksum per step, like computes.c, for images that hold Python and no C program.
+"""Compute on a GPU and print a checksum per step, like computes.c, for images that hold Python and no C program.
 
-`computes.py [MIB] [STEP_MS] [DEVICE]`. Needs only the standard library. Every word is advanced on the card; the host
+`computes.py [MIB] [STEP_MS] [DEVICE]`. Needs only the standard library. Every word is advanced on the GPU; the host
 knows the value of the first and the last word after each step, and the sum of all of them, and ends with status 3
-when the card's memory disagrees. A test workload.
+when the GPU's memory disagrees. A test workload.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from array import array
 FACTOR, OFFSET, WORD = 1664525, 1013904223, 2**32
 
 
-class Card:
+class Gpu:
     """The calls of libcuda.so.1 that this program needs; a failing one ends the program with status 2."""
 
     def __init__(self, device: int, words: array[int]) -> None:
@@ -38,7 +38,7 @@ class Card:
         return self._count.value * 4
 
     def advance(self) -> array[int]:
-        """Do one step on the card and return all words."""
+        """Do one step on the GPU and return all words."""
         pointers = (ctypes.c_void_p * 2)(ctypes.addressof(self._memory), ctypes.addressof(self._count))
         self._call("cuLaunchKernel", self._advance, 1, 1, 1, 1, 1, 1, 0, None, pointers, None)
         copy = ctypes.create_string_buffer(self.bytes)
@@ -56,12 +56,12 @@ def main() -> None:
     given = [int(value) for value in sys.argv[1:]]
     mib, pause_ms, device = given + [1, 20, 0][len(given) :]
     first = array("I", ((index * 2654435761 + 1) % WORD for index in range(mib << 18)))
-    card = Card(device, first)
+    gpu = Gpu(device, first)
     factor, offset, total = 1, 0, sum(first)
     step = 0
     while True:
         step += 1
-        words = card.advance()
+        words = gpu.advance()
         factor, offset = factor * FACTOR % WORD, (offset * FACTOR + OFFSET) % WORD
         expected = (total * factor + offset * len(words)) % WORD
         edges = all(words[i] == (first[i] * factor + offset) % WORD for i in (0, len(words) - 1))

@@ -1,4 +1,4 @@
-/* Copies between host and card, which are done before the call returns, as if the card were infinitely fast.
+/* Copies between host and GPU, which are done before the call returns, as if the GPU were infinitely fast.
  * A test double: see abi.h.
  */
 #include "copies.h"
@@ -7,7 +7,7 @@
 
 #include "pinned.h"
 
-enum { ON_HOST = 1, ON_CARD = 2, UNIFIED = 4 }; /* CUmemorytype; 3 is an array */
+enum { ON_HOST = 1, ON_GPU = 2, UNIFIED = 4 }; /* CUmemorytype; 3 is an array */
 
 #define HOST(pointer) ((CUdeviceptr)(uintptr_t)(pointer))
 
@@ -142,7 +142,7 @@ EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t
 static bool read_address(int type, void *host, CUdeviceptr device, CUdeviceptr *address)
 {
     *address = type == ON_HOST ? HOST(host) : device;
-    return type == ON_HOST || type == UNIFIED || type == ON_CARD;
+    return type == ON_HOST || type == UNIFIED || type == ON_GPU;
 }
 
 struct side2d {

@@ -1,4 +1,4 @@
-/* Copies of rows, planes and boxes between host and card. A test double: see abi.h. */
+/* Copies of rows, planes and boxes between host and GPU. A test double: see abi.h. */
 #ifndef FAKE_CUDA_COPIES_H
 #define FAKE_CUDA_COPIES_H
 
@@ -6,7 +6,7 @@
 
 /* One end of a copy. */
 struct end {
-    CUdeviceptr address; /* of the card or, in a unified address space, of the host */
+    CUdeviceptr address; /* of the GPU or, in a unified address space, of the host */
     size_t pitch, plane; /* bytes from one row to the next, and from one plane to the next */
 };
 

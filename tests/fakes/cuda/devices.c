@@ -1,6 +1,6 @@
-/* Device files as the real driver holds them: descriptors, and shared mappings of host memory and of the card's own.
+/* Device files as the real driver holds them: descriptors, and shared mappings of host memory and of the GPU's own.
  *
- * FAKE_CUDA_DEVICES names them, "CONTROL:CARD", where a machine pretends to have such devices. Unlike the rest of the
+ * FAKE_CUDA_DEVICES names them, "CONTROL:GPU", where a machine pretends to have such devices. Unlike the rest of the
  * pretended driver's memory, a forked child inherits them, and CRIU refuses to dump either. A test double: see abi.h.
  */
 #include <fcntl.h>

@@ -161,7 +161,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, ui
     return cuGetProcAddress_v2(name, found, version, flags, NULL);
 }
 
-/* NVIDIA's own libraries ask for what is in no manual: NVRTC does where there is a card, and does well without. */
+/* NVIDIA's own libraries ask for what is in no manual: NVRTC does where there is a GPU, and does well without. */
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id);
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute on a card, and fork workers again for each epoch, as a data loader without persistent workers does.
+"""Compute on a GPU, and fork workers again for each epoch, as a data loader without persistent workers does.
 
 Prints `step N` an epoch when all workers of it have answered rightly and have ended. The argument is how many workers
 there are. Needs only the standard library. A test workload.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute on a card, with a child that inherits the driver's device files and is hard to take them from.
+"""Compute on a GPU, with a child that inherits the driver's device files and is hard to take them from.
 
 Prints `step N` a step. The first argument names the child: see `CHILDREN`. Needs only the standard library. A test
 workload.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute on a card and have forked children do a share of the work, as a training program with data loaders does.
+"""Compute on a GPU and have forked children do a share of the work, as a training program with data loaders does.
 
 Prints `step N` a step when every child has answered rightly. Children of all of multiprocessing's start methods, a
 Pool, a lock and shared memory in /dev/shm take part; a persistent forked worker remembers what the driver's host memory

@@ -1,4 +1,4 @@
-/* Runs the arena's own kernels, the very lines that a card would run: each thread of them is a turn of a loop here.
+/* Runs the arena's own kernels, the very lines that a GPU would run: each thread of them is a turn of a loop here.
  * A test double: see abi.h.
  */
 #include "hashes.h"

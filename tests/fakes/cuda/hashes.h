@@ -1,4 +1,4 @@
-/* The arena's own kernels, on a pretended card. A test double: see abi.h. */
+/* The arena's own kernels, on a pretended GPU. A test double: see abi.h. */
 #ifndef FAKE_CUDA_HASHES_H
 #define FAKE_CUDA_HASHES_H
 

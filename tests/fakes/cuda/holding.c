@@ -1,6 +1,6 @@
-/* What a process has on the cards: its file in held/, with the account and the memory of its allocations.
+/* What a process has on the GPUs: its file in held/, with the account and the memory of its allocations.
  *
- * On the card, memory is a shared mapping of that file. In addition the process maps a TCP socket, which CRIU refuses
+ * On the GPU, memory is a shared mapping of that file. In addition the process maps a TCP socket, which CRIU refuses
  * ("Can't find packet socket ... to mmap"), as it refuses the real driver's device mappings; unlike a device it needs
  * no permission, so that it works in any container. A test double: see abi.h.
  */
@@ -32,7 +32,7 @@ static CUresult hold_undumpable(void)
     return CUDA_SUCCESS;
 }
 
-void release_cards(void)
+void release_gpus(void)
 {
     release_devices();
     munmap(held.socket_page, PAGE);
@@ -42,7 +42,7 @@ void release_cards(void)
     held.fd = -1;
 }
 
-CUresult hold_cards(void)
+CUresult hold_gpus(void)
 {
     held.fd = open_held(held.path, sizeof held.path);
     if (held.fd < 0)
@@ -55,7 +55,7 @@ CUresult hold_cards(void)
     return hold_devices() ? hold_undumpable() : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-char *map_on_card(uint64_t size)
+char *map_on_gpu(uint64_t size)
 {
     if (ftruncate(held.fd, (off_t)(held.end + size)) < 0)
         return NULL;
@@ -67,7 +67,7 @@ char *map_on_card(uint64_t size)
     return data;
 }
 
-CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARDS])
+CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_GPUS])
 {
     return charge(machine, held.account, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -75,14 +75,14 @@ CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARD
 CUresult charge_bytes(int device, uint64_t size)
 {
     struct machine machine;
-    uint64_t bytes[MAX_CARDS] = {0};
+    uint64_t bytes[MAX_GPUS] = {0};
     bytes[process.devices[device].place] = size;
     return read_machine(&machine) ? charge_all(&machine, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void discharge_bytes(int device, uint64_t size)
 {
-    uint64_t bytes[MAX_CARDS] = {0};
+    uint64_t bytes[MAX_GPUS] = {0};
     bytes[process.devices[device].place] = size;
     discharge(held.account, bytes);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hold memory of a card and do with it what is asked: `holds.py PIECES [ALLOCATIONS]`.
+"""Hold memory of a GPU and do with it what is asked: `holds.py PIECES [ALLOCATIONS]`.
 
 The pieces, of 2 MiB each, are all zeros at first, and belong to so many allocations of one size, 1 by default.
 
@@ -11,7 +11,7 @@ Asked on the standard input, a line each, and answered by a line:
                         maps, fills, unmaps and releases another one
     make                makes a piece of memory that is mapped nowhere, and reserves addresses for it
     map, open, write, close, release
-                        maps it there, lets the card read and write it, does that, unmaps it, gives it up
+                        maps it there, lets the GPU read and write it, does that, unmaps it, gives it up
     share               makes a piece of memory, and maps it a second time as another process would that it is handed to
     unshare             gives that second mapping up
 Needs only the standard library. A test workload.
@@ -48,7 +48,7 @@ class Access(ctypes.Structure):
 
 
 class Held:
-    """The memory, in the card's primary context; a failing call ends the program."""
+    """The memory, in the GPU's primary context; a failing call ends the program."""
 
     def __init__(self, pieces: int, allocations: int = 1) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")

@@ -28,7 +28,7 @@ static CUresult advance(unsigned blocks, void **parameters)
     return CUDA_SUCCESS;
 }
 
-/* spin(uint64_t nanoseconds): keep the card busy. */
+/* spin(uint64_t nanoseconds): keep the GPU busy. */
 static CUresult spin(unsigned blocks, void **parameters)
 {
     (void)blocks;

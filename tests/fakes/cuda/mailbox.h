@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "cards.h"
+#include "gpus.h"
 #include "switches.h"
 
 enum verb { STATE, RESTORE_TID, LOCK, CHECKPOINT, RESTORE, UNLOCK, VERBS };
@@ -25,7 +25,7 @@ struct question {
     uint32_t timeout_ms;
     uint32_t stuck; /* a switch: never answer */
     uint32_t pair_count;
-    CUcheckpointGpuPair pairs[MAX_CARDS];
+    CUcheckpointGpuPair pairs[MAX_GPUS];
 };
 
 struct mailbox {

@@ -1,4 +1,4 @@
-/* The program's allocations: on a pretended card, or moved out to the host. A test double: see abi.h. */
+/* The program's allocations: on a pretended GPU, or moved out to the host. A test double: see abi.h. */
 #include "memory.h"
 
 #include <fcntl.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 enum { MAX_ALLOCATIONS = 4096 };
-static const uint64_t CONTEXT_BYTES = 8 << 20; /* what a context costs on its card */
+static const uint64_t CONTEXT_BYTES = 8 << 20; /* what a context costs on its GPU */
 static const uint64_t GRAIN = 2 << 20;         /* device memory comes in pieces of this size */
 static const size_t PITCH = 512;               /* of the rows of cuMemAllocPitch */
 
@@ -39,7 +39,7 @@ static CUresult add(int device, uint64_t size, bool is_context, CUdeviceptr *add
     CUresult result = entry ? charge_bytes(device, size) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result)
         return result;
-    char *data = is_context ? NULL : map_on_card(size);
+    char *data = is_context ? NULL : map_on_gpu(size);
     if (!data && !is_context) {
         discharge_bytes(device, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -202,7 +202,7 @@ char *translate_allocated(CUdeviceptr address, size_t size)
     return data;
 }
 
-uint64_t allocated_bytes(uint64_t bytes[MAX_CARDS], const int moves[MAX_CARDS])
+uint64_t allocated_bytes(uint64_t bytes[MAX_GPUS], const int moves[MAX_GPUS])
 {
     uint64_t total = 0;
     for (int i = 0; i < allocation_count; total += allocations[i++].size)
@@ -221,11 +221,11 @@ char *allocated_to_host(char *data)
     return data;
 }
 
-char *allocated_to_cards(char *data)
+char *allocated_to_gpus(char *data)
 {
     for (int i = 0; i < allocation_count; data += allocations[i++].size)
         if (allocations[i].size && !allocations[i].is_context) {
-            allocations[i].data = map_on_card(allocations[i].size);
+            allocations[i].data = map_on_gpu(allocations[i].size);
             if (!allocations[i].data)
                 return NULL;
             memcpy(allocations[i].data, data, allocations[i].size);

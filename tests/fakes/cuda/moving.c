@@ -44,8 +44,8 @@ static char *map_apart(uint64_t size)
 
 CUresult move_to_host(void)
 {
-    static const int STAY[MAX_CARDS];
-    uint64_t bytes[MAX_CARDS] = {0}, total = allocated_bytes(bytes, STAY) + physical_bytes(bytes, STAY);
+    static const int STAY[MAX_GPUS];
+    uint64_t bytes[MAX_GPUS] = {0}, total = allocated_bytes(bytes, STAY) + physical_bytes(bytes, STAY);
     char *data = total ? map_apart(total) : NULL;
     if (total && !data)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -53,28 +53,28 @@ CUresult move_to_host(void)
     host_copy.data = data;
     host_copy.size = total;
     virtual_to_host(allocated_to_host(data));
-    release_cards();
+    release_gpus();
     return CUDA_SUCCESS;
 }
 
-CUresult move_to_cards(const struct machine *machine, const int moves[MAX_CARDS])
+CUresult move_to_gpus(const struct machine *machine, const int moves[MAX_GPUS])
 {
-    uint64_t bytes[MAX_CARDS] = {0};
-    CUresult result = hold_cards();
+    uint64_t bytes[MAX_GPUS] = {0};
+    CUresult result = hold_gpus();
     if (result)
         return result;
     allocated_bytes(bytes, moves);
     physical_bytes(bytes, moves);
     result = charge_all(machine, bytes);
     if (result) {
-        release_cards();
+        release_gpus();
         return result;
     }
     take_time(host_copy.size);
     bool done = true;
     if (host_copy.data) {
-        char *rest = allocated_to_cards(host_copy.data);
-        done = rest && virtual_to_cards(rest);
+        char *rest = allocated_to_gpus(host_copy.data);
+        done = rest && virtual_to_gpus(rest);
     }
     if (done && host_copy.data)
         munmap(host_copy.data - PAGE, host_copy.size + 2 * PAGE);

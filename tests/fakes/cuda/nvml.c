@@ -1,4 +1,4 @@
-/* A pretended libnvidia-ml.so.1: what can be asked of a card without a CUDA context. A test double: see abi.h. */
+/* A pretended libnvidia-ml.so.1: what can be asked of a GPU without a CUDA context. A test double: see abi.h. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "cards.h"
+#include "gpus.h"
 
 enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3, NVML_ERROR_NOT_FOUND = 6 };
 enum { NVML_ERROR_DRIVER_NOT_LOADED = 9 };
@@ -16,15 +16,15 @@ struct memory {
     unsigned long long total, free, used;
 };
 
-/* A handle is the card's index plus one: opaque, and never NULL. */
+/* A handle is the GPU's index plus one: opaque, and never NULL. */
 typedef uintptr_t handle;
 
-static int card_at(handle device, struct card *card)
+static int gpu_at(handle device, struct gpu *gpu)
 {
     struct machine machine;
     if (!read_machine(&machine) || device < 1 || device > (handle)machine.count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *card = machine.cards[device - 1];
+    *gpu = machine.gpus[device - 1];
     return NVML_SUCCESS;
 }
 
@@ -55,9 +55,9 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned int *count)
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned int index, handle *device)
 {
-    struct card card;
+    struct gpu gpu;
     *device = index + 1;
-    return card_at(*device, &card);
+    return gpu_at(*device, &gpu);
 }
 
 static void format_uuid(const CUuuid *uuid, char *text, size_t size)
@@ -70,19 +70,19 @@ static void format_uuid(const CUuuid *uuid, char *text, size_t size)
 
 EXPORT int nvmlDeviceGetUUID(handle device, char *uuid, unsigned int size)
 {
-    struct card card;
-    int result = card_at(device, &card);
+    struct gpu gpu;
+    int result = gpu_at(device, &gpu);
     if (result == NVML_SUCCESS)
-        format_uuid(&card.uuid, uuid, size);
+        format_uuid(&gpu.uuid, uuid, size);
     return result;
 }
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, handle *device)
 {
     char text[64];
-    struct card card;
-    for (*device = 1; card_at(*device, &card) == NVML_SUCCESS; ++*device) {
-        format_uuid(&card.uuid, text, sizeof text);
+    struct gpu gpu;
+    for (*device = 1; gpu_at(*device, &gpu) == NVML_SUCCESS; ++*device) {
+        format_uuid(&gpu.uuid, text, sizeof text);
         if (strcmp(text, uuid) == 0)
             return NVML_SUCCESS;
     }
@@ -91,39 +91,39 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, handle *device)
 
 EXPORT int nvmlDeviceGetName(handle device, char *name, unsigned int size)
 {
-    struct card card;
-    int result = card_at(device, &card);
+    struct gpu gpu;
+    int result = gpu_at(device, &gpu);
     if (result == NVML_SUCCESS)
-        snprintf(name, size, "%s", card.model);
+        snprintf(name, size, "%s", gpu.model);
     return result;
 }
 
 EXPORT int nvmlDeviceGetMemoryInfo(handle device, struct memory *memory)
 {
-    struct card card;
-    uint64_t used[MAX_CARDS];
-    int result = card_at(device, &card);
+    struct gpu gpu;
+    uint64_t used[MAX_GPUS];
+    int result = gpu_at(device, &gpu);
     if (result == NVML_SUCCESS) {
         used_bytes(used);
-        *memory = (struct memory){card.bytes, card.bytes - used[device - 1], used[device - 1]};
+        *memory = (struct memory){gpu.bytes, gpu.bytes - used[device - 1], used[device - 1]};
     }
     return result;
 }
 
-/* The state directory's file `mig` switches the mode on for every card, as a pre-flight check has to refuse it. */
+/* The state directory's file `mig` switches the mode on for every GPU, as a pre-flight check has to refuse it. */
 EXPORT int nvmlDeviceGetMigMode(handle device, unsigned int *current, unsigned int *pending)
 {
     char text[8];
-    struct card card;
+    struct gpu gpu;
     *current = *pending = read_state("mig", text, sizeof text) && text[0] == '1';
-    return card_at(device, &card);
+    return gpu_at(device, &gpu);
 }
 
 EXPORT int nvmlDeviceGetMinorNumber(handle device, unsigned int *number)
 {
-    struct card card;
+    struct gpu gpu;
     *number = (unsigned int)device - 1;
-    return card_at(device, &card);
+    return gpu_at(device, &gpu);
 }
 
 struct holder {
@@ -154,9 +154,9 @@ static unsigned int owner(const struct stat *file)
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *count, struct holder *holders)
 {
     char path[512], text[8];
-    struct card card;
+    struct gpu gpu;
     unsigned int room = *count;
-    int result = card_at(device, &card);
+    int result = gpu_at(device, &gpu);
     state_path(path, sizeof path, "held");
     bool hidden = read_state("hidden", text, sizeof text);
     DIR *directory = result == NVML_SUCCESS && !hidden ? opendir(path) : NULL;
@@ -183,19 +183,19 @@ struct sample {
     unsigned int multiprocessors, memory, encoder, decoder;
 };
 
-/* The state directory's file `load` has lines of a pid, microseconds and a percentage, for every card. As NVML does, it
+/* The state directory's file `load` has lines of a pid, microseconds and a percentage, for every GPU. As NVML does, it
  * answers that nothing is found where there is no sample, and takes none in MIG mode. */
 EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples, unsigned int *count,
                                            unsigned long long since)
 {
     char text[4096], *line, *rest = text;
-    struct card card;
+    struct gpu gpu;
     unsigned int room = *count, current, pending;
     int result = nvmlDeviceGetMigMode(device, &current, &pending);
     *count = 0;
     if (result != NVML_SUCCESS)
         return result;
-    if (current || card_at(device, &card) != NVML_SUCCESS)
+    if (current || gpu_at(device, &gpu) != NVML_SUCCESS)
         return NVML_ERROR_NOT_SUPPORTED;
     if (!read_state("load", text, sizeof text))
         return NVML_ERROR_NOT_FOUND;
@@ -210,9 +210,9 @@ EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples
 
 EXPORT int nvmlDeviceGetPersistenceMode(handle device, unsigned int *mode)
 {
-    struct card card;
+    struct gpu gpu;
     *mode = 1;
-    return card_at(device, &card);
+    return gpu_at(device, &gpu);
 }
 
 EXPORT const char *nvmlErrorString(int result)

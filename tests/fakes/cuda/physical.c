@@ -78,7 +78,7 @@ static struct memory *new_memory(int fd, uint64_t size, int device, int handle_t
     return NULL;
 }
 
-/* The card's number is kept in the name of the memfd: an importer asks for the properties. */
+/* The GPU's number is kept in the name of the memfd: an importer asks for the properties. */
 static int new_memfd(int place, uint64_t size)
 {
     char name[] = "fake-vram-00";
@@ -191,7 +191,7 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *foun
     return end_virtual(CUDA_SUCCESS);
 }
 
-uint64_t physical_bytes(uint64_t bytes[MAX_CARDS], const int moves[MAX_CARDS])
+uint64_t physical_bytes(uint64_t bytes[MAX_GPUS], const int moves[MAX_GPUS])
 {
     uint64_t total = 0;
     for (int i = 0; i < MOST_VIRTUAL; i++)
@@ -235,7 +235,7 @@ char *physical_to_host(char *data)
     return data;
 }
 
-char *physical_to_cards(char *data)
+char *physical_to_gpus(char *data)
 {
     for (int i = 0; i < MOST_VIRTUAL; i++)
         if (memories[i].references && !memories[i].imported) {

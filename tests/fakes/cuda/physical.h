@@ -47,12 +47,12 @@ uint64_t handle_of(const struct memory *memory);
 /* Give up a handle or a mapping. */
 void drop_reference(struct memory *memory);
 
-/* Bytes that this process has made, in all, and added per card to `bytes`, for the cards that `moves` leads to. */
-uint64_t physical_bytes(uint64_t bytes[MAX_CARDS], const int moves[MAX_CARDS]);
+/* Bytes that this process has made, in all, and added per GPU to `bytes`, for the GPUs that `moves` leads to. */
+uint64_t physical_bytes(uint64_t bytes[MAX_GPUS], const int moves[MAX_GPUS]);
 
 /* Move the bytes of all memory that was made here to `data`, each once however often it is mapped, or back; these
  * return the end of what they have used of `data`. NULL: the machine has not enough. */
 char *physical_to_host(char *data);
-char *physical_to_cards(char *data);
+char *physical_to_gpus(char *data);
 
 #endif

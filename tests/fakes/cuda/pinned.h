@@ -1,4 +1,4 @@
-/* Host memory that the card may use. A test double: see abi.h. */
+/* Host memory that the GPU may use. A test double: see abi.h. */
 #ifndef FAKE_CUDA_PINNED_H
 #define FAKE_CUDA_PINNED_H
 

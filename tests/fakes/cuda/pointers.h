@@ -10,7 +10,7 @@
 
 #include "process.h"
 
-/* Where device addresses lie: no host addresses, so that a program that touches one crashes, as on a real card. */
+/* Where device addresses lie: no host addresses, so that a program that touches one crashes, as on a real GPU. */
 #define ALLOCATED_BASE ((CUdeviceptr)0x6fca00000000)
 #define VIRTUAL_BASE ((CUdeviceptr)0x6fdb00000000)
 
@@ -24,7 +24,7 @@ struct found {
 /* Addresses from ALLOCATED_BASE on; all others are the host's. */
 bool is_device_address(CUdeviceptr address);
 
-/* Tell whether the card could use all of [address, address + size), also while its bytes are on the host. Takes no
+/* Tell whether the GPU could use all of [address, address + size), also while its bytes are on the host. Takes no
  * lock, since its caller has not passed the gate: a thread that is stopped here must hold nothing. `found` may be
  * NULL. */
 bool names_memory(CUdeviceptr address, size_t size, struct found *found);

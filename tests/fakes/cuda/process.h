@@ -5,19 +5,19 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "cards.h"
+#include "gpus.h"
 
 struct device {
-    int place;   /* the card that this device is on now, counted over the machine */
-    CUuuid uuid; /* what the program reads: the card's at cuInit, also after a move */
+    int place;   /* the GPU that this device is on now, counted over the machine */
+    CUuuid uuid; /* what the program reads: the GPU's at cuInit, also after a move */
 };
 
 struct process {
     _Atomic int started;
     int count;
-    struct device devices[MAX_CARDS]; /* those that CUDA_VISIBLE_DEVICES shows */
+    struct device devices[MAX_GPUS]; /* those that CUDA_VISIBLE_DEVICES shows */
     int known_count;
-    struct device known[MAX_CARDS]; /* the cards that it could open at cuInit: a GPU map must name each */
+    struct device known[MAX_GPUS]; /* the GPUs that it could open at cuInit: a GPU map must name each */
 };
 
 extern struct process process;
@@ -33,8 +33,8 @@ void leave(void);
 bool shut_gate(uint32_t timeout_ms);
 void open_gate(void);
 
-/* Tell whether this process can open a card; where there are no device nodes at all, it can open each. */
-bool can_open(int card);
+/* Tell whether this process can open a GPU; where there are no device nodes at all, it can open each. */
+bool can_open(int gpu);
 
 /* The device of this thread's current context, or -1. */
 int current_device(void);
@@ -42,9 +42,9 @@ int current_device(void);
 /* Start the thread that answers the verbs; returns when it can be asked. */
 CUresult start_restorer(void);
 
-/* holding.c: the process takes a place on the machine's cards, holding what CRIU refuses to dump; and leaves it. */
-CUresult hold_cards(void);
-void release_cards(void);
+/* holding.c: the process takes a place on the machine's GPUs, holding what CRIU refuses to dump; and leaves it. */
+CUresult hold_gpus(void);
+void release_gpus(void);
 CUresult charge_bytes(int device, uint64_t size);
 void discharge_bytes(int device, uint64_t size);
 
@@ -52,16 +52,16 @@ void discharge_bytes(int device, uint64_t size);
 bool hold_devices(void);
 void release_devices(void);
 
-/* Charge the bytes of a restore; OUT_OF_MEMORY: a card has not enough free. */
-CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_CARDS]);
+/* Charge the bytes of a restore; OUT_OF_MEMORY: a GPU has not enough free. */
+CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_GPUS]);
 
-/* Map new memory of a card into this process; NULL: the machine has not enough. */
-char *map_on_card(uint64_t size);
+/* Map new memory of a GPU into this process; NULL: the machine has not enough. */
+char *map_on_gpu(uint64_t size);
 
-/* moving.c: move everything from the cards to ONE anonymous mapping, and release the cards. */
+/* moving.c: move everything from the GPUs to ONE anonymous mapping, and release the GPUs. */
 CUresult move_to_host(void);
 
-/* Move it back. `moves[old card]` is the new one. OUT_OF_MEMORY: a card has not enough free; nothing has changed. */
-CUresult move_to_cards(const struct machine *machine, const int moves[MAX_CARDS]);
+/* Move it back. `moves[old gpu]` is the new one. OUT_OF_MEMORY: a GPU has not enough free; nothing has changed. */
+CUresult move_to_gpus(const struct machine *machine, const int moves[MAX_GPUS]);
 
 #endif

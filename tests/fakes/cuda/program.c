@@ -15,7 +15,7 @@ struct context {
 enum { STACK = 16 };
 
 struct process process;
-static struct context primary[MAX_CARDS];
+static struct context primary[MAX_GPUS];
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread struct context *stack[STACK];
 static __thread int depth;
@@ -31,14 +31,14 @@ static void after_fork(void)
     process.started = 0;
 }
 
-bool can_open(int card)
+bool can_open(int gpu)
 {
     char node[32];
     bool any = false;
-    for (int i = 0; i < MAX_CARDS; i++) {
+    for (int i = 0; i < MAX_GPUS; i++) {
         snprintf(node, sizeof node, "/dev/nvidia%d", i);
         if (access(node, F_OK) == 0) {
-            if (i == card)
+            if (i == gpu)
                 return true;
             any = true;
         }
@@ -46,7 +46,7 @@ bool can_open(int card)
     return !any;
 }
 
-/* Show the cards that CUDA_VISIBLE_DEVICES lists by index, in its order; all that can be opened when it is not set. */
+/* Show the GPUs that CUDA_VISIBLE_DEVICES lists by index, in its order; all that can be opened when it is not set. */
 static void list_devices(const struct machine *machine)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -54,12 +54,12 @@ static void list_devices(const struct machine *machine)
     process.count = process.known_count = 0;
     for (int i = 0; i < machine->count; i++)
         if (can_open(i))
-            process.known[process.known_count++] = (struct device){i, machine->cards[i].uuid};
+            process.known[process.known_count++] = (struct device){i, machine->gpus[i].uuid};
     for (int i = 0; !visible && i < process.known_count; i++)
         process.devices[process.count++] = process.known[i];
     if (visible) {
         snprintf(text, sizeof text, "%s", visible);
-        while ((one = strsep(&rest, ",")) && *one && process.count < MAX_CARDS) {
+        while ((one = strsep(&rest, ",")) && *one && process.count < MAX_GPUS) {
             int index = atoi(one);
             if (index < 0 || index >= process.known_count)
                 break;
@@ -82,7 +82,7 @@ static CUresult start(void)
     list_devices(&machine);
     if (process.count == 0)
         return CUDA_ERROR_NO_DEVICE;
-    CUresult result = hold_cards();
+    CUresult result = hold_gpus();
     if (result == CUDA_SUCCESS)
         result = start_restorer();
     if (result == CUDA_SUCCESS) {
@@ -132,43 +132,43 @@ EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return result;
 }
 
-/* Read the card under a device; the gate must have been passed. */
-static CUresult card_of(CUdevice device, struct card *card)
+/* Read the GPU under a device; the gate must have been passed. */
+static CUresult gpu_of(CUdevice device, struct gpu *gpu)
 {
     struct machine machine;
     if (device < 0 || device >= process.count || !read_machine(&machine))
         return CUDA_ERROR_INVALID_DEVICE;
     if (process.devices[device].place >= machine.count)
         return CUDA_ERROR_INVALID_DEVICE;
-    *card = machine.cards[process.devices[device].place];
+    *gpu = machine.gpus[process.devices[device].place];
     return CUDA_SUCCESS;
 }
 
-/* What a call that only asks for a card's properties needs of it. */
-static CUresult enter_and_read(const char *name, CUdevice device, struct card *card)
+/* What a call that only asks for a GPU's properties needs of it. */
+static CUresult enter_and_read(const char *name, CUdevice device, struct gpu *gpu)
 {
     CUresult result = enter_function(name);
     if (result)
         return result;
-    result = card_of(device, card);
+    result = gpu_of(device, gpu);
     leave();
     return result;
 }
 
 EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
-    struct card card;
-    CUresult result = enter_and_read(__func__, device, &card);
+    struct gpu gpu;
+    CUresult result = enter_and_read(__func__, device, &gpu);
     if (result == CUDA_SUCCESS)
-        snprintf(name, (size_t)size, "%s", card.model);
+        snprintf(name, (size_t)size, "%s", gpu.model);
     return result;
 }
 
-/* The card's place on the bus is its place among the cards, from 1 on. */
+/* The GPU's place on the bus is its place among the GPUs, from 1 on. */
 EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 {
-    struct card card;
-    CUresult result = enter_and_read(__func__, device, &card);
+    struct gpu gpu;
+    CUresult result = enter_and_read(__func__, device, &gpu);
     if (result == CUDA_SUCCESS)
         snprintf(id, (size_t)size, "00FA:%02X:00.0", process.devices[device].place + 1);
     return result;
@@ -176,10 +176,10 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
-    struct card card;
-    CUresult result = enter_and_read(__func__, device, &card);
+    struct gpu gpu;
+    CUresult result = enter_and_read(__func__, device, &gpu);
     if (result == CUDA_SUCCESS)
-        *bytes = card.bytes;
+        *bytes = gpu.bytes;
     return result;
 }
 
@@ -203,16 +203,16 @@ EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
-    struct card card;
-    uint64_t used[MAX_CARDS];
+    struct gpu gpu;
+    uint64_t used[MAX_GPUS];
     CUresult result = enter();
     if (result)
         return result;
-    result = current_device() < 0 ? CUDA_ERROR_INVALID_CONTEXT : card_of(current_device(), &card);
+    result = current_device() < 0 ? CUDA_ERROR_INVALID_CONTEXT : gpu_of(current_device(), &gpu);
     if (result == CUDA_SUCCESS) {
         used_bytes(used);
-        *total_bytes = card.bytes;
-        *free_bytes = card.bytes - used[process.devices[current_device()].place];
+        *total_bytes = gpu.bytes;
+        *free_bytes = gpu.bytes - used[process.devices[current_device()].place];
     }
     leave();
     return result;

@@ -1,4 +1,4 @@
-"""Starts programs that compute on the pretended cards and watches whether they continue with the right numbers."""
+"""Starts programs that compute on the pretended GPUs and watches whether they continue with the right numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.build import SOURCES
 from tests.stillness import come_to_rest
 
@@ -31,7 +31,7 @@ class Program:
     @classmethod
     def start(
         cls,
-        cards: Cards,
+        gpus: Gpus,
         libraries: Path,
         *,
         mib: int = 2,
@@ -46,7 +46,7 @@ class Program:
         """Start one and wait for its first step. `switches` stand in its own environment (see switches.h)."""
         program = [sys.executable, SOURCES / "computes.py"] if python else [libraries / "computes"]
         arguments = [mib, pause_ms, device] + ([] if python else [busy_ms])
-        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
+        environment = dict(os.environ) | gpus.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
         environment |= {"LD_PRELOAD": str(preload)} if preload else {}
         environment |= variables
         started = cls([*program, *map(str, arguments)], environment)
@@ -111,14 +111,14 @@ class Asked:
 
     def __init__(
         self,
-        cards: Cards,
+        gpus: Gpus,
         libraries: Path,
         argv: Sequence[str],
         preload: Path | None = None,
         *,
         switches: str = "",
     ) -> None:
-        environment = dict(os.environ) | cards.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
+        environment = dict(os.environ) | gpus.environment(libraries) | {"FAKE_CUDA_FAIL": switches}
         environment |= {"LD_PRELOAD": str(preload)} if preload else {}
         pipe = subprocess.PIPE
         script = argv if argv[0] == "-m" else [str(SOURCES / argv[0]), *argv[1:]]
@@ -158,11 +158,11 @@ class Asked:
 
 
 class Holder(Asked):
-    """A running `holds.py`: memory of a card, whose pieces of 2 MiB can be filled and read."""
+    """A running `holds.py`: memory of a GPU, whose pieces of 2 MiB can be filled and read."""
 
     def __init__(
         self,
-        cards: Cards,
+        gpus: Gpus,
         libraries: Path,
         pieces: int,
         preload: Path | None = None,
@@ -170,7 +170,7 @@ class Holder(Asked):
         allocations: int = 1,
         switches: str = "",
     ) -> None:
-        super().__init__(cards, libraries, ["holds.py", str(pieces), str(allocations)], preload, switches=switches)
+        super().__init__(gpus, libraries, ["holds.py", str(pieces), str(allocations)], preload, switches=switches)
         self._content = [0] * pieces
 
     def fill(self, piece: int, value: int) -> None:
@@ -199,8 +199,8 @@ class Holder(Asked):
 class Zoo(Asked):
     """A running `zoo`: the calls on device memory that programs make, once each or again and again."""
 
-    def __init__(self, cards: Cards, libraries: Path, preload: Path | None = None) -> None:
-        super().__init__(cards, libraries, ["-m", "tests.fakes.cuda.zoo"], preload)
+    def __init__(self, gpus: Gpus, libraries: Path, preload: Path | None = None) -> None:
+        super().__init__(gpus, libraries, ["-m", "tests.fakes.cuda.zoo"], preload)
 
     def prepare(self, cases: Iterable[str]) -> None:
         assert self.ask(f"prepare {', '.join(cases)}") == "prepared"

@@ -18,7 +18,7 @@ enum {
     RANGE_SIZE,
     IS_MAPPED,
 };
-enum { ON_HOST = 1, ON_CARD = 2 };
+enum { ON_HOST = 1, ON_GPU = 2 };
 
 struct about {
     struct found range;
@@ -50,7 +50,7 @@ static CUresult tell(void *data, int attribute, CUdeviceptr address, const struc
     case CONTEXT: /* as for memory that a program maps itself; of others it is not kept */
         ANSWER(CUcontext, NULL);
     case MEMORY_TYPE:
-        ANSWER(int, about->on_host ? ON_HOST : ON_CARD);
+        ANSWER(int, about->on_host ? ON_HOST : ON_GPU);
     case DEVICE_POINTER:
         ANSWER(CUdeviceptr, address);
     case HOST_POINTER:

@@ -28,31 +28,31 @@ static const struct {
 static CUprocessState state = RUNNING;
 static bool lost; /* a restore failed: from then on the real driver answers OPERATING_SYSTEM and never recovers */
 
-static int find_card(const struct device *cards, int count, const CUuuid *wanted)
+static int find_gpu(const struct device *gpus, int count, const CUuuid *wanted)
 {
     for (int i = 0; i < count; i++)
-        if (memcmp(&cards[i].uuid, wanted, sizeof *wanted) == 0)
+        if (memcmp(&gpus[i].uuid, wanted, sizeof *wanted) == 0)
             return i;
     return -1;
 }
 
 /*
- * Read a GPU map: it must name every card that the program could open at cuInit, or it is INVALID_VALUE. What the
+ * Read a GPU map: it must name every GPU that the program could open at cuInit, or it is INVALID_VALUE. What the
  * program could open it must be able to open again, there or where the map puts it, or it is NOT_SUPPORTED.
  */
-static CUresult read_moves(const struct question *question, const struct machine *machine, int moves[MAX_CARDS])
+static CUresult read_moves(const struct question *question, const struct machine *machine, int moves[MAX_GPUS])
 {
-    struct device here[MAX_CARDS];
-    bool taken[MAX_CARDS] = {false}, named[MAX_CARDS] = {false};
-    for (int i = 0; i < MAX_CARDS; i++)
+    struct device here[MAX_GPUS];
+    bool taken[MAX_GPUS] = {false}, named[MAX_GPUS] = {false};
+    for (int i = 0; i < MAX_GPUS; i++)
         moves[i] = i;
     for (int i = 0; i < machine->count; i++)
-        here[i] = (struct device){i, machine->cards[i].uuid};
+        here[i] = (struct device){i, machine->gpus[i].uuid};
     if (question->pair_count && question->pair_count != (uint32_t)process.known_count)
         return CUDA_ERROR_INVALID_VALUE;
     for (uint32_t i = 0; i < question->pair_count; i++) {
-        int old = find_card(process.known, process.known_count, &question->pairs[i].old);
-        int new = find_card(here, machine->count, &question->pairs[i].new);
+        int old = find_gpu(process.known, process.known_count, &question->pairs[i].old);
+        int new = find_gpu(here, machine->count, &question->pairs[i].new);
         if (old < 0 || new < 0 || named[old] || taken[new])
             return CUDA_ERROR_INVALID_VALUE;
         named[old] = taken[new] = true;
@@ -67,7 +67,7 @@ static CUresult read_moves(const struct question *question, const struct machine
 static CUresult restore(const struct question *question)
 {
     struct machine machine;
-    int moves[MAX_CARDS];
+    int moves[MAX_GPUS];
     if (lost || !read_machine(&machine))
         return CUDA_ERROR_OPERATING_SYSTEM;
     CUresult result = read_moves(question, &machine, moves);
@@ -77,7 +77,7 @@ static CUresult restore(const struct question *question)
         if (moves[process.devices[i].place] >= machine.count)
             return CUDA_ERROR_INVALID_DEVICE;
     bool lacking = has_managed_memory() || maps_imported_memory();
-    result = lacking ? CUDA_ERROR_NOT_SUPPORTED : move_to_cards(&machine, moves);
+    result = lacking ? CUDA_ERROR_NOT_SUPPORTED : move_to_gpus(&machine, moves);
     if (result) {
         lost = true;
         return result;
@@ -86,7 +86,7 @@ static CUresult restore(const struct question *question)
         process.devices[i].place = moves[process.devices[i].place];
     for (int i = 0; i < process.known_count; i++) {
         int place = moves[process.known[i].place];
-        process.known[i] = (struct device){place, machine.cards[place].uuid};
+        process.known[i] = (struct device){place, machine.gpus[place].uuid};
     }
     return CUDA_SUCCESS;
 }

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cards.h"
+#include "gpus.h"
 
 _Noreturn void hang(void)
 {

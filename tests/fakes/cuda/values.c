@@ -47,7 +47,7 @@ static bool fulfils(uint64_t word, uint64_t value, unsigned condition, size_t si
     }
 }
 
-/* Here, the caller waits, where it is its stream on a real card; a lock does not wait for that. */
+/* Here, the caller waits, where it is its stream on a real GPU; a lock does not wait for that. */
 static CUresult await_word(const char *name, CUdeviceptr address, uint64_t value, unsigned condition, size_t size)
 {
     for (;; usleep(100)) {

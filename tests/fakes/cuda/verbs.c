@@ -176,7 +176,7 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *arg
 {
     struct question question = {.verb = RESTORE, .pair_count = arguments ? arguments->pair_count : 0};
     struct mailbox mailbox;
-    if (question.pair_count > MAX_CARDS)
+    if (question.pair_count > MAX_GPUS)
         return CUDA_ERROR_INVALID_VALUE;
     for (uint32_t i = 0; i < question.pair_count; i++)
         question.pairs[i] = arguments->pairs[i];

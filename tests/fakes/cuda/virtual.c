@@ -238,9 +238,9 @@ void virtual_to_host(char *data)
     physical_to_host(data);
 }
 
-bool virtual_to_cards(char *data)
+bool virtual_to_gpus(char *data)
 {
-    if (!physical_to_cards(data))
+    if (!physical_to_gpus(data))
         return false;
     for (int i = 0; i < mapping_count; i++)
         if (mappings[i].size && !fill_window(&mappings[i]))

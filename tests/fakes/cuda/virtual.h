@@ -11,9 +11,9 @@ bool is_mapped(CUdeviceptr address, size_t size, struct found *found);
 /* The host address of [address, address + size) where it is mapped and may be used, or NULL. */
 char *translate_virtual(CUdeviceptr address, size_t size);
 
-/* Move all of it to `data` and off the cards, or back; false: the machine has not enough. */
+/* Move all of it to `data` and off the GPUs, or back; false: the machine has not enough. */
 void virtual_to_host(char *data);
-bool virtual_to_cards(char *data);
+bool virtual_to_gpus(char *data);
 
 /* Whether some of it was made by another process, and is mapped here: the real driver does not restore that. */
 bool maps_imported_memory(void);

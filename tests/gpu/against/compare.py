@@ -34,7 +34,7 @@ ASK_SECONDS = 60
 START_SECONDS = 180  # of a program, or of a node with its container
 GRACE_SECONDS = 45  # that what was begun may take beyond the deadline
 HOST_GIB = 5  # of the machine's memory that a program takes in addition to what the arena has of it
-CARD_GIB = 4  # of the card
+GPU_GIB = 4  # of the GPU
 MOST_BALLAST_MARGIN = 6 * GIB  # that a ballast leaves free: room for the driver's part of a program
 PAYLOAD = CHECKOUT / "tests/gpu/arena_payload.py"
 BALLAST = """
@@ -163,20 +163,20 @@ def in_place(run: Run, gib: float, *, changed: float, rounds: int, swaps: int) -
 
 
 def _opened(both: Part, side: str, changed: float, programs: int) -> bool:
-    """Start a helper and a program; False where the card is too small for it."""
+    """Start a helper and a program; False where the GPU is too small for it."""
     run = both.run
     payload = pretended_payload.__file__ if run.arguments.pretended else str(PAYLOAD)
     argv = [payload, "run", str(both.gib), str(changed)]
     opened = both.ask(side, "open", gib=both.gib, payload=argv, programs=programs)
-    if opened and opened["gpu_bytes"] < (both.gib + (CARD_GIB if both.gib >= 1 else 0)) * GIB:
-        run.unreached.append(f"{both.name}: the card has {opened['gpu_bytes'] / GIB:.0f} GiB")
+    if opened and opened["gpu_bytes"] < (both.gib + (GPU_GIB if both.gib >= 1 else 0)) * GIB:
+        run.unreached.append(f"{both.name}: the GPU has {opened['gpu_bytes'] / GIB:.0f} GiB")
         return False
     both.ask(side, "start", START_SECONDS, name="one")
     return True
 
 
 def _swap(run: Run, both: Part, rounds: int, suffix: str) -> None:
-    """Let two programs of a side change places on a card that has room for one; between turns both are away."""
+    """Let two programs of a side change places on a GPU that has room for one; between turns both are away."""
     for side in both.turns():
         both.ask(side, "start", START_SECONDS, name="two")
         both.ask(side, "suspend", name="two")
@@ -198,14 +198,14 @@ def _swap(run: Run, both: Part, rounds: int, suffix: str) -> None:
 
 @contextmanager
 def ballast(size: int, *, pretended: bool) -> Iterator[None]:
-    """Hold so many bytes of the card."""
+    """Hold so many bytes of the GPU."""
     argv = [pretended_payload.__file__, "hold"] if pretended else ["-c", BALLAST]
     pipe = subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     process = subprocess.Popen([sys.executable, *argv, str(max(0, size))], env=environment, stdin=pipe, stdout=pipe)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n", "the card cannot be filled up"
+        assert process.stdout.readline() == b"held\n", "the GPU cannot be filled up"
         yield
     finally:
         process.kill()

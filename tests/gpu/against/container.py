@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.against.timeline import Span, spans
-from tests.gpu.bench import GIB, NAME, Cycle, Measured, _end_helper, tmpfs
+from tests.gpu.bench_cycle import NAME, Cycle, end_helper, tmpfs
+from tests.gpu.bench_figures import GIB, Measured
 from tests.gpu.machine import Machine, filesystem_for_overlays, remove
 from tests.gpu.report import prepared
 from tests.gpu.scenarios import ARENA
@@ -103,7 +104,7 @@ class WholeContainer:
     def _end(self) -> None:
         if self._running:
             self._cycle.remove()
-        _end_helper()
+        end_helper()
 
 
 def _events(log: Path, since: int = 0) -> list[Any]:

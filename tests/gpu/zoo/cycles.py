@@ -165,7 +165,7 @@ def _lines(entries: Sequence[Entry], one: Container) -> int:
 
 
 def _held(bench: Bench, ids: Sequence[str]) -> dict[str, int]:
-    """Return what is held now: of the first card, of the arena, and by processes."""
+    """Return what is held now: of the first GPU, of the arena, and by processes."""
     arena = Memory(0, FOLDER)
     taken = (arena.size - arena.free()) >> 20 if arena.size else 0
     vram = sum(bench.in_use().values()) >> 20

@@ -1,4 +1,4 @@
-"""What the node holds: of cards and arena, and by its CUDA helper, its shims and the containers of a run."""
+"""What the node holds: of GPUs and arena, and by its CUDA helper, its shims and the containers of a run."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from ctypes import Structure, byref, c_char, c_uint, c_uint64
 from pathlib import Path
 
-from tests.gpu.zoo.card import MIB, Card
 from tests.gpu.zoo.driver_programs import kernels
 from tests.gpu.zoo.figures import Options, Round, say
+from tests.gpu.zoo.gpu import MIB, Gpu
 
 PAYLOAD = "tests.gpu.zoo.payload"
 RANKS = Path(__file__).parents[1] / "payload.py"
@@ -46,21 +46,21 @@ class _Handle(Structure):
 
 def ipc(options: Options) -> Round:
     """Share memory with another process through the driver: it is this program again, with the handle."""
-    card = Card()
+    gpu = Gpu()
     if given := os.environ.get("ZOO_IPC"):
         handle, there = _Handle.from_buffer_copy(bytes.fromhex(given)), c_uint64()
-        card("cuIpcOpenMemHandle_v2", byref(there), handle, c_uint(1))
+        gpu("cuIpcOpenMemHandle_v2", byref(there), handle, c_uint(1))
         memory = there.value
     else:
-        memory, handle = card.allocate(64 * MIB), _Handle()
-        card.fill(memory, 9, 64 * MIB)
-        card("cuIpcGetMemHandle", byref(handle), c_uint64(memory))
+        memory, handle = gpu.allocate(64 * MIB), _Handle()
+        gpu.fill(memory, 9, 64 * MIB)
+        gpu("cuIpcGetMemHandle", byref(handle), c_uint64(memory))
         argv = [sys.executable, "-m", PAYLOAD, "ipc", "--prefix", "1: "]
         end_with([subprocess.Popen(argv, env={**os.environ, "ZOO_IPC": bytes(handle).hex()})])
 
     def a_round() -> Iterator[tuple[str, int]]:
         for number in range(20):
-            yield f"seen {number}", card.checksum(memory, MIB)
+            yield f"seen {number}", gpu.checksum(memory, MIB)
             time.sleep(0.02)
 
     return a_round

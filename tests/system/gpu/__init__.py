@@ -1,4 +1,4 @@
-"""Containers that compute on pretended cards, and the node's side of it: the driver, the cards, the helper.
+"""Containers that compute on pretended GPUs, and the node's side of it: the driver, the GPUs, the helper.
 
 with gpu.computing(ctr) as container:
     container.computes_on()
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tests.system.gpu.node import (
     CAPABILITY,
-    CARDS,
     COMPUTES,
     CONFIG,
+    GPUS,
     INSIDE,
     LIBRARIES,
     SOCKET,
@@ -40,9 +40,9 @@ from tests.system.gpu.programs import (
 
 __all__ = [
     "CAPABILITY",
-    "CARDS",
     "COMPUTES",
     "CONFIG",
+    "GPUS",
     "INSIDE",
     "LIBRARIES",
     "SOCKET",

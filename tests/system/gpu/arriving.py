@@ -16,7 +16,7 @@ import pytest
 
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, rclone
 from tests.contract.store.slowed import SlowedServer, slowed
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate, refused
 from tests.system.ctr import Ctr, eventually
@@ -115,9 +115,9 @@ def programs() -> list[str]:
     return [one.name() for one in psutil.process_iter(["name"]) if "computes" in one.name()]
 
 
-def assert_nothing_is_left(cards: Cards, id: str, log: Path, before: str) -> None:
+def assert_nothing_is_left(gpus: Gpus, id: str, log: Path, before: str) -> None:
     assert log.read_text() == before, "it has run"
     assert "no container has the id" in refused("kybernate", "status", id)
-    eventually(lambda: cards.used() == [0, 0])
+    eventually(lambda: gpus.used() == [0, 0])
     eventually(lambda: not MEMORY.exists())
     assert not programs()

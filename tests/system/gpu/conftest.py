@@ -1,4 +1,4 @@
-"""A node with two pretended cards, its CUDA helper, and what tests with containers on them share."""
+"""A node with two pretended GPUs, its CUDA helper, and what tests with containers on them share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.cri import Cri
@@ -20,24 +20,24 @@ from tests.system.gpu.devices import devices  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node() -> Iterator[Cards]:
-    """A node with two cards, whose helper runs already: a test starts and ends with the same processes."""
-    cards = gpu.install_driver()
+def node() -> Iterator[Gpus]:
+    """A node with two GPUs, whose helper runs already: a test starts and ends with the same processes."""
+    gpus = gpu.install_driver()
     kybernate("cuda", "state", "--pid", str(os.getpid()))
-    yield cards
+    yield gpus
     gpu.forget_helper()
     gpu.remove_driver()
 
 
 @pytest.fixture
-def cards(node: Cards) -> Iterator[Cards]:
+def gpus(node: Gpus) -> Iterator[Gpus]:
     yield node
     gpu.heal(node)
     eventually(lambda: node.used() == [0, 0])
 
 
 @pytest.fixture
-def ctr(cards: Cards) -> Ctr:
+def ctr(gpus: Gpus) -> Ctr:
     return Ctr()
 
 
@@ -58,7 +58,7 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.fixture
-def cri(cards: Cards) -> Iterator[Cri]:
+def cri(gpus: Gpus) -> Iterator[Cri]:
     cri = Cri()
     yield cri
     cri.close()

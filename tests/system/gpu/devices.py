@@ -20,7 +20,7 @@ import pytest
 LOOP_MAJOR = 7
 CONTROL_MINOR = 255
 LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C00, 0x4C01, 0x4C80, 0x4C81
-MEMBERS = (CONTROL_MINOR, CONTROL_MINOR - 1)  # for host memory, and for a card
+MEMBERS = (CONTROL_MINOR, CONTROL_MINOR - 1)  # for host memory, and for a GPU
 TABLE = Path("/run/fake-cuda-devices")
 WAIT_SECONDS = 120
 

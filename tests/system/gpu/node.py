@@ -1,4 +1,4 @@
-"""The node's side of pretended cards: the driver, the cards, the CUDA helper, the arena."""
+"""The node's side of pretended GPUs: the driver, the GPUs, the CUDA helper, the arena."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import psutil
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.cuda_worker.kernel import machine_code
 from kybernate_shim.linux import huge_pages
-from tests.fakes.cuda import Cards, build
+from tests.fakes.cuda import Gpus, build
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import BUNDLES, eventually
 
 LIBRARIES = Path("/usr/local/lib/fake-cuda")  # on the node, found through ldconfig as a driver's are
 LOADER = Path("/etc/ld.so.conf.d/fake-cuda.conf")
-CARDS = Path("/run/fake-cuda")  # where the driver looks without being told
+GPUS = Path("/run/fake-cuda")  # where the driver looks without being told
 SOCKET = Path("/run/kybernate/cuda.sock")
 CONFIG = Path("/etc/kybernate/shim.toml")
-CAPABILITY = 9, 0  # of a pretended card
+CAPABILITY = 9, 0  # of a pretended GPU
 INSIDE = "/opt/cuda"
 COMPUTES = f"{INSIDE}/computes"
 # Stands in for NVIDIA's runtime: at `create`, and only then, it edits the bundle as NVIDIA_VISIBLE_DEVICES says.
@@ -46,8 +46,8 @@ os.execvp("runc", ["runc", *arguments])
 """
 
 
-def install_driver() -> Cards:
-    """Make this node one with two cards: the driver in the loader's path, and device nodes to name the cards by."""
+def install_driver() -> Gpus:
+    """Make this node one with two GPUs: the driver in the loader's path, and device nodes to name the GPUs by."""
     built = build()
     LIBRARIES.mkdir(parents=True, exist_ok=True)
     for name in (
@@ -73,25 +73,25 @@ def install_driver() -> Cards:
         subprocess.run(["mount", "--bind", "/dev/null", node], check=True)
     with huge_pages.node_wide():
         pass  # its files stay, as on a node that has moved VRAM before
-    return Cards.create(CARDS, size=512 << 20)
+    return Gpus.create(GPUS, size=512 << 20)
 
 
 def remove_driver() -> None:
-    """Make it a node without cards again."""
+    """Make it a node without GPUs again."""
     LOADER.unlink()
     subprocess.run(["ldconfig"], check=True)
     for index in range(2):
         subprocess.run(["umount", f"/dev/nvidia{index}"], check=True)
         Path(f"/dev/nvidia{index}").unlink()
     RUNTIME.unlink()
-    for directory in (LIBRARIES, CARDS, huge_pages.STATE):
+    for directory in (LIBRARIES, GPUS, huge_pages.STATE):
         shutil.rmtree(directory)
 
 
 @contextmanager
-def node_with_arena(size: int, more: str = "") -> Iterator[Cards]:
-    """Have a node with two cards and an arena, whose helper runs already; `more` goes into the `[gpu]` table."""
-    cards = install_driver()
+def node_with_arena(size: int, more: str = "") -> Iterator[Gpus]:
+    """Have a node with two GPUs and an arena, whose helper runs already; `more` goes into the `[gpu]` table."""
+    gpus = install_driver()
     CONFIG.parent.mkdir(exist_ok=True)
     CONFIG.write_text(f'[gpu]\narena = {{ 0 = "{size >> 20}MiB" }}\n{more}')
     forget_helper()
@@ -99,7 +99,7 @@ def node_with_arena(size: int, more: str = "") -> Iterator[Cards]:
     machine_code(FOLDER, *CAPABILITY)
     assert Memory(size).free() == size
     kybernate("cuda", "state", "--pid", str(os.getpid()))
-    yield cards
+    yield gpus
     forget_helper()
     CONFIG.unlink()
     if FOLDER.is_mount():
@@ -139,13 +139,13 @@ def forget_helper() -> None:
     shutil.rmtree(SOCKET.parent / "claims", ignore_errors=True)
 
 
-def heal(cards: Cards) -> None:
+def heal(gpus: Gpus) -> None:
     """Take back everything that a test has switched."""
-    cards.switch("")
-    cards.slow(0)
-    cards.missing()
+    gpus.switch("")
+    gpus.slow(0)
+    gpus.missing()
     for name in ("mig", "driver", "hidden", "load"):
-        (cards.directory / name).unlink(missing_ok=True)
+        (gpus.directory / name).unlink(missing_ok=True)
     shutil.rmtree(SOCKET.parent / "claims", ignore_errors=True)
 
 
@@ -155,9 +155,9 @@ def noted_as_locked(pid: int) -> bool:
 
 
 @contextmanager
-def other_model(cards: Cards) -> Iterator[None]:
-    """Let the machine have other cards for a while."""
-    file = cards.directory / "cards"
+def other_model(gpus: Gpus) -> Iterator[None]:
+    """Let the machine have other GPUs for a while."""
+    file = gpus.directory / "gpus"
     before = file.read_text()
     file.write_text(before.replace("H200", "B200"))
     try:

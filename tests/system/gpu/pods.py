@@ -1,4 +1,4 @@
-"""Pods that compute on a pretended card, as NVIDIA's runtime gives it to them."""
+"""Pods that compute on a pretended GPU, as NVIDIA's runtime gives it to them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.system.cri import Cri, Pod
 
 
 def pod_container(cri: Cri, pod: Pod, argv: list[str], **options: str) -> str:
-    """Start a container that gets card 0 from NVIDIA's runtime, as pods do."""
-    mounts = [cri_config_pb2.Mount(container_path=str(gpu.CARDS), host_path=str(gpu.CARDS))]
+    """Start a container that gets GPU 0 from NVIDIA's runtime, as pods do."""
+    mounts = [cri_config_pb2.Mount(container_path=str(gpu.GPUS), host_path=str(gpu.GPUS))]
     env = {"NVIDIA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": gpu.INSIDE}
     return cri.run(pod, "computes", argv, image=options.pop("image", PYTHON), env=env, mounts=mounts)
 

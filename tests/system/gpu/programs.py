@@ -1,4 +1,4 @@
-"""Containers that compute on pretended cards, or hold memory there, and whose numbers prove that they continue."""
+"""Containers that compute on pretended GPUs, or hold memory there, and whose numbers prove that they continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kybernate_shim.ttrpc import Client
 from tests.stillness import come_to_rest
 from tests.system.checkpoints import PYTHON, ask
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.node import CARDS, COMPUTES, INSIDE, LIBRARIES
+from tests.system.gpu.node import COMPUTES, GPUS, INSIDE, LIBRARIES
 
 
 def cgroup_of(pid: int) -> str:
@@ -31,17 +31,17 @@ def cgroup_of(pid: int) -> str:
 
 
 def mounts() -> list[str]:
-    """Return ctr's flags for a container on this node: the driver's libraries and the cards' accounts."""
+    """Return ctr's flags for a container on this node: the driver's libraries and the GPUs' accounts."""
     return [
         "--mount", f"type=bind,src={LIBRARIES},dst={INSIDE},options=rbind:ro",
-        "--mount", f"type=bind,src={CARDS},dst={CARDS},options=rbind:rw",
+        "--mount", f"type=bind,src={GPUS},dst={GPUS},options=rbind:rw",
         "--env", f"LD_LIBRARY_PATH={INSIDE}",
     ]  # fmt: skip
 
 
 @dataclass
 class Computing:
-    """A container with programs that check every word of their memory on the card, and print a line a step."""
+    """A container with programs that check every word of their memory on the GPU, and print a line a step."""
 
     id: str
     log: Path
@@ -100,7 +100,7 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 def computing(
     ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None
 ) -> Iterator[Computing]:
-    """Run a container that computes on card 0, and has begun to; a `log` that is given stays."""
+    """Run a container that computes on GPU 0, and has begun to; a `log` that is given stays."""
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     given, log = log, log or Path(f"/tmp/{id}.out")
@@ -156,7 +156,7 @@ class Holding:
         self._ask("unshare")
 
     def is_right(self) -> bool:
-        """Tell whether the card's memory is what it was filled with."""
+        """Tell whether the GPU's memory is what it was filled with."""
         return self._ask("content") == " ".join(map(str, self._content))
 
     def _ask(self, question: str) -> str:
@@ -181,7 +181,7 @@ def pipes(id: str) -> list[int]:
     """Open the pipes of a container, made where it sees them, so that neither end waits for the other one."""
     found = []
     for name in ("asked", "answered"):
-        path = CARDS / f"{id}.{name}"
+        path = GPUS / f"{id}.{name}"
         os.mkfifo(path)
         found.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     return found
@@ -189,11 +189,11 @@ def pipes(id: str) -> list[int]:
 
 @contextmanager
 def holding(ctr: Ctr, pieces: int, flags: Sequence[str] = ()) -> Iterator[Holding]:
-    """Run a container that holds so many pieces of card 0, each filled with another value."""
+    """Run a container that holds so many pieces of GPU 0, each filled with another value."""
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     holding = Holding(id, pieces)
-    words = f"exec python3 {INSIDE}/holds.py {pieces} < {CARDS}/{id}.asked > {CARDS}/{id}.answered"
+    words = f"exec python3 {INSIDE}/holds.py {pieces} < {GPUS}/{id}.asked > {GPUS}/{id}.answered"
     try:
         with own.running("sh", "-c", words, id=id, flags=[*mounts(), "--device", "/dev/nvidia0", *flags]):
             assert holding.told() == "ready"
@@ -202,7 +202,7 @@ def holding(ctr: Ctr, pieces: int, flags: Sequence[str] = ()) -> Iterator[Holdin
             yield holding
     finally:
         holding.close()
-        for path in CARDS.glob(f"{id}.*"):
+        for path in GPUS.glob(f"{id}.*"):
             path.unlink()
 
 
@@ -220,7 +220,7 @@ def holding_again(ctr: Ctr, image: Path, holding: Holding, flags: Sequence[str] 
 
 
 def both() -> list[str]:
-    """Return ctr's flag that adds the second card to a container."""
+    """Return ctr's flag that adds the second GPU to a container."""
     return ["--device", "/dev/nvidia1"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from kybernate_shim.checkpoint.image.manifest import ARRIVING
 from kybernate_shim.checkpoint.image.store import read_image
 from tests.contract.store.servers import BUCKET
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, Witness, counting, kybernate, refused
 from tests.system.ctr import Ctr, eventually
@@ -30,9 +30,7 @@ from tests.system.gpu.arriving import (
 )
 
 
-def test_criu_begins_before_the_last_chunk_comes(
-    ctr: Ctr, cards: Cards, store: Store, name: str, tmp_path: Path
-) -> None:
+def test_criu_begins_before_the_last_chunk_comes(ctr: Ctr, gpus: Gpus, store: Store, name: str, tmp_path: Path) -> None:
     log, id = tmp_path / "log", ctr.new_id("gpu")
     put(ctr, name, log)
     with restored(ctr, id, log) as container:
@@ -51,7 +49,7 @@ def test_criu_begins_before_the_last_chunk_comes(
     assert {"restore", "vram-load", "cuda-restore"} <= steps.keys()
 
 
-def test_killed_sender_ends_the_restore(ctr: Ctr, cards: Cards, store: Store, name: str, tmp_path: Path) -> None:
+def test_killed_sender_ends_the_restore(ctr: Ctr, gpus: Gpus, store: Store, name: str, tmp_path: Path) -> None:
     log, id = tmp_path / "log", ctr.new_id("gpu")
     put(ctr, name, log)
     before = log.read_text()
@@ -59,13 +57,13 @@ def test_killed_sender_ends_the_restore(ctr: Ctr, cards: Cards, store: Store, na
         restore.kill()
         restore.wait()
         eventually(lambda: not waiting(id), seconds=20)
-        eventually(lambda: cards.used() == [0, 0])
+        eventually(lambda: gpus.used() == [0, 0])
         eventually(lambda: not programs())
         assert log.read_text() == before
 
 
 def test_flipped_bit_is_found_before_the_process_runs(
-    ctr: Ctr, cards: Cards, store: Store, name: str, tmp_path: Path
+    ctr: Ctr, gpus: Gpus, store: Store, name: str, tmp_path: Path
 ) -> None:
     log, id = tmp_path / "log", ctr.new_id("gpu")
     put(ctr, name, log)
@@ -75,11 +73,11 @@ def test_flipped_bit_is_found_before_the_process_runs(
     pack.write_bytes(content)
     said = refused(*command(name, id, log))
     assert "is damaged in all packs" in said, said
-    assert_nothing_is_left(cards, id, log, before)
+    assert_nothing_is_left(gpus, id, log, before)
 
 
 def test_encrypted_image_is_decrypted_as_it_arrives(
-    ctr: Ctr, cards: Cards, store: Store, name: str, shim_config: Path, tmp_path: Path
+    ctr: Ctr, gpus: Gpus, store: Store, name: str, shim_config: Path, tmp_path: Path
 ) -> None:
     log, id, key = tmp_path / "log", ctr.new_id("gpu"), tmp_path / "image.key"
     key.write_text("11" * 32)
@@ -110,7 +108,7 @@ def test_image_without_vram_arrives_whole(ctr: Ctr, store: Store, name: str, tmp
 
 
 def test_image_is_restored_by_its_name_while_it_arrives(
-    ctr: Ctr, cards: Cards, store: Store, name: str, tmp_path: Path
+    ctr: Ctr, gpus: Gpus, store: Store, name: str, tmp_path: Path
 ) -> None:
     """By the annotation, as pods are; it stays on the node, and is no image for anything else before it is whole."""
     log, place = tmp_path / "log", IMAGES / name

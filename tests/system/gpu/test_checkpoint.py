@@ -1,4 +1,4 @@
-"""GPU state through every entry point of a checkpoint: numbers continue, the card is free meanwhile.
+"""GPU state through every entry point of a checkpoint: numbers continue, the GPU is free meanwhile.
 
 The real driver is tested by tests/gpu.
 """
@@ -10,41 +10,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_whole, kybernate, refused
 from tests.system.ctr import Ctr, eventually, run
 
 
-def test_checkpoint_frees_the_card_and_a_new_container_computes_on(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_checkpoint_frees_the_gpu_and_a_new_container_computes_on(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     log = image.parent / "log"
     with gpu.computing(ctr, log=log) as container:
-        used = cards.used()
+        used = gpus.used()
         answer = json.loads(kybernate("checkpoint", container.id, str(image), "--exit", "--json"))
-        eventually(lambda: cards.used() == [0, 0])
+        eventually(lambda: gpus.used() == [0, 0])
         names = [step["name"] for step in answer["steps"]]
         assert names.index("cuda-lock") < names.index("cuda-checkpoint") < names.index("dump")
         manifest = assert_whole(image)
         (held,) = manifest.gpus
-        assert (held.uuid, held.model, held.driver) == (cards.uuids[0], "Pretended H200", "580.159.04")
+        assert (held.uuid, held.model, held.driver) == (gpus.uuids[0], "Pretended H200", "580.159.04")
         assert [process.bytes for process in held.processes] == [used[0]]
         assert manifest.cuda_processes == held.processes
         assert {process.pid for process in held.processes} <= {process.pid for process in manifest.processes}
-        assert list(manifest.visible_gpus) == cards.uuids[:1]
+        assert list(manifest.visible_gpus) == gpus.uuids[:1]
     with gpu.computing_again(ctr, image, log) as again:
         again.computes_on()
-        assert cards.used() == used
+        assert gpus.used() == used
 
 
-@pytest.mark.parametrize("devices", [(), gpu.both()], ids=["one card", "either card"])
+@pytest.mark.parametrize("devices", [(), gpu.both()], ids=["one GPU", "either GPU"])
 def test_node_that_names_no_holders_restores_all_the_same(
-    ctr: Ctr, cards: Cards, image: Path, devices: list[str]
+    ctr: Ctr, gpus: Gpus, image: Path, devices: list[str]
 ) -> None:
     """NVML hides processes from containers and other pid namespaces; the driver's answer is what counts."""
-    cards.hide_holders()
+    gpus.hide_holders()
     log = image.parent / "log"
     with gpu.computing(ctr, log=log, flags=devices) as container:
-        used = cards.used()
+        used = gpus.used()
         kybernate("suspend", container.id)
         kybernate("resume", container.id)
         kybernate("checkpoint", container.id, str(image), "--exit")
@@ -52,57 +52,57 @@ def test_node_that_names_no_holders_restores_all_the_same(
         (held,) = manifest.cuda_processes
         assert held.pid in {process.pid for process in manifest.processes}
         assert 2 << 20 <= held.bytes <= used[0]
-        assert [one.uuid for one in manifest.gpus] == cards.uuids[: 2 if devices else 1]
+        assert [one.uuid for one in manifest.gpus] == gpus.uuids[: 2 if devices else 1]
         assert [list(one.processes) for one in manifest.gpus] == ([[], []] if devices else [[held]])
     with gpu.computing_again(ctr, image, log, flags=devices) as again:
         again.computes_on()
-        assert cards.used() == used
+        assert gpus.used() == used
     if not devices:
         with gpu.computing_again(ctr, image, log, device="/dev/nvidia1") as again:
-            eventually(lambda: cards.used() == used[::-1])
+            eventually(lambda: gpus.used() == used[::-1])
 
 
-def test_process_that_somebody_suspended_before_is_in_the_image(ctr: Ctr, cards: Cards, image: Path) -> None:
-    """No process knows what it held, for it has left its card, but it must not come back locked."""
+def test_process_that_somebody_suspended_before_is_in_the_image(ctr: Ctr, gpus: Gpus, image: Path) -> None:
+    """No process knows what it held, for it has left its GPU, but it must not come back locked."""
     log = image.parent / "log"
     with gpu.computing(ctr, log=log) as container:
-        used = cards.used()
+        used = gpus.used()
         for verb in ("lock", "checkpoint"):
             kybernate("cuda", verb, "--pid", str(ctr.pid(container.id)))
         kybernate("checkpoint", container.id, str(image), "--exit")
         assert [held.bytes for held in assert_whole(image).cuda_processes] == [0]
     with gpu.computing_again(ctr, image, log) as again:
         again.computes_on()
-        assert cards.used() == used
+        assert gpus.used() == used
 
 
 @pytest.mark.parametrize("programs", [2, 8])
-def test_all_processes_of_a_container_come_back(ctr: Ctr, cards: Cards, image: Path, programs: int) -> None:
+def test_all_processes_of_a_container_come_back(ctr: Ctr, gpus: Gpus, image: Path, programs: int) -> None:
     log = image.parent / "log"
     argv = gpu.command(programs, devices=[0, 1])
     with gpu.computing(ctr, *argv, programs=programs, log=log, flags=gpu.both()) as container:
-        used = cards.used()
+        used = gpus.used()
         kybernate("checkpoint", container.id, str(image))
         container.computes_on()
         kybernate("checkpoint", container.id, f"{image}2", "--exit")
         assert sum(len(held.processes) for held in assert_whole(Path(f"{image}2")).gpus) == programs
     with gpu.computing_again(ctr, Path(f"{image}2"), log, programs=programs, flags=gpu.both()) as again:
         again.computes_on(seconds=40)
-        assert cards.used() == used
+        assert gpus.used() == used
 
 
-def test_paused_container_stays_paused_after_its_checkpoint(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_paused_container_stays_paused_after_its_checkpoint(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     with gpu.computing(ctr) as container:
-        used = cards.used()
+        used = gpus.used()
         ctr("task", "pause", container.id)
         kybernate("checkpoint", container.id, str(image))
-        assert (ctr.status(container.id), cards.used()) == ("PAUSED", used)
+        assert (ctr.status(container.id), gpus.used()) == ("PAUSED", used)
         container.stands_still()
         ctr("task", "resume", container.id)
         container.computes_on()
 
 
-def test_containerds_own_checkpoint_carries_gpu_state(ctr: Ctr, cards: Cards) -> None:
+def test_containerds_own_checkpoint_carries_gpu_state(ctr: Ctr, gpus: Gpus) -> None:
     with gpu.computing(ctr) as container:
         name = ctr("task", "checkpoint", container.id).strip()
         try:
@@ -111,15 +111,15 @@ def test_containerds_own_checkpoint_carries_gpu_state(ctr: Ctr, cards: Cards) ->
             ctr("images", "rm", "--sync", name)
 
 
-def test_container_checkpoint_restores_live_into_a_new_container(ctr: Ctr, cards: Cards) -> None:
+def test_container_checkpoint_restores_live_into_a_new_container(ctr: Ctr, gpus: Gpus) -> None:
     name, new = f"localhost:5000/checkpoint/{ctr.new_id('ck')}:1", ctr.new_id("restored")
     with gpu.computing(ctr) as container:
-        used = cards.used()
+        used = gpus.used()
         ctr("container", "checkpoint", "--task", container.id, name)
-    eventually(lambda: cards.used() == [0, 0])
+    eventually(lambda: gpus.used() == [0, 0])
     try:
         ctr("container", "restore", "--live", new, name)
-        assert cards.used() == used
+        assert gpus.used() == used
         (process,) = json.loads(kybernate("cuda", "state", "--pid", str(ctr.pid(new)), "--json"))["processes"]
         assert process["state"] == "running"
     finally:
@@ -128,15 +128,15 @@ def test_container_checkpoint_restores_live_into_a_new_container(ctr: Ctr, cards
         run(["sh", "-c", "rm -rf /tmp/ctrd-checkpoint*"])  # containerd never removes them
 
 
-def test_suspended_container_can_be_checkpointed_and_stays_suspended(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_suspended_container_can_be_checkpointed_and_stays_suspended(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     log = image.parent / "log"
     with gpu.computing(ctr, log=log) as container:
-        used = cards.used()
+        used = gpus.used()
         assert "suspended" in kybernate("suspend", container.id)
         container.stands_still()
         kybernate("suspend", container.id)
         kybernate("checkpoint", container.id, str(image))
-        assert cards.used() == [0, 0]
+        assert gpus.used() == [0, 0]
         manifest = assert_whole(image)
         assert [process.bytes for process in manifest.gpus[0].processes] == [used[0]]
         assert (manifest.data_path.name, manifest.vram) == ("plain", ())
@@ -146,4 +146,4 @@ def test_suspended_container_can_be_checkpointed_and_stays_suspended(ctr: Ctr, c
     log.unlink()
     with gpu.computing_again(ctr, image, log) as again:
         eventually(lambda: len(again.lines()) > 3)
-        assert cards.used() == used
+        assert gpus.used() == used

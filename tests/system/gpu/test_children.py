@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_no_image, assert_whole, kybernate
 from tests.system.ctr import Ctr, eventually
@@ -59,7 +59,7 @@ print("all", flush=True)
 
 
 @pytest.fixture
-def ctr(node: Cards) -> Iterator[Ctr]:
+def ctr(node: Gpus) -> Iterator[Ctr]:
     yield Ctr()
     gpu.heal(node)
 
@@ -186,7 +186,7 @@ def test_generations_that_are_forked_while_it_is_suspended_are_in_the_image(
 
 
 def test_process_outside_keeps_the_files_that_it_was_given(ctr: Ctr, devices: list[str], image: Path) -> None:
-    path = gpu.CARDS / "given.sock"
+    path = gpu.GPUS / "given.sock"
     words = [sys.executable, "-c", GIVEN, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as outside:
         assert outside.stdout is not None

@@ -11,13 +11,13 @@ import pytest
 
 from kybernate_shim.checkpoint.image.store import read_image
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_whole, kybernate
 from tests.system.ctr import CommandFailed, Ctr, eventually
 
 
-def test_vram_travels_beside_criu(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_vram_travels_beside_criu(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     log = image.parent / "log"
     with gpu.computing(ctr, *gpu.command(mib=64), log=log) as container:
         answer = json.loads(kybernate("checkpoint", container.id, str(image), "--json"))
@@ -37,15 +37,15 @@ def test_vram_travels_beside_criu(ctr: Ctr, cards: Cards, image: Path) -> None:
 
 
 @pytest.mark.parametrize("programs", [1, 3])
-def test_driver_writes_into_an_image_in_memory(ctr: Ctr, cards: Cards, memory: Path, programs: int) -> None:
+def test_driver_writes_into_an_image_in_memory(ctr: Ctr, gpus: Gpus, memory: Path, programs: int) -> None:
     log = memory.parent / "log"
     first, second = memory / "first", memory / "second"
     with gpu.computing(ctr, *gpu.command(programs, mib=16), programs=programs, log=log) as container:
-        used = cards.used()
+        used = gpus.used()
         kybernate("checkpoint", container.id, str(first))
         container.computes_on()
         kybernate("checkpoint", container.id, str(second), "--exit")
-        eventually(lambda: cards.used() == [0, 0])
+        eventually(lambda: gpus.used() == [0, 0])
     for image in (first, second):
         manifest = assert_whole(image)
         assert (manifest.data_path.name, manifest.data_path.why) == ("fast", "the driver wrote into the image itself")
@@ -54,18 +54,18 @@ def test_driver_writes_into_an_image_in_memory(ctr: Ctr, cards: Cards, memory: P
         assert "verified" in kybernate("inspect", str(image), "--verify")
     with gpu.computing_again(ctr, second, log, programs=programs) as again:
         again.computes_on()
-        assert cards.used() == used
+        assert gpus.used() == used
 
 
 def test_vram_of_an_encrypted_image_is_in_memory_alone(
-    ctr: Ctr, cards: Cards, image: Path, shim_config: Path, tmp_path: Path
+    ctr: Ctr, gpus: Gpus, image: Path, shim_config: Path, tmp_path: Path
 ) -> None:
     key, log = tmp_path / "image.key", image.parent / "log"
     key.write_text("11" * 32)
     key.chmod(0o600)
     shim_config.write_text(f'encryption_key = "{key}"\n')
     with gpu.computing(ctr, *gpu.command(mib=16), log=log) as container:
-        used = cards.used()
+        used = gpus.used()
         kybernate("checkpoint", container.id, str(image.with_name("first")))
         container.computes_on()
         kybernate("checkpoint", container.id, str(image), "--exit")
@@ -75,13 +75,13 @@ def test_vram_of_an_encrypted_image_is_in_memory_alone(
     assert "verified" in kybernate("inspect", str(image), "--verify")
     with gpu.computing_again(ctr, image, log) as again:
         again.computes_on()
-        assert cards.used() == used
+        assert gpus.used() == used
         assert not Path("/run/kybernate/plain").exists()
 
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_any_number_of_threads_moves_all_processes(
-    ctr: Ctr, cards: Cards, image: Path, settings: Callable[[str], None], count: int
+    ctr: Ctr, gpus: Gpus, image: Path, settings: Callable[[str], None], count: int
 ) -> None:
     settings(f'threads = {count}\nhuge_pages = "off"')
     log = image.parent / "log"
@@ -92,7 +92,7 @@ def test_any_number_of_threads_moves_all_processes(
         again.computes_on()
 
 
-def test_seccomp_profile_does_not_stand_in_the_way(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_seccomp_profile_does_not_stand_in_the_way(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     log = image.parent / "log"
     with gpu.computing(ctr, log=log, flags=["--seccomp"]) as container:
         assert "Seccomp:\t2" in Path(f"/proc/{ctr.pid(container.id)}/status").read_text()
@@ -104,7 +104,7 @@ def test_seccomp_profile_does_not_stand_in_the_way(ctr: Ctr, cards: Cards, image
         again.computes_on()
 
 
-def test_plain_way_is_there_by_setting(ctr: Ctr, cards: Cards, image: Path, settings: Callable[[str], None]) -> None:
+def test_plain_way_is_there_by_setting(ctr: Ctr, gpus: Gpus, image: Path, settings: Callable[[str], None]) -> None:
     settings('data_path = "plain"')
     log = image.parent / "log"
     with gpu.computing(ctr, log=log) as container:
@@ -115,14 +115,14 @@ def test_plain_way_is_there_by_setting(ctr: Ctr, cards: Cards, image: Path, sett
         again.computes_on()
 
 
-def test_process_that_cannot_be_traced_goes_the_plain_way(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_process_that_cannot_be_traced_goes_the_plain_way(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     """Another tracer holds it until its memory is in the host's; CRIU, which traces, too, finds it free again."""
     with gpu.computing(ctr, *gpu.command(pause_ms=1000)) as container, ExitStack() as holding:
         before = container.steps()
         eventually(lambda: container.steps() != before)  # it pauses now, and is not in the driver's hands
         holding.enter_context(SeizedProcess(ctr.pid(container.id), spare=lambda name: name.startswith("cuda")))
         with gpu.begun("kybernate", "checkpoint", container.id, str(image)) as checkpoint:
-            eventually(lambda: cards.used() == [0, 0], seconds=30)
+            eventually(lambda: gpus.used() == [0, 0], seconds=30)
             holding.close()
             assert checkpoint.wait(30) == 0
         manifest = assert_whole(image)
@@ -131,7 +131,7 @@ def test_process_that_cannot_be_traced_goes_the_plain_way(ctr: Ctr, cards: Cards
         container.computes_on()
 
 
-def test_wrong_byte_of_vram_stops_the_restore_before_the_process_runs(ctr: Ctr, cards: Cards, image: Path) -> None:
+def test_wrong_byte_of_vram_stops_the_restore_before_the_process_runs(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     log = image.parent / "log"
     with gpu.computing(ctr, log=log) as container:
         kybernate("checkpoint", container.id, str(image), "--exit")
@@ -146,5 +146,5 @@ def test_wrong_byte_of_vram_stops_the_restore_before_the_process_runs(ctr: Ctr, 
         gpu.computing_again(ctr, image, log),
     ):
         pass
-    assert (log.read_text(), cards.used()) == (before, [0, 0])
+    assert (log.read_text(), gpus.used()) == (before, [0, 0])
     assert vram.file in kybernate("inspect", str(image), "--verify", status=1)

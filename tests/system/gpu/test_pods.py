@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.messages import cri_runtime_pb2 as wire
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, kybernate
@@ -19,27 +19,27 @@ from tests.system.gpu.pods import pod_container, steps_of
 
 
 def test_new_pod_computes_on_with_what_nvidias_runtime_adds(
-    cri: Cri, cards: Cards, pods_image: Path, shim_config: Path
+    cri: Cri, gpus: Gpus, pods_image: Path, shim_config: Path
 ) -> None:
     shim_config.write_text("[gpu]\nvisible_devices_env = true\n")
     with cri.pod() as pod:
         id = pod_container(cri, pod, gpu.command())
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
-        used = cards.used()
+        used = gpus.used()
         kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
         eventually(lambda: cri.state(id) == "EXITED")
         last = steps_of(cri, pod)[-1]
-    assert cards.used() == [0, 0]
+    assert gpus.used() == [0, 0]
     with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:
         id = pod_container(cri, pod, ["/never/run"])
         steps = eventually(lambda: (found := steps_of(cri, pod)) and len(found) > 5 and found, seconds=40)
         assert steps == list(range(last + 1, last + 1 + len(steps)))
-        assert cards.used() == used
+        assert gpus.used() == used
         bundle = json.loads(next(BUNDLES.glob(f"k8s.io/{id}/config.json")).read_text())
         assert "/dev/nvidia0" in [device["path"] for device in bundle["linux"]["devices"]]
 
 
-def test_cri_checkpoint_archive_restores(cri: Cri, cards: Cards, image: Path, shim_config: Path) -> None:
+def test_cri_checkpoint_archive_restores(cri: Cri, gpus: Gpus, image: Path, shim_config: Path) -> None:
     shim_config.write_text("[gpu]\nvisible_devices_env = true\n")
     archive = image.parent / "checkpoint.tar"
     image.parent.mkdir(exist_ok=True)

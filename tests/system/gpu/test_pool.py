@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.arena.memory import Memory
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_whole, kybernate
 from tests.system.ctr import Ctr, eventually
@@ -33,15 +33,15 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node(memory: Path) -> Iterator[Cards]:
+def node(memory: Path) -> Iterator[Gpus]:
     """A node with a pool of one file and an arena."""
     pool = f'threads = 8\nimage_pool = "{memory}/pool"\nimage_pool_files = ["24MiB"]\n'
-    with gpu.node_with_arena(ARENA, pool) as cards:
-        yield cards
+    with gpu.node_with_arena(ARENA, pool) as gpus:
+        yield gpus
 
 
 @pytest.fixture
-def ctr(node: Cards) -> Iterator[Ctr]:
+def ctr(node: Gpus) -> Iterator[Ctr]:
     yield Ctr()
     gpu.heal(node)
     assert Memory(ARENA).free() == ARENA  # which forgets the copies of who has ended

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kybernate.agent.inventory.notices import ENDED, STARTED
-from kybernate.agent.inventory.state import Told
+from kybernate.agent.inventory.state import Reported
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.lookup import KnownContainer
@@ -93,7 +93,7 @@ class FakeNode:
             stream.put_nowait(envelope)
 
     def fall(self) -> None:
-        """containerd dies: its streams end, and what happens now is told to no one."""
+        """containerd dies: its streams end, and what happens now is reported to no one."""
         self.up = False
         self.lingering.clear()  # one that starts again lists what there is
         for stream in self._streams:
@@ -147,9 +147,9 @@ class FakeNode:
         await asyncio.sleep(0)  # the answer may be old when it arrives
         return found
 
-    async def ask(self, container: KnownContainer, address: str) -> Told:
+    async def ask(self, container: KnownContainer, address: str) -> Reported:
         self.asked.append(container.id)
         await asyncio.sleep(0)
         if "kybernate" not in container.runtime:
-            return Told(foreign=True)
-        return Told(self.statuses.get(container.id))
+            return Reported(foreign=True)
+        return Reported(self.statuses.get(container.id))

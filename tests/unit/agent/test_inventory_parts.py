@@ -18,7 +18,7 @@ from kybernate.agent.inventory import node_facts
 from kybernate.agent.inventory.gpus import Activity, Gpus, Users, cgroup_of, container_of, pci_addresses
 from kybernate.agent.inventory.node_facts import NodeFacts, memory_message
 from kybernate.agent.inventory.notices import ENDED, Notice, notice_of
-from kybernate.agent.inventory.state import Told, known, message_of, poll_seconds
+from kybernate.agent.inventory.state import Reported, known, message_of, poll_seconds
 from kybernate.agent.inventory.tiers import Tiers, Usage
 from kybernate.agent.inventory.workload import workload_of
 from kybernate.agent.watch.hub import Hub
@@ -75,8 +75,8 @@ def test_workload_is_the_owner_of_the_pod(pod: str, labels: dict[str, str], expe
 )
 def test_gpu_state_is_empty_where_a_container_has_no_gpu(spec: Any, expected: str) -> None:
     one = known("default", record(spec), process_pb2.Process(pid=7, status="RUNNING"), {})
-    assert message_of(one, Told(wire.Container(gpu="attached"))).gpu == expected
-    assert message_of(one, Told(wire.Container(gpu="suspended"))).gpu == "suspended"
+    assert message_of(one, Reported(wire.Container(gpu="attached"))).gpu == expected
+    assert message_of(one, Reported(wire.Container(gpu="suspended"))).gpu == "suspended"
 
 
 NAMES = st.sampled_from(["process", "env", "linux", "devices", "path", "annotations", "x"])
@@ -89,7 +89,7 @@ SPECS = st.recursive(
 
 @given(SPECS)
 def test_any_spec_is_read(spec: Any) -> None:
-    message_of(known("default", record(spec), None, {}), Told())
+    message_of(known("default", record(spec), None, {}), Reported())
 
 
 def test_image_that_was_restored_is_named() -> None:
@@ -101,16 +101,16 @@ def test_image_that_was_restored_is_named() -> None:
 
 def test_operation_is_its_name_or_its_verb() -> None:
     one = known("default", record(), process_pb2.Process(pid=7, status="RUNNING"), {})
-    assert message_of(one, Told(wire.Container(phase="suspend"))).operation == "suspend"
-    assert message_of(one, Told(wire.Container(phase="suspend", operation="op-1"))).operation == "op-1"
+    assert message_of(one, Reported(wire.Container(phase="suspend"))).operation == "suspend"
+    assert message_of(one, Reported(wire.Container(phase="suspend", operation="op-1"))).operation == "op-1"
 
 
 def test_only_what_works_or_does_not_answer_is_polled() -> None:
-    assert poll_seconds(Told(wire.Container()), 0) is None
-    assert poll_seconds(Told(foreign=True), 0) is None
-    assert poll_seconds(Told(wire.Container(phase="suspend")), 0) == 1
-    assert poll_seconds(Told(wire.Container(operation="waits")), 0) == 1
-    assert [poll_seconds(Told(problem="x"), failures) for failures in (0, 1, 9)] == [1, 2, 30]
+    assert poll_seconds(Reported(wire.Container()), 0) is None
+    assert poll_seconds(Reported(foreign=True), 0) is None
+    assert poll_seconds(Reported(wire.Container(phase="suspend")), 0) == 1
+    assert poll_seconds(Reported(wire.Container(operation="waits")), 0) == 1
+    assert [poll_seconds(Reported(problem="x"), failures) for failures in (0, 1, 9)] == [1, 2, 30]
 
 
 # -- containerd's events -----------------------------------------------------------------------------------------------

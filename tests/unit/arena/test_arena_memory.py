@@ -84,7 +84,7 @@ def test_giving_up_twice_is_no_error(memory: Memory, me: ArenaOwner) -> None:
 
 
 def seen(*pieces: int) -> PieceHashes:
-    """What a card says of pieces whose content is a number each, 0 being zeros."""
+    """What a GPU says of pieces whose content is a number each, 0 being zeros."""
     return PieceHashes(b"".join(bytes([piece]) * MARK for piece in pieces), pieces)
 
 
@@ -240,7 +240,7 @@ def in_banks(memory: Memory, *nodes: int) -> list[Extent]:
     return found
 
 
-def test_room_near_the_card_goes_first_and_then_any(memory: Memory, me: ArenaOwner) -> None:
+def test_room_near_the_gpu_goes_first_and_then_any(memory: Memory, me: ArenaOwner) -> None:
     first, second = in_banks(memory, 0, 1)
     blocks = [(0, 0x1000, 3 * PIECE), (1, 0x9000, 2 * PIECE), (2, 0x20000, PIECE)]
     far, near, nowhere = memory.update(me, blocks, near=[1, 0, 7]).kept
@@ -252,7 +252,7 @@ def test_room_near_the_card_goes_first_and_then_any(memory: Memory, me: ArenaOwn
     assert all_of_it.extents == (second, first)
 
 
-def test_preview_is_near_the_cards_too(memory: Memory, me: ArenaOwner) -> None:
+def test_preview_is_near_the_gpus_too(memory: Memory, me: ArenaOwner) -> None:
     first, second = in_banks(memory, 0, 1)
     assert joined(memory.preview(me, ((1, PIECE), (0, 2 * PIECE), (1, PIECE)))) == (
         Extent(second.start, PIECE),

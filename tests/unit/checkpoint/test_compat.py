@@ -57,12 +57,12 @@ def test_a_better_place_is_fine() -> None:
         (on(cgroup_version=1), "cgroup version: %s 2, found here: 1", "refusal"),
         (
             on(cpu_features=("avx2", "sse2")),
-            "CPU registers: %s avx, found here: a processor without",
+            "CPU registers: %s avx, found here: a CPU without",
             "refusal",
         ),
         (
             on(cpu_features=("avx", "sse2")),
-            "CPU features: %s avx2, found here: a processor without",
+            "CPU features: %s avx2, found here: a CPU without",
             "risk",
         ),
         (

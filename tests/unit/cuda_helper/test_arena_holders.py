@@ -19,7 +19,7 @@ from kybernate_shim.cuda_helper.holders import Holders
 from kybernate_shim.cuda_holder import holder as holders_process
 from kybernate_shim.cuda_holder.holder import Holder, must_run
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
-from kybernate_shim.worker_protocol.frames import FrameReader, framed
+from kybernate_shim.worker_protocol.frames import MessageReader, framed
 from kybernate_shim.worker_protocol.holder_jobs import Held, Stop
 from kybernate_shim.worker_protocol.messages import FROM_WORKER, Request, encoded
 from tests.fakes.memory_process import MemoryProcess
@@ -194,7 +194,7 @@ def test_helper_is_started_where_none_comes(
             asked = [Held(), Stop(target.pid, SECONDS, ("/bin/touch", str(told)))]
             for number, job in enumerate(asked, 1):
                 connection.sendall(framed(encoded(Request(number, encoded(job)))))
-            answers, frames = [], FrameReader()
+            answers, frames = [], MessageReader()
             while len(answers) < len(asked):
                 answers += [FROM_WORKER.decoded(message) for message in frames.feed(connection.recv(4096))]
             assert [msgspec.msgpack.decode(answer.result) for answer in answers] == [0, None]

@@ -237,7 +237,7 @@ def test_process_that_is_not_locked_again_is_let_go_and_taken_again(
         assert bool(found.reason) is not moved
 
     jobs = tell(story)
-    assert jobs.count("take") == takes
+    assert jobs.count("offload") == takes
     assert jobs.count("settle") == refusals
     assert driver.free[-1] == "lock"
 

@@ -11,7 +11,7 @@ import pytest
 from kybernate_shim.cuda_helper import shared_worker
 from kybernate_shim.cuda_helper.shared_worker import SharedWorker
 from kybernate_shim.cuda_helper.workers import Worker
-from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, MoveAnswer, Ping, Settle, Take
+from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, MoveAnswer, Offload, Ping, Settle
 from kybernate_shim.worker_protocol.errors import WorkerLost
 from kybernate_shim.worker_protocol.messages import Job
 
@@ -91,7 +91,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 async def begun(shared: SharedWorker, pid: int) -> asyncio.Future[MoveAnswer]:
-    job = asyncio.ensure_future(shared.do(Take(pid, 0.01 if pid == STUCK else 60)))
+    job = asyncio.ensure_future(shared.do(Offload(pid, 0.01 if pid == STUCK else 60)))
     await asyncio.sleep(0)
     return job
 
@@ -100,7 +100,7 @@ def test_job_that_is_stuck_leaves_the_others_their_worker(tell: Callable[..., No
     async def story(shared: SharedWorker, started: list[Process]) -> None:
         fine = await begun(shared, FINE)
         with pytest.raises(WorkerLost, match="is ended when its jobs for other processes have ended"):
-            await shared.do(Take(STUCK, 0))
+            await shared.do(Offload(STUCK, 0))
         (first,) = started
         assert first.alive
         later = await begun(shared, FINE)  # which has another one
@@ -121,7 +121,7 @@ def test_worker_that_is_stuck_as_a_whole_is_ended(tell: Callable[..., None]) -> 
     async def story(shared: SharedWorker, started: list[Process]) -> None:
         fine = await begun(shared, FINE)
         with pytest.raises(WorkerLost, match=r"s were over, and was ended"):
-            await shared.do(Take(STUCK, 0))
+            await shared.do(Offload(STUCK, 0))
         with pytest.raises(WorkerLost):
             await fine
         assert [process.alive for process in started] == [False]
@@ -132,8 +132,8 @@ def test_worker_that_is_stuck_as_a_whole_is_ended(tell: Callable[..., None]) -> 
 def test_worker_with_nothing_but_a_stuck_job_is_ended_without_a_question(tell: Callable[..., None]) -> None:
     async def story(shared: SharedWorker, started: list[Process]) -> None:
         with pytest.raises(WorkerLost, match="was ended"):
-            await shared.do(Take(STUCK, 0))
-        assert [job.verb for job in started[0].jobs] == ["take"]
+            await shared.do(Offload(STUCK, 0))
+        assert [job.verb for job in started[0].jobs] == ["offload"]
 
     tell(story)
 

@@ -22,7 +22,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import DriverState, StateAnswer
 from kybernate_shim.worker_protocol.messages import Job
 
 ONE, TWO, THREE = 1 << 30, (1 << 30) + 1, (1 << 30) + 2
-MOVES = {"Take": "offload", "Give": "reload"}
+MOVES = {"Offload": "offload", "Reload": "reload"}
 
 
 async def settled() -> None:

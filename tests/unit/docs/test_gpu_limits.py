@@ -19,10 +19,10 @@ from tests.documentation import ROOT, cells, modules, quoted, text_of
 PAGE = (ROOT / "docs/gpus.md").read_text()
 PREFLIGHT = ROOT / "kybernate_shim/gpu/preflight.py"
 GIB = 1 << 30
-CARDS = tuple(NodeGpu(f"GPU-{name}", "H200", 80 * GIB, 70 * GIB, False, number) for number, name in enumerate("ab"))
+GPUS = tuple(NodeGpu(f"GPU-{name}", "H200", 80 * GIB, 70 * GIB, False, number) for number, name in enumerate("ab"))
 TORCH = Evidence(7, "python", frozenset({"/opt/libcuda.so.1", "/opt/libnccl.so.2", "/opt/libnvshmem_host.so.3"}))
 SUBJECT = Subject(
-    CudaInfo("580.159.04", 13000, CARDS, ()), [TORCH], [], ["GPU-a"], GIB, Headroom(20 * GIB, "memory.max of /x")
+    CudaInfo("580.159.04", 13000, GPUS, ()), [TORCH], [], ["GPU-a"], GIB, Headroom(20 * GIB, "memory.max of /x")
 )
 RANK = {"environment": {"WORLD_SIZE": "2"}, "segments": frozenset({"/dev/shm/nccl-AbC"})}
 UVM = "7f0000000000-7f0000200000 rw-s 00000000 00:05 9    /dev/nvidia-uvm"

@@ -173,6 +173,6 @@ def test_communicator_over_several_gpus_must_do_without_multicast(gpus: list[str
 
 
 def test_upper_bound_of_hidden_memory_is_a_suspicion() -> None:
-    (found,) = judge(subject(vram_bytes=30 * GIB, told=False))
+    (found,) = judge(subject(vram_bytes=30 * GIB, known=False))
     assert not found.certain
     assert "up to 30720 MiB" in str(found)

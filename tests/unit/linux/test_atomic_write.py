@@ -66,10 +66,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_content_is_on_the_disk_before_its_name_and_both_before_the_return(
     tmp_path: Path, calls: list[str], keep: bool, naming: str
 ) -> None:
-    file, draft = tmp_path / "file", tmp_path / "draft"
+    file, staging = tmp_path / "file", tmp_path / "staging"
     size = tmp_path.stat().st_size
-    replace_file(file, b"new", durable=True, keep=keep, draft="draft")
-    assert calls == [f"fsync {draft}: 3 bytes", f"{naming} {draft} {file}", f"fsync {tmp_path}: {size} bytes"]
+    replace_file(file, b"new", durable=True, keep=keep, staging="staging")
+    assert calls == [f"fsync {staging}: 3 bytes", f"{naming} {staging} {file}", f"fsync {tmp_path}: {size} bytes"]
 
 
 def test_nothing_waits_for_the_disk_unless_it_has_to(tmp_path: Path, calls: list[str]) -> None:
@@ -86,10 +86,10 @@ def test_file_that_is_kept_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_draft_of_a_killed_process_is_replaced_with_no_harm_to_what_else_it_names(tmp_path: Path) -> None:
-    file, draft = tmp_path / "file", tmp_path / "draft"
+    file, staging = tmp_path / "file", tmp_path / "staging"
     file.write_text("old")
-    draft.hardlink_to(file)  # as it is left between link and unlink
-    replace_file(tmp_path / "other", "new", draft="draft")
+    staging.hardlink_to(file)  # as it is left between link and unlink
+    replace_file(tmp_path / "other", "new", staging="staging")
     assert file.read_text() == "old"
     assert (tmp_path / "other").read_text() == "new"
 

@@ -1,4 +1,4 @@
-"""Processors and devices by the memory that is near them, and where pages come from."""
+"""CPUs and devices by the memory that is near them, and where pages come from."""
 
 from __future__ import annotations
 

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kybernate.store.errors import StoreFull
+from kybernate.store.errors import ImageDamaged, StoreFull
 from kybernate.store.tiers import arrived as records
 from kybernate.store.tiers import copying
 from kybernate.store.tiers.arrived import Arrived
-from kybernate.store.tiers.copying import ImageDamaged
 from kybernate.store.tiers.directory import ARRIVING, DirectoryTier
 from kybernate.store.tiers.tier import ImageDiffers, ImageNotInTier, Ref, Source
 from kybernate.store.transfer import Progress, Transfer

@@ -12,7 +12,8 @@ import pytest
 
 from kybernate.store.errors import StoreFull
 from kybernate.store.movement.moving import ImageNowhere, LastCopy, bring, evict
-from kybernate.store.movement.turns import Priority, Turns
+from kybernate.store.movement.turns import Turns
+from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.tier import Ref
 from kybernate.store.transfer import Transfer

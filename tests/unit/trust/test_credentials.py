@@ -20,7 +20,7 @@ from kybernate_shim.linux.credentials import (
 )
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import (
-    Held,
+    NeedsCapability,
     PrivilegeAllowance,
     Security,
     allowance_of,
@@ -211,7 +211,7 @@ def test_oldest_filter_must_be_that_of_all_threads() -> None:
 
 
 def test_what_is_held_open_needs_a_capability() -> None:
-    raw = Held("a raw socket", ("CAP_NET_RAW",))
+    raw = NeedsCapability("a raw socket", ("CAP_NET_RAW",))
     assert excess_of([ROOT], [raw], Security(), allowance_of(spec(capabilities=["CAP_NET_RAW"]))) == []
     (text,) = excess_of([ROOT], [raw], Security(), allowance_of(spec(capabilities=[])))
     assert text == "a raw socket in the image needs CAP_NET_RAW, the pod allows none"

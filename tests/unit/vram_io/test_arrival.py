@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.vram_io import digest
 from kybernate_shim.vram_io.arrival import BLOCK, Arrival, ArrivalWriter, Description, arrival_in, begin, reading
-from kybernate_shim.vram_io.errors import Cancelled, NotArrived
+from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 from kybernate_shim.vram_io.image_files import ARRIVAL
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 
@@ -47,7 +47,7 @@ def test_reader_waits_for_its_range_alone(tmp_path: Path, writer: ArrivalWriter)
     writer.wrote("no VRAM", 0, 100)
     reader.wait("a", BLOCK, BLOCK)
     reader.wait("other", 0, 100)  # a file that does not arrive is there
-    with pytest.raises(Cancelled):
+    with pytest.raises(CopyCancelled):
         reader.wait("a", BLOCK - 1, 2, lambda: True)
     assert reader.bytes_here == BLOCK
 
@@ -89,7 +89,7 @@ def test_block_is_here_when_all_of_it_is(cuts: list[int], random: randoms.Random
 def _is_here(reader: Arrival, block: int) -> bool:
     try:
         reader.wait("a", block * BLOCK, 1, lambda: True)
-    except Cancelled:
+    except CopyCancelled:
         return False
     return True
 

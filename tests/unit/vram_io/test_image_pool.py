@@ -77,8 +77,8 @@ def test_every_file_is_taken_once(memory: Path) -> None:
     directory = memory / "pool"
     fill(directory, [2 * MIB] * 6)
     images = [memory / f"image-{number}" for number in range(16)]
-    with ThreadPoolExecutor(16) as crew:
-        taken = list(crew.map(lambda image: image_pool.take(directory, image, 2 * MIB), images))
+    with ThreadPoolExecutor(16) as threads:
+        taken = list(threads.map(lambda image: image_pool.take(directory, image, 2 * MIB), images))
     assert sum(taken) == 6
     assert len({image.stat().st_ino for image in images if image.exists()}) == 6
     assert image_pool.ready(directory) == []

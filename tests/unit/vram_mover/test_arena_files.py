@@ -19,7 +19,7 @@ from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import MARK, PieceHashes
 from kybernate_shim.sizes import GRAIN
-from kybernate_shim.vram_io.errors import Cancelled, DigestMismatch, FileDamaged, FileFailed, NoArena, NotInArena
+from kybernate_shim.vram_io.errors import CopyCancelled, DigestMismatch, FileDamaged, FileFailed, NoArena, NotInArena
 from kybernate_shim.vram_io.image_files import ArenaBlock, ArenaFile, ArenaHole
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover import arena_files
@@ -59,7 +59,7 @@ def loaded(memory: Memory, files: list[ArenaFile], directory: Path, how: CopyOpt
     return shares
 
 
-def test_room_near_the_card_is_claimed_first(memory: Memory) -> None:
+def test_room_near_the_gpu_is_claimed_first(memory: Memory) -> None:
     half = SIZE // 2
     banks.write(memory.file.with_name("banks"), [Bank(0, Extent(0, half)), Bank(1, Extent(half, half))])
     files = [ArenaFile(1, "file", TOTAL, TOTAL, "", BLOCKS)] * 2
@@ -233,7 +233,7 @@ def test_cancelled_save_leaves_no_file(memory: Memory, process: int, tmp_path: P
     content = put(memory, process)
     how = CopyOptions(threads=1)
     how.cancel.set()
-    with pytest.raises(Cancelled):
+    with pytest.raises(CopyCancelled):
         arena_files.save(memory, memory.kept(ArenaOwner.of(process)), tmp_path / "file", how, pid=1)
     assert not (tmp_path / "file").exists()
     assert read(memory, process) == content

@@ -16,17 +16,17 @@ import pytest
 
 from kybernate_shim.worker_protocol.client import WorkerClient
 from kybernate_shim.worker_protocol.errors import ErrorTypes, Fault, MessageInvalid, WorkerError, WorkerLost
-from kybernate_shim.worker_protocol.frames import MOST_BYTES, FrameReader, framed
+from kybernate_shim.worker_protocol.frames import MOST_BYTES, MessageReader, framed
 from kybernate_shim.worker_protocol.messages import (
     FROM_WORKER,
     NO_JOB,
     Answer,
-    Answered,
     Event,
     Failure,
     Form,
     FromWorker,
     Job,
+    JobDone,
     Message,
     Progress,
     Request,
@@ -66,7 +66,7 @@ SEEN: Form[Seen] = Form(Seen, "event of a test")
 ERRORS = ErrorTypes(Odd)
 
 
-def handle(job: TestJob, call: JobCall) -> Answered:
+def handle(job: TestJob, call: JobCall) -> JobDone:
     match job:
         case Halve():
             return job.done_by(_halved)
@@ -377,6 +377,6 @@ def test_command_is_what_the_program_reads() -> None:
 
 
 def test_messages_of_a_worker_are_not_those_to_one() -> None:
-    (frame,) = FrameReader().feed(message(Progress(1, 2)))
+    (frame,) = MessageReader().feed(message(Progress(1, 2)))
     assert isinstance(FROM_WORKER.decoded(frame), Progress)
     assert Progress not in ToWorker.__args__

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.worker_protocol import cuda_jobs, holder_jobs, mover_jobs
 from kybernate_shim.worker_protocol.errors import ErrorTypes, MessageInvalid
-from kybernate_shim.worker_protocol.frames import HEADER, MOST_BYTES, FrameReader, framed
+from kybernate_shim.worker_protocol.frames import HEADER, MOST_BYTES, MessageReader, framed
 from kybernate_shim.worker_protocol.messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -53,7 +53,7 @@ regions = st.builds(SavedRegion, texts, numbers, numbers, numbers, texts, st.non
 files = st.builds(mover_jobs.ImageFiles, paths, small, st.none() | paths, texts)
 JOBS = st.one_of(
     st.builds(mover_jobs.Save, st.dictionaries(small, small), files),
-    st.builds(mover_jobs.Prefetch, files, st.lists(regions, max_size=3)),
+    st.builds(mover_jobs.ReadAhead, files, st.lists(regions, max_size=3)),
     st.builds(mover_jobs.CloseFiles, st.lists(small).map(tuple), paths),
     st.builds(
         mover_jobs.Release,
@@ -73,7 +73,7 @@ def cut(data: bytes, places: Sequence[int]) -> Iterator[bytes]:
 
 @given(st.lists(st.binary(max_size=300)), st.lists(st.integers(0)))
 def test_messages_arrive_however_their_bytes_do(messages: list[bytes], places: list[int]) -> None:
-    frames = FrameReader()
+    frames = MessageReader()
     found = [message for part in cut(b"".join(map(framed, messages)), places) for message in frames.feed(part)]
     assert found == messages
     assert frames.buffered == 0
@@ -83,7 +83,7 @@ def test_frame_that_is_too_long_is_refused_by_both_sides() -> None:
     with pytest.raises(MessageInvalid, match="at most"):
         framed(bytes(MOST_BYTES + 1))
     with pytest.raises(MessageInvalid, match="no frame"):
-        list(FrameReader().feed(HEADER.pack(MOST_BYTES + 1)))
+        list(MessageReader().feed(HEADER.pack(MOST_BYTES + 1)))
 
 
 @given(st.text(min_size=4))
@@ -92,12 +92,12 @@ def test_text_is_no_frame(text: str) -> None:
     data = text.encode(errors="replace")
     if data[0] >= ord(" "):
         with pytest.raises(MessageInvalid, match="no frame"):
-            list(FrameReader().feed(data))
+            list(MessageReader().feed(data))
 
 
 @given(JOBS, st.integers(1, 1 << 40))
 def test_job_arrives_as_it_was_sent(job: mover_jobs.MoverJob, number: int) -> None:
-    (frame,) = FrameReader().feed(framed(encoded(Request(number, encoded(job)))))
+    (frame,) = MessageReader().feed(framed(encoded(Request(number, encoded(job)))))
     request = TO_WORKER.decoded(frame)
     assert isinstance(request, Request)
     assert request.number == number

@@ -12,7 +12,7 @@ from tests.fakes.cuda.zoo.structures import (
     DEVICE_POINTER,
     IS_MANAGED,
     MEMORY_TYPE,
-    ON_CARD,
+    ON_GPU,
     SYNC_MEMOPS,
     Access,
     Location,
@@ -78,7 +78,7 @@ def find_range(visit: Visit) -> Prepared:
 def look_at_pointer(visit: Visit) -> Prepared:
     kind = c_int()
     yield ctypes.byref(kind), MEMORY_TYPE, visit.piece().at
-    assert kind.value == ON_CARD
+    assert kind.value == ON_GPU
 
 
 @case("cuPointerGetAttributes")
@@ -88,7 +88,7 @@ def look_at_pointer_more(visit: Visit) -> Prepared:
     asked = (c_int * 4)(MEMORY_TYPE, DEVICE_POINTER, IS_MANAGED, DEVICE_ORDINAL)
     answers = (c_void_p * 4)(*map(ctypes.addressof, (kind, pointer, managed, device)))
     yield 4, asked, answers, piece.at
-    assert (kind.value, pointer.value, managed.value & 1, device.value) == (ON_CARD, piece.address, 0, 0)
+    assert (kind.value, pointer.value, managed.value & 1, device.value) == (ON_GPU, piece.address, 0, 0)
 
 
 @case("cuPointerSetAttribute")
@@ -151,7 +151,7 @@ def unmap_memory(visit: Visit) -> Prepared:
 
 
 @case("cuMemHostGetDevicePointer")
-def address_for_card(visit: Visit) -> Prepared:
+def address_for_gpu(visit: Visit) -> Prepared:
     address, host = c_uint64(), visit.pinned(bytes(PIECE))
     yield ctypes.byref(address), host, 0
     assert address.value == host.value

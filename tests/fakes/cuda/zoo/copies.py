@@ -8,7 +8,7 @@ import random
 from ctypes import c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Any
 
-from tests.fakes.cuda.zoo.structures import ON_CARD, ON_HOST, Copy2D, Copy3D, Order, Side2D, Side3D
+from tests.fakes.cuda.zoo.structures import ON_GPU, ON_HOST, Copy2D, Copy3D, Order, Side2D, Side3D
 from tests.fakes.cuda.zoo.visit import PIECE, PLANES, ROW, ROWS, Prepared, Visit, case
 
 SIZE = c_size_t(PIECE)
@@ -92,7 +92,7 @@ def copy_rows(visit: Visit) -> Prepared:
     half, rows = ROW // 2, ROWS * PLANES
     content, old = os.urandom(PIECE), os.urandom(PIECE)
     source, target = visit.piece(content), visit.piece(old)
-    ends = Side2D(0, 0, ON_CARD, None, source.address, None, ROW), Side2D(half, 0, ON_CARD, 0, target.address, 0, ROW)
+    ends = Side2D(0, 0, ON_GPU, None, source.address, None, ROW), Side2D(half, 0, ON_GPU, 0, target.address, 0, ROW)
     yield (ctypes.byref(Copy2D(*ends, half, rows)),)
     assert target.read() == b"".join(old[at : at + half] + content[at : at + half] for at in range(0, PIECE, ROW))
 
@@ -107,7 +107,7 @@ def copy_box(visit: Visit) -> Prepared:
     content, target = os.urandom(PIECE), visit.piece()
     host = ctypes.create_string_buffer(content, PIECE)
     source = Side3D(0, 0, 0, 0, ON_HOST, ctypes.addressof(host), 0, None, None, ROW, ROWS)
-    yield (ctypes.byref(box(source, Side3D(0, 0, 0, 0, ON_CARD, 0, target.address, 0, 0, ROW, ROWS))),)
+    yield (ctypes.byref(box(source, Side3D(0, 0, 0, 0, ON_GPU, 0, target.address, 0, 0, ROW, ROWS))),)
     assert target.read() == content
 
 

@@ -1,4 +1,4 @@
-"""Cases that have the card work: graphs, and a kernel."""
+"""Cases that have the GPU work: graphs, and a kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ctypes import c_char_p, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 from tests.fakes.cuda.zoo.copies import box
-from tests.fakes.cuda.zoo.structures import ON_CARD, Copy3D, Fill, Side3D
+from tests.fakes.cuda.zoo.structures import ON_GPU, Copy3D, Fill, Side3D
 from tests.fakes.cuda.zoo.visit import NONE, PIECE, ROW, ROWS, Driver, Piece, Prepared, Visit, case
 
 
@@ -40,7 +40,7 @@ class Graph:
 
 
 def device_copy(source: Piece, target: Piece) -> Copy3D:
-    return box(*(Side3D(0, 0, 0, 0, ON_CARD, None, piece.address, None, None, ROW, ROWS) for piece in (source, target)))
+    return box(*(Side3D(0, 0, 0, 0, ON_GPU, None, piece.address, None, None, ROW, ROWS) for piece in (source, target)))
 
 
 @case("cuGraphAddMemcpyNode")
@@ -74,7 +74,7 @@ def launch_graph(visit: Visit) -> Prepared:
 
 @case("cuLaunchKernel")
 def launch_kernel(visit: Visit) -> Prepared:
-    """Of a pretended card's own kernel: it needs no module that a compiler has made."""
+    """Of a pretended GPU's own kernel: it needs no module that a compiler has made."""
     words, module, kernel = random.getrandbits(32), c_void_p(), c_void_p()
     piece, count = visit.piece(words.to_bytes(4, "little") * (PIECE // 4)), c_uint64(PIECE // 4)
     visit.driver.call("cuModuleLoadData", ctypes.byref(module), b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-ON_HOST, ON_CARD = 1, 2  # of a side of a copy, CUmemorytype
+ON_HOST, ON_GPU = 1, 2  # of a side of a copy, CUmemorytype
 MEMORY_TYPE, DEVICE_POINTER, SYNC_MEMOPS, IS_MANAGED, DEVICE_ORDINAL = 2, 3, 6, 8, 9  # of a pointer's attributes
 
 

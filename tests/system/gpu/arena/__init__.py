@@ -1,4 +1,4 @@
-"""Containers that suspend into the node's arena, on pretended cards, from the annotation to the reported steps."""
+"""Containers that suspend into the node's arena, on pretended GPUs, from the annotation to the reported steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kybernate_shim.arena.memory import ArenaOwner, Memory
 from kybernate_shim.arena.pieces import PIECE
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import Ctr
@@ -34,9 +34,9 @@ def pieces_copied(container: gpu.Holding) -> int:
 
 
 @contextmanager
-def small_cards(cards: Cards, size: int) -> Iterator[None]:
-    """Let the cards be of `size` MiB for a while."""
-    file = cards.directory / "cards"
+def small_gpus(gpus: Gpus, size: int) -> Iterator[None]:
+    """Let the GPUs be of `size` MiB for a while."""
+    file = gpus.directory / "gpus"
     before = file.read_text()
     file.write_text(before.replace(str(512 << 20), str(size << 20)))
     try:

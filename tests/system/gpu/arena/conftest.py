@@ -1,4 +1,4 @@
-"""A node with pretended cards and an arena."""
+"""A node with pretended GPUs and an arena."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kybernate_shim.arena.memory import Memory
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import eventually
@@ -16,15 +16,15 @@ from tests.system.gpu.arena import SIZE
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node() -> Iterator[Cards]:
+def node() -> Iterator[Gpus]:
     """A node whose helper runs already: a test starts and ends with the same processes."""
-    with gpu.node_with_arena(SIZE) as cards:
-        yield cards
+    with gpu.node_with_arena(SIZE) as gpus:
+        yield gpus
 
 
 @pytest.fixture
-def cards(node: Cards) -> Iterator[Cards]:
-    """The cards; the context of the arena's worker is what a test may leave there."""
+def gpus(node: Gpus) -> Iterator[Gpus]:
+    """The GPUs; the context of the arena's worker is what a test may leave there."""
     yield node
     gpu.heal(node)
     gpu.kill_helpers()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from kybernate_shim.arena.memory import Memory
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system.ctr import Ctr, eventually
 from tests.system.gpu.arena import SIZE, WANTED
 from tests.system.gpu.arriving import (
@@ -19,7 +19,7 @@ from tests.system.gpu.arriving import (
 )
 
 
-def test_arena_takes_what_has_arrived(ctr: Ctr, cards: Cards, store: Store, name: str, tmp_path: Path) -> None:
+def test_arena_takes_what_has_arrived(ctr: Ctr, gpus: Gpus, store: Store, name: str, tmp_path: Path) -> None:
     log, id = tmp_path / "log", ctr.new_id("gpu")
     put(ctr, name, log, WANTED)
     with restored(ctr, id, log) as container:

@@ -14,11 +14,11 @@ import pytest
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.gpu.helper_client import log_path
 from kybernate_shim.ttrpc import RpcError
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import MANIFEST, PYTHON, assert_whole, kybernate, refused, save
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.arena import MIB, PIECES, SIZE, WANTED, in_arena, pieces_copied, small_cards
+from tests.system.gpu.arena import MIB, PIECES, SIZE, WANTED, in_arena, pieces_copied, small_gpus
 
 SLOW = 60  # seconds for a GiB: the driver takes half a second for a context
 READY_AND_BACK = ("arena.expected", "arena.settled")
@@ -31,7 +31,7 @@ def memory() -> Iterator[Path]:
         yield Path(directory)
 
 
-def test_suspended_container_stays_away_for_its_checkpoint(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_suspended_container_stays_away_for_its_checkpoint(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
         kybernate("suspend", container.id)
@@ -56,10 +56,10 @@ def test_suspended_container_stays_away_for_its_checkpoint(ctr: Ctr, cards: Card
         again.computes_on()
 
 
-def test_checkpoint_of_a_suspended_container_needs_no_room_on_its_card(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_checkpoint_of_a_suspended_container_needs_no_room_on_its_gpu(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     with gpu.computing(ctr, *gpu.command(mib=48, pause_ms=50), flags=WANTED) as container:
         kybernate("suspend", container.id)
-        with small_cards(cards, 24):
+        with small_gpus(gpus, 24):
             kybernate("checkpoint", container.id, str(tmp_path / "image"))
             container.stands_still()
         kybernate("resume", container.id)
@@ -72,7 +72,7 @@ def arena_of(image: Path) -> int:
     return sum(file["size"] for file in document["arena"])
 
 
-def test_checkpoint_goes_through_the_arena_and_so_does_the_restore(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_checkpoint_goes_through_the_arena_and_so_does_the_restore(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     with gpu.computing(ctr, *gpu.command(2, mib=MIB), programs=2, flags=WANTED, log=log) as container:
         steps = steps_of(kybernate("checkpoint", container.id, str(image), "--json"))
@@ -89,23 +89,23 @@ def test_checkpoint_goes_through_the_arena_and_so_does_the_restore(ctr: Ctr, car
         assert Memory(SIZE).free() == SIZE
 
 
-def test_restore_onto_the_other_card_takes_the_arenas_bytes_along(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_restore_onto_the_other_gpu_takes_the_arenas_bytes_along(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
         kybernate("checkpoint", container.id, str(image), "--exit")
-    gpu.kill_helpers()  # with the context that the arena's worker has on the first card
-    eventually(lambda: cards.used() == [0, 0])
+    gpu.kill_helpers()  # with the context that the arena's worker has on the first GPU
+    eventually(lambda: gpus.used() == [0, 0])
     with gpu.computing_again(ctr, image, log, device="/dev/nvidia1", flags=WANTED) as again:
         again.computes_on()
         gpu.kill_helpers()
-        eventually(lambda: cards.used()[0] == 0)
-        assert cards.used()[1] > MIB << 20
+        eventually(lambda: gpus.used()[0] == 0)
+        assert gpus.used()[1] > MIB << 20
         assert "arena-take" in kybernate("suspend", again.id, "--json")
         kybernate("resume", again.id)
         again.computes_on()
 
 
-def test_bytes_are_on_their_card_before_the_program_is(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_bytes_are_on_their_gpu_before_the_program_is(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
 
     def prefetched() -> int:
@@ -114,12 +114,12 @@ def test_bytes_are_on_their_card_before_the_program_is(ctr: Ctr, cards: Cards, t
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
         kybernate("suspend", container.id)
         kybernate("resume", container.id)
-        held = cards.used()
+        held = gpus.used()
         kybernate("suspend", container.id)
-        cards.slow(SLOW)
+        gpus.slow(SLOW)
         kybernate("resume", container.id)
         assert prefetched() == MIB << 20
-        assert cards.used() == held
+        assert gpus.used() == held
         container.computes_on()
         kybernate("checkpoint", container.id, str(image), "--exit")
     with gpu.computing_again(ctr, image, log, device="/dev/nvidia1", flags=WANTED) as again:
@@ -127,7 +127,7 @@ def test_bytes_are_on_their_card_before_the_program_is(ctr: Ctr, cards: Cards, t
         assert prefetched() == MIB << 20
 
 
-def test_container_is_copied_once_and_then_what_has_changed(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_container_is_copied_once_and_then_what_has_changed(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     image = tmp_path / "image"
     with gpu.holding(ctr, PIECES, WANTED) as container:
         assert pieces_copied(container) == PIECES
@@ -152,7 +152,7 @@ def steps_of(answer: str) -> dict[str, int]:
     return {step["name"]: step["bytes"] for step in json.loads(answer)["steps"]}
 
 
-def test_damage_of_the_arenas_bytes_stops_the_restore(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_damage_of_the_arenas_bytes_stops_the_restore(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
         kybernate("checkpoint", container.id, str(image), "--exit")
@@ -181,7 +181,7 @@ def restore_refused(ctr: Ctr, image: Path) -> str:
         own.remove(id)
 
 
-def test_restore_that_the_arena_has_no_room_for_is_refused_before(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_restore_that_the_arena_has_no_room_for_is_refused_before(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     large = gpu.command(mib=(SIZE >> 20) - MIB, pause_ms=50)
     with gpu.computing(ctr, *large, flags=WANTED, log=log) as container:
@@ -197,7 +197,7 @@ def test_restore_that_the_arena_has_no_room_for_is_refused_before(ctr: Ctr, card
         again.computes_on()
 
 
-def test_save_that_fails_leaves_the_program_computing(ctr: Ctr, cards: Cards, tmp_path: Path) -> None:
+def test_save_that_fails_leaves_the_program_computing(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
     log, image = tmp_path / "log", tmp_path / "image"
     image.mkdir(mode=0o700)
     for pid in range(100):
@@ -214,7 +214,7 @@ def test_save_that_fails_leaves_the_program_computing(ctr: Ctr, cards: Cards, tm
 
 
 def test_suspended_container_owns_its_bytes_after_a_checkpoint(
-    ctr: Ctr, cards: Cards, tmp_path: Path, memory: Path
+    ctr: Ctr, gpus: Gpus, tmp_path: Path, memory: Path
 ) -> None:
     """Whatever becomes of the image, and although another checkpoint looks at what is mapped."""
     log = tmp_path / "log"

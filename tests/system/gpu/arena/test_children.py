@@ -10,7 +10,7 @@ import pytest
 
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_whole, kybernate
 from tests.system.ctr import Ctr, eventually
@@ -25,13 +25,13 @@ HEIRS = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node() -> Iterator[Cards]:
-    with gpu.node_with_arena(SIZE) as cards:
-        yield cards
+def node() -> Iterator[Gpus]:
+    with gpu.node_with_arena(SIZE) as gpus:
+        yield gpus
 
 
 @pytest.fixture
-def ctr(node: Cards) -> Iterator[Ctr]:
+def ctr(node: Gpus) -> Iterator[Ctr]:
     yield Ctr()
     gpu.heal(node)
     gpu.kill_helpers()

@@ -12,7 +12,7 @@ import pytest
 from kybernate.messages import agent_pb2 as wire
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.checkpoint.image.store import verify
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu, node_agent
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import Ctr, eventually
@@ -39,16 +39,16 @@ def parked(agent: NodeAgent, id: str) -> Path | None:
 
 
 def test_suspended_container_is_parked_and_a_resume_restores_it(
-    ctr: Ctr, cards: Cards, agent: NodeAgent, tmp_path: Path
+    ctr: Ctr, gpus: Gpus, agent: NodeAgent, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED, log=log) as container:
         kybernate("suspend", container.id)
-        used = cards.used()
+        used = gpus.used()
         assert in_arena(ctr, container.id) == MIB << 20
         eventually(lambda: agent.lines("policy.submitted"), seconds=30)
         while ctr.status(container.id) == "RUNNING":
-            assert cards.used() == used  # its GPU may be another container's by now
+            assert gpus.used() == used  # its GPU may be another container's by now
         image = eventually(lambda: parked(agent, container.id))
         assert image is not None
         assert not verify(image)

@@ -1,6 +1,6 @@
 """A daemon is killed at each step of an operation on GPU state: its container ends, or the report on the node frees it.
 
-On pretended cards, with the arena. An operation is held where a call of the driver is about to be made, or the OCI
+On pretended GPUs, with the arena. An operation is held where a call of the driver is about to be made, or the OCI
 runtime is about to dump or has dumped; then the daemon is killed, and what was held continues without it.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.lab.node import Containerd
 from tests.system import gpu
 from tests.system.checkpoints import MANIFEST, kybernate
@@ -97,22 +97,22 @@ def configure(runtime: Path, data_path: str) -> None:
 
 
 @contextmanager
-def held(cards: Cards, container: gpu.Holding, moment: Moment, image: Path) -> Iterator[None]:
+def held(gpus: Gpus, container: gpu.Holding, moment: Moment, image: Path) -> Iterator[None]:
     """Have the operation come to its moment, and continue from there after the block."""
     if moment.away:
         kybernate("suspend", container.id)
     verb, _, number = moment.at.partition(":")
     reached = PLACE / "reached"
     if number:
-        cards.record()
-        cards.switch(f"{moment.at}:hold")
+        gpus.record()
+        gpus.switch(f"{moment.at}:hold")
     else:
         (PLACE / moment.at).touch()
     words = moment.command.split()
     where = [str(image)] if words[0] == "checkpoint" else []
     with gpu.begun("kybernate", words[0], container.id, *where, *words[1:]):
         if number:
-            calls = cards.directory / "calls"
+            calls = gpus.directory / "calls"
             eventually(lambda: calls.read_text().count(f" {verb} ") >= int(number))
         else:
             eventually(lambda: reached.exists() and reached.read_text().endswith("\n"))
@@ -120,8 +120,8 @@ def held(cards: Cards, container: gpu.Holding, moment: Moment, image: Path) -> I
             yield
         finally:
             if number:
-                cards.recorded()
-                cards.switch("")
+                gpus.recorded()
+                gpus.switch("")
             else:
                 os.kill(int(reached.read_text()), signal.SIGKILL)
                 (PLACE / moment.at).unlink()
@@ -134,12 +134,12 @@ def gpu_states(*flags: str) -> list[tuple[str, str]]:
     return [(one["verdict"], one["found"]) for one in found if one["subject"] == "GPU state"]
 
 
-def kill_daemon(ctr: Ctr, cards: Cards, image: Path, moment: Moment) -> None:
+def kill_daemon(ctr: Ctr, gpus: Gpus, image: Path, moment: Moment) -> None:
     """Kill the daemon of a container at a moment; containerd ends the container, and nothing is left of it."""
     configure(Path("/tmp/held-runc"), moment.data_path)
     with gpu.holding(ctr, PIECES, WANTED) as container:
         pid = ctr.pid(container.id)
-        with held(cards, container, moment, image):
+        with held(gpus, container, moment, image):
             daemon_of(ctr, container.id).kill()
         eventually(lambda: not psutil.pid_exists(pid), seconds=60)  # the arena may have to start another worker first
         eventually(lambda: ctr.status(container.id) == "")
@@ -149,7 +149,7 @@ def kill_daemon(ctr: Ctr, cards: Cards, image: Path, moment: Moment) -> None:
 
 
 def kill_daemon_and_containerd(
-    ctr: Ctr, cards: Cards, image: Path, containerd: Containerd, moment: Moment, *, helper: bool
+    ctr: Ctr, gpus: Gpus, image: Path, containerd: Containerd, moment: Moment, *, helper: bool
 ) -> None:
     """Kill the daemon where containerd does not see it: the report on the node frees what is left.
 
@@ -158,7 +158,7 @@ def kill_daemon_and_containerd(
     configure(Path("/tmp/held-runc"), moment.data_path)
     with gpu.holding(ctr, PIECES, WANTED) as container:
         pid, daemon = ctr.pid(container.id), daemon_of(ctr, container.id)
-        with held(cards, container, moment, image):
+        with held(gpus, container, moment, image):
             containerd.kill()
             daemon.kill()
             if not helper:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.arena.memory import Memory
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import eventually
@@ -19,19 +19,19 @@ from tests.system.programs import script
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node() -> Iterator[Cards]:
-    with gpu.node_with_arena(SIZE) as cards:
+def node() -> Iterator[Gpus]:
+    with gpu.node_with_arena(SIZE) as gpus:
         runtime = script(Path("/tmp/held-runc"), RUNTIME)
         PLACE.mkdir()
         configure(runtime, "fast")
-        yield cards
+        yield gpus
         PLACE.rmdir()
         runtime.unlink()
 
 
 @pytest.fixture
-def cards(node: Cards) -> Iterator[Cards]:
-    """The cards, on which nothing may be left, nor in the arena."""
+def gpus(node: Gpus) -> Iterator[Gpus]:
+    """The GPUs, on which nothing may be left, nor in the arena."""
     yield node
     gpu.heal(node)
     configure(Path("/tmp/held-runc"), "fast")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.lab.node import Containerd
 from tests.system.ctr import Ctr
 from tests.system.gpu.daemon_killed import (
@@ -19,12 +19,12 @@ from tests.system.gpu.daemon_killed import (
 
 
 @pytest.mark.parametrize("moment", IN_DUMP, ids=str)
-def test_killed_daemon_takes_its_container_along(ctr: Ctr, cards: Cards, image: Path, moment: Moment) -> None:
-    kill_daemon(ctr, cards, image, moment)
+def test_killed_daemon_takes_its_container_along(ctr: Ctr, gpus: Gpus, image: Path, moment: Moment) -> None:
+    kill_daemon(ctr, gpus, image, moment)
 
 
 @with_and_without_helper(IN_DUMP)
 def test_report_frees_what_containerd_does_not_end(
-    ctr: Ctr, cards: Cards, image: Path, containerd: Containerd, moment: Moment, helper: bool
+    ctr: Ctr, gpus: Gpus, image: Path, containerd: Containerd, moment: Moment, helper: bool
 ) -> None:
-    kill_daemon_and_containerd(ctr, cards, image, containerd, moment, helper=helper)
+    kill_daemon_and_containerd(ctr, gpus, image, containerd, moment, helper=helper)

@@ -14,7 +14,6 @@ import pytest
 
 from kybernate.agent.operations import image_verbs
 from kybernate.agent.operations.errors import OperationUndone
-from kybernate.agent.operations.image_verbs import ImageDamaged
 from kybernate.agent.operations.model import (
     Delete,
     Export,
@@ -29,6 +28,7 @@ from kybernate.node.deleting import trash_of
 from kybernate.node.failure import Failure
 from kybernate.node.importing import NotImported
 from kybernate.node.restore import NotRestored
+from kybernate.store.errors import ImageDamaged
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import read_image

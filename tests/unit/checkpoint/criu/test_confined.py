@@ -104,7 +104,7 @@ def test_reader_that_takes_memory_is_refused_it(images: Path, monkeypatch: pytes
 
 def test_reader_that_computes_is_ended(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     misbehaving(monkeypatch, lambda: [None for _ in iter(int, 1)])
-    assert "1 s of processor time" in refusal(images, replace(SMALL, processor_seconds=1))
+    assert "1 s of CPU time" in refusal(images, replace(SMALL, processor_seconds=1))
 
 
 def test_reader_that_waits_is_ended(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_gpu_that_is_not_in_the_plan_gets_nothing() -> None:
     assert ahead([was("a", p1=50)], PIDS, GpuPlan((), {}), [now("a", 800)]) == []
 
 
-class Card:
+class Gpu:
     """A helper of one GPU, which has more and more memory free each time it is asked."""
 
     def __init__(self, free: int, more: int) -> None:
@@ -83,11 +83,11 @@ class Card:
 
 
 def test_room_that_somebody_has_for_a_moment_is_waited_for() -> None:
-    node = asyncio.run(await_room(cast("CudaHelper", Card(0, 20)), {"a": 100}, seconds=10))
+    node = asyncio.run(await_room(cast("CudaHelper", Gpu(0, 20)), {"a": 100}, seconds=10))
     assert [gpu.free_bytes for gpu in node] == [100]
 
 
 @pytest.mark.parametrize("seconds", [0, 0.05])
 def test_room_that_does_not_come_is_told_of(seconds: float) -> None:
     with pytest.raises(GpuMismatch, match="GPU a has 0 MiB free"):
-        asyncio.run(await_room(cast("CudaHelper", Card(0, 0)), {"a": 100}, seconds))
+        asyncio.run(await_room(cast("CudaHelper", Gpu(0, 0)), {"a": 100}, seconds))

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from kybernate_shim.checkpoint.gpu import inherited
-from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, Inherited, Release
+from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, Inherited, InheritedRelease
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.gpu.inheritors import Inheritors
 from kybernate_shim.linux import nvidia_devices
@@ -36,8 +36,8 @@ class FakeInherited:
         return list(self.members)
 
 
-def release(fake: FakeInherited) -> Release:
-    return Release(cast(Inherited, fake), cast(Any, None))
+def release(fake: FakeInherited) -> InheritedRelease:
+    return InheritedRelease(cast(Inherited, fake), cast(Any, None))
 
 
 def test_processes_that_are_only_there_when_all_are_frozen_do_not_keep_it_up_for_ever(

@@ -11,7 +11,7 @@ import pytest
 
 from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.linux.ptrace import remote_map
-from kybernate_shim.linux.ptrace.remote_map import lending
+from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetInterferes
 from tests.fakes.memory_process import MemoryProcess
@@ -50,8 +50,8 @@ def test_file_appears_in_place_of_memory_and_nothing_else_stays(target: MemoryPr
     region = target.region("a", SIZE)
     target.fill("a", 0, SIZE)
     before, memory = descriptors(target), anonymous(target)
-    with SeizedProcess(target.pid) as held, lending(held) as lent:
-        lent.map_private(file, region.start + MIB, 2 * MIB, MIB)
+    with SeizedProcess(target.pid) as held, remote_page(held) as page:
+        page.map_private(file, region.start + MIB, 2 * MIB, MIB)
     assert target.ask("maps['a'][1 << 20:3 << 20] == bytes([7]) * (2 << 20)")
     assert target.ask("7 != max(maps['a'][:1 << 20]) and max(maps['a'][3 << 20:]) > 7")
     assert descriptors(target) == before
@@ -63,8 +63,8 @@ def test_file_appears_in_place_of_memory_and_nothing_else_stays(target: MemoryPr
 
 def test_what_the_process_writes_stays_its_own(target: MemoryProcess, file: int) -> None:
     region = target.region("a", SIZE)
-    with SeizedProcess(target.pid) as held, lending(held) as lent:
-        lent.map_private(file, region.start, SIZE, MIB)
+    with SeizedProcess(target.pid) as held, remote_page(held) as page:
+        page.map_private(file, region.start, SIZE, MIB)
     assert target.ask("maps['a'].__setitem__(slice(0, 3), b'own')") is None
     assert target.ask("maps['a'][:5]") == b"own\x07\x07"
     assert os.pread(file, 5, MIB) == b"\x07" * 5
@@ -72,9 +72,9 @@ def test_what_the_process_writes_stays_its_own(target: MemoryProcess, file: int)
 
 def test_several_files_one_after_the_other(target: MemoryProcess, file: int) -> None:
     regions = [target.region(name, SIZE) for name in ("a", "b", "c")]
-    with SeizedProcess(target.pid) as held, lending(held) as lent:
+    with SeizedProcess(target.pid) as held, remote_page(held) as page:
         for region in regions:
-            lent.map_private(file, region.start, SIZE, MIB)
+            page.map_private(file, region.start, SIZE, MIB)
     assert target.ask("maps['a'][:] == maps['b'][:] == maps['c'][:] == bytes([7]) * (4 << 20)")
 
 
@@ -83,8 +83,12 @@ def test_process_that_may_open_no_more_files_is_as_it_was(target: MemoryProcess,
     target.fill("a", 0, SIZE)
     before, digest = descriptors(target), target.digest("a")
     target.ask("__import__('resource').setrlimit(7, (len(os.listdir('/proc/self/fd')) + 1, 4096))")
-    with pytest.raises(InjectionFailed, match="open files"), SeizedProcess(target.pid) as held, lending(held) as lent:
-        lent.map_private(file, region.start, SIZE, MIB)
+    with (
+        pytest.raises(InjectionFailed, match="open files"),
+        SeizedProcess(target.pid) as held,
+        remote_page(held) as page,
+    ):
+        page.map_private(file, region.start, SIZE, MIB)
     assert (descriptors(target), target.digest("a")) == (before, digest)
 
 
@@ -92,8 +96,8 @@ def test_file_that_cannot_be_mapped_leaves_the_memory(target: MemoryProcess, fil
     region = target.region("a", SIZE)
     target.fill("a", 0, SIZE)
     before, digest = descriptors(target), target.digest("a")
-    with pytest.raises(InjectionFailed, match="EINVAL"), SeizedProcess(target.pid) as held, lending(held) as lent:
-        lent.map_private(file, region.start, SIZE, 77)
+    with pytest.raises(InjectionFailed, match="EINVAL"), SeizedProcess(target.pid) as held, remote_page(held) as page:
+        page.map_private(file, region.start, SIZE, 77)
     assert (descriptors(target), target.digest("a")) == (before, digest)
 
 
@@ -111,8 +115,12 @@ def test_descriptor_that_another_thread_exchanges_is_not_believed(
         return data if size != remote_map.CONTROL_BYTES else data[:16] + struct.pack("=i4x", 0)
 
     monkeypatch.setattr(remote_map, "_read", forged)
-    with pytest.raises(TargetInterferes, match="not the one"), SeizedProcess(target.pid) as held, lending(held) as lent:
-        lent.map_private(file, region.start, SIZE, MIB)
+    with (
+        pytest.raises(TargetInterferes, match="not the one"),
+        SeizedProcess(target.pid) as held,
+        remote_page(held) as page,
+    ):
+        page.map_private(file, region.start, SIZE, MIB)
     assert target.digest("a") == content
     assert len(descriptors(target)) == len(before) + 1  # ours, whose number only the process knows
 
@@ -123,6 +131,6 @@ def test_socket_that_another_thread_exchanges_is_not_believed(
 ) -> None:
     ours = own_descriptors()
     monkeypatch.setattr(remote_map, "_read", lambda pid, address, size: struct.pack("=ii", number, number))
-    with pytest.raises(InjectionFailed), SeizedProcess(target.pid) as held, lending(held):
+    with pytest.raises(InjectionFailed), SeizedProcess(target.pid) as held, remote_page(held):
         raise AssertionError("it was believed")
     assert own_descriptors() == ours

@@ -54,9 +54,9 @@ def test_disk_that_is_full_for_the_note_leaves_nothing_running(tell: Tell) -> No
             raise OSError(28, "No space left on device")
 
         cleanup = shim.container.cleanup
-        note, cleanup.note_phase = cleanup.note_phase, full  # type: ignore[method-assign]
+        note, cleanup.record_phase = cleanup.record_phase, full  # type: ignore[method-assign]
         assert "No space left" in (await failure_of(shim.checkpoint())).message
-        cleanup.note_phase = note  # type: ignore[method-assign]
+        cleanup.record_phase = note  # type: ignore[method-assign]
         assert shim.dumping.steps == []
         await assert_free(shim)
 

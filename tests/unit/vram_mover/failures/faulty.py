@@ -23,7 +23,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def at_piece(monkeypatch: pytest.MonkeyPatch, number: int, action: object) -> None:
-    """Do `action` before a crew's piece of that number."""
+    """Do `action` before a thread pool's piece of that number."""
     assert callable(action)
     original, count = thread_pool._ThreadPool._next, [0]
 

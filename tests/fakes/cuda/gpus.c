@@ -1,5 +1,5 @@
-/* Reads the state directory and keeps the accounts of the pretended cards. A test double: see abi.h. */
-#include "cards.h"
+/* Reads the state directory and keeps the accounts of the pretended GPUs. A test double: see abi.h. */
+#include "gpus.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -56,13 +56,13 @@ bool read_machine(struct machine *machine)
 {
     char text[4096], *rest = text, *line;
     machine->count = 0;
-    if (!read_state("cards", text, sizeof text))
+    if (!read_state("gpus", text, sizeof text))
         return false;
-    while ((line = strsep(&rest, "\n")) && machine->count < MAX_CARDS) {
-        struct card *card = &machine->cards[machine->count];
+    while ((line = strsep(&rest, "\n")) && machine->count < MAX_GPUS) {
+        struct gpu *gpu = &machine->gpus[machine->count];
         char uuid[64];
-        if (sscanf(line, "%63s %" SCNu64 " %63[^\n]", uuid, &card->bytes, card->model) == 3 &&
-            parse_uuid(uuid, &card->uuid))
+        if (sscanf(line, "%63s %" SCNu64 " %63[^\n]", uuid, &gpu->bytes, gpu->model) == 3 &&
+            parse_uuid(uuid, &gpu->uuid))
             machine->count++;
     }
     return machine->count > 0;
@@ -110,11 +110,11 @@ int open_held(char *path, size_t size)
 }
 
 /* Add up every account; unlink those whose owner is dead. Call it with the accounts locked. */
-static void add_up(uint64_t used[MAX_CARDS])
+static void add_up(uint64_t used[MAX_GPUS])
 {
     char path[512];
     state_path(path, sizeof path, "held");
-    memset(used, 0, MAX_CARDS * sizeof *used);
+    memset(used, 0, MAX_GPUS * sizeof *used);
     DIR *directory = opendir(path);
     if (!directory)
         return;
@@ -126,14 +126,14 @@ static void add_up(uint64_t used[MAX_CARDS])
         if (flock(fd, LOCK_SH | LOCK_NB) == 0)
             unlinkat(dirfd(directory), entry->d_name, 0);
         else if (pread(fd, &account, sizeof account, 0) == sizeof account && account.magic == ACCOUNT_MAGIC)
-            for (int i = 0; i < MAX_CARDS; i++)
+            for (int i = 0; i < MAX_GPUS; i++)
                 used[i] += account.bytes[i];
         close(fd);
     }
     closedir(directory);
 }
 
-void used_bytes(uint64_t used[MAX_CARDS])
+void used_bytes(uint64_t used[MAX_GPUS])
 {
     int accounts = lock_accounts();
     add_up(used);
@@ -141,25 +141,25 @@ void used_bytes(uint64_t used[MAX_CARDS])
         close(accounts);
 }
 
-bool charge(const struct machine *machine, struct account *mine, const uint64_t bytes[MAX_CARDS])
+bool charge(const struct machine *machine, struct account *mine, const uint64_t bytes[MAX_GPUS])
 {
-    uint64_t used[MAX_CARDS];
+    uint64_t used[MAX_GPUS];
     int accounts = lock_accounts();
     bool fits = true;
     add_up(used);
-    for (int i = 0; i < MAX_CARDS && fits; i++)
-        fits = bytes[i] == 0 || (i < machine->count && used[i] + bytes[i] <= machine->cards[i].bytes);
-    for (int i = 0; i < MAX_CARDS && fits; i++)
+    for (int i = 0; i < MAX_GPUS && fits; i++)
+        fits = bytes[i] == 0 || (i < machine->count && used[i] + bytes[i] <= machine->gpus[i].bytes);
+    for (int i = 0; i < MAX_GPUS && fits; i++)
         mine->bytes[i] += bytes[i];
     if (accounts >= 0)
         close(accounts);
     return fits;
 }
 
-void discharge(struct account *mine, const uint64_t bytes[MAX_CARDS])
+void discharge(struct account *mine, const uint64_t bytes[MAX_GPUS])
 {
     int accounts = lock_accounts();
-    for (int i = 0; i < MAX_CARDS; i++)
+    for (int i = 0; i < MAX_GPUS; i++)
         mine->bytes[i] -= bytes[i];
     if (accounts >= 0)
         close(accounts);

@@ -74,7 +74,7 @@ READ_WRITE = 3
 SHAREABLE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-class Card:
+class Gpu:
     """The primary context of a device, current in the thread that made it; others call `enter`."""
 
     def __init__(self, device: int = 0) -> None:
@@ -178,23 +178,23 @@ class Card:
 class Host:
     """Host memory of one kind: "pageable", "registered" or "pinned"."""
 
-    def __init__(self, card: Card, kind: str, size: int) -> None:
+    def __init__(self, gpu: Gpu, kind: str, size: int) -> None:
         self.kind, self.size = kind, size
         if kind == "pinned":
             found = c_void_p()
-            card("cuMemHostAlloc", byref(found), c_size_t(size), c_uint(0))
+            gpu("cuMemHostAlloc", byref(found), c_size_t(size), c_uint(0))
             self.address = found.value or 0
             self._memory: Any = (c_ubyte * size).from_address(self.address)
         else:
             self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.address = ctypes.addressof((c_ubyte * size).from_buffer(self._memory))
         if kind == "registered":
-            card("cuMemHostRegister_v2", c_void_p(self.address), c_size_t(size), c_uint(0))
+            gpu("cuMemHostRegister_v2", c_void_p(self.address), c_size_t(size), c_uint(0))
         self.view = memoryview(self._memory).cast("B")
 
     def clear(self, size: int) -> None:
         ctypes.memset(self.address, 0, size)
 
 
-def can_pin(card: Card) -> bool:
-    return card.has("cuMemHostAlloc")
+def can_pin(gpu: Gpu) -> bool:
+    return gpu.has("cuMemHostAlloc")

@@ -1,4 +1,4 @@
-"""What the bundle of a container notes for a `delete` without this daemon: what that would have to undo."""
+"""What the bundle of a container records for a `delete` without this daemon: what that would have to undo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from kybernate_shim.task.container import Container
 
 
-class CleanupNotes:
-    """The record of one container: which operation runs, and which processes may be locked."""
+class CleanupRecords:
+    """The cleanup record of one container: which operation runs, and which processes may be locked."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -20,13 +20,13 @@ class CleanupNotes:
         self._locked_pids: tuple[int, ...] = ()
         self._whole = True
 
-    def note_phase(self, phase: str) -> None:
-        """Note which operation runs, "idle" for none."""
+    def record_phase(self, phase: str) -> None:
+        """Record which operation runs, "idle" for none."""
         self._phase = phase
         self._write()
 
-    def note_locked(self, pids: Sequence[int], *, whole: bool = True) -> None:
-        """Note the processes that may be locked, and whether a part of their memory is in files only."""
+    def record_locked(self, pids: Sequence[int], *, whole: bool = True) -> None:
+        """Record the processes that may be locked, and whether a part of their memory is in files only."""
         self._locked_pids, self._whole = tuple(pids), whole
         self._write()
 

@@ -1,23 +1,23 @@
-/* The pretended cards of a machine, and who holds how much of their memory.
+/* The pretended GPUs of a machine, and who holds how much of their memory.
  *
  * All of it lives in one directory, FAKE_CUDA_DIR or /run/fake-cuda, which containers share by a bind mount:
- *   cards       one line per card: UUID, bytes, model
+ *   gpus        one line per GPU: UUID, bytes, model
  *   driver      optional: API version and driver version, such as "13000 580.159.04"
- *   held/       one file per process that is on a card: a page with the bytes per card, then the memory itself.
+ *   held/       one file per process that is on a GPU: a page with the bytes per GPU, then the memory itself.
  *               Its owner holds it by flock(2), so that the memory of a killed process is free immediately.
  *   lock        taken by flock(2) around every change of the accounts
  * and what switches.h adds.
  */
-#ifndef FAKE_CUDA_CARDS_H
-#define FAKE_CUDA_CARDS_H
+#ifndef FAKE_CUDA_GPUS_H
+#define FAKE_CUDA_GPUS_H
 
 #include <stdbool.h>
 
 #include "abi.h"
 
-enum { MAX_CARDS = 16, PAGE = 4096 };
+enum { MAX_GPUS = 16, PAGE = 4096 };
 
-struct card {
+struct gpu {
     CUuuid uuid;
     uint64_t bytes;
     char model[64];
@@ -25,13 +25,13 @@ struct card {
 
 struct machine {
     int count;
-    struct card cards[MAX_CARDS];
+    struct gpu gpus[MAX_GPUS];
 };
 
 /* The first page of a file in held/. */
 struct account {
     uint64_t magic;
-    uint64_t bytes[MAX_CARDS];
+    uint64_t bytes[MAX_GPUS];
 };
 
 /* Write `name` inside the state directory to `path`. */
@@ -40,7 +40,7 @@ void state_path(char *path, size_t size, const char *name);
 /* Read at most `size` - 1 bytes of a file of the state directory; false when there is none. */
 bool read_state(const char *name, char *text, size_t size);
 
-/* Read the cards; false when the state directory names none. */
+/* Read the GPUs; false when the state directory names none. */
 bool read_machine(struct machine *machine);
 
 /* The API's version (13000 is 13.0) and the driver's ("580.159.04"). */
@@ -49,11 +49,11 @@ void read_driver(int *api, char *version, size_t size);
 /* Open a new, flocked file in held/ with an empty account; -1 with errno set. `path` receives its name. */
 int open_held(char *path, size_t size);
 
-/* Add `bytes` per card to `mine`; false and no change when a card has not that much free. */
-bool charge(const struct machine *machine, struct account *mine, const uint64_t bytes[MAX_CARDS]);
-void discharge(struct account *mine, const uint64_t bytes[MAX_CARDS]);
+/* Add `bytes` per GPU to `mine`; false and no change when a GPU has not that much free. */
+bool charge(const struct machine *machine, struct account *mine, const uint64_t bytes[MAX_GPUS]);
+void discharge(struct account *mine, const uint64_t bytes[MAX_GPUS]);
 
-/* Bytes in use on each card by all living processes. */
-void used_bytes(uint64_t used[MAX_CARDS]);
+/* Bytes in use on each GPU by all living processes. */
+void used_bytes(uint64_t used[MAX_GPUS]);
 
 #endif

@@ -1,0 +1,47 @@
+"""Signals for a container's processes: a SIGKILL for init ends an operation that runs, too."""
+
+from __future__ import annotations
+
+import os
+from signal import SIGKILL
+from typing import TYPE_CHECKING
+
+from kybernate_shim.oci.runtime import ProcessGone
+from kybernate_shim.task.errors import NotStarted
+
+if TYPE_CHECKING:
+    from kybernate_shim.task.container import Container
+
+
+class Killing:
+    """Kill of one container."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
+        """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
+        container = self._container
+        process = container.process(exec_id)
+        if process.reaped or (process is container.init and container.exits.of_init is not None and not all):
+            raise ProcessGone("process already finished")
+        if not exec_id:
+            await self._kill_init(signal, all=all)
+        elif process.pid == 0:
+            raise NotStarted(f"exec {exec_id} of container {container.id} has not been started")
+        else:
+            try:
+                os.kill(process.pid, signal)  # not reaped yet, so the pid is still its own
+            except ProcessLookupError as error:
+                raise ProcessGone("process already finished") from error
+
+    async def _kill_init(self, signal: int, *, all: bool) -> None:
+        """Signal init; its exit waits for the runtime's return."""
+        container = self._container
+        aborted = signal == SIGKILL and container.abort_operation()
+        with container.exits.killing_init():
+            try:
+                await container.runtime.kill(container.id, signal, all=all)
+            except ProcessGone:
+                if not aborted:  # else the end of the checkpoint has killed it before the runtime could
+                    raise

@@ -1,0 +1,83 @@
+"""The work of the operation that runs on a container: a task of its own, which a kill or a cancel ends, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.errors import Aborted, Cancelled
+from kybernate_shim.task.codes import KINDS
+
+if TYPE_CHECKING:
+    from kybernate_shim.task.container import Container
+
+T = TypeVar("T")
+
+UNDONE = {
+    "checkpoint": "there is no image, and the container is as before",
+    "restore": "nothing is left of it",
+    "suspend": "its processes keep running",
+    "resume": "it stays suspended",
+}
+
+
+class CheckpointAborted(Aborted):
+    """The container was killed while it was being checkpointed; there is no image."""
+
+
+class RestoreAborted(Aborted):
+    """The container was killed while it was being restored; nothing of it is left."""
+
+
+class OperationWork:
+    """Does what of an operation on one container can be stopped."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._task: asyncio.Task[Any] | None = None
+
+    def stop(self, operation: Operation) -> bool:
+        """Cancel the work, once only: nothing may disturb its undo. Return whether it was."""
+        task = self._task
+        if task is None or task.done() or task.cancelling():
+            return False
+        operation.stop_clock()
+        return task.cancel()
+
+    async def run(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work of an operation. Raises CheckpointAborted, RestoreAborted or Cancelled where it was stopped."""
+        task = self._task = asyncio.ensure_future(self._with_reason(operation, work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled() and (why := self._why_stopped(operation)) is not None:
+                raise why from error  # before its first step
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._task = None
+
+    async def _with_reason(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            if (why := self._why_stopped(operation)) is None:
+                raise
+            if isinstance(error.__context__, KINDS):
+                why.add_note(f"it was failing already: {error.__context__}")
+            raise why from error
+
+    def _why_stopped(self, operation: Operation) -> Exception | None:
+        title = f"{operation.verb} of container {self._container.id}"
+        if operation.killed.is_set():
+            kind = CheckpointAborted if operation.verb == "checkpoint" else RestoreAborted
+            return kind(f"{title} ended: it was killed")
+        if operation.cancelled_by:
+            cgroup = self._container.cgroup
+            alive = operation.verb == "restore" or (cgroup is not None and cgroup.processes())
+            state = UNDONE[operation.verb] if alive else "the container has ended"
+            return Cancelled(f"{title} was cancelled by {operation.cancelled_by}; {state}")
+        return None
