@@ -70,12 +70,12 @@ def image(tmp_path: Path) -> Iterator[Path]:
 
 def try_to_checkpoint(id: str, image: Path) -> str:
     """Checkpoint a container that continues; return what was said if that was refused, "" if there is an image."""
-    words = ["kybernate", "checkpoint", id, str(image)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = finished(["kybernate", "checkpoint", id, str(image)], timeout=120)
     if done.returncode == 0:
         return ""
-    assert "continues as before" in done.stderr or "keeps running" in done.stderr
-    return done.stderr
+    said = done.stderr.decode()
+    assert "continues as before" in said or "keeps running" in said
+    return said
 
 
 def assert_let_go(container: gpu.Computing, *, stopped: int = 0) -> None:
