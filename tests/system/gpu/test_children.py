@@ -16,7 +16,7 @@ from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from tests.fakes.cuda import Cards
 from tests.system import gpu
 from tests.system.checkpoints import assert_no_image, assert_whole, kybernate
-from tests.system.ctr import Ctr
+from tests.system.ctr import Ctr, finished
 from tests.system.gpu.devices import flags
 
 PROGRAM = ["python3", f"{gpu.INSIDE}/forks.py"]
