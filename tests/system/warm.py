@@ -17,8 +17,8 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,18 +60,21 @@ def run(argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60) -> subp
 
 
 def _status(heard: int, argv: Sequence[str], timeout: float) -> int:
-    """Return the exit status that a process tells; it tells its pid before. A process that ends without was killed."""
-    until, told = time.monotonic() + timeout, b""
-    while len(told) < 2 * NUMBER.size:
-        if not select.select([heard], [], [], max(0.0, until - time.monotonic()))[0]:
-            if len(told) == NUMBER.size:
-                os.kill(*NUMBER.unpack(told), signal.SIGKILL)
-            raise subprocess.TimeoutExpired(argv, timeout)
-        block = os.read(heard, NUMBER.size)
-        if not block:
-            return -signal.SIGKILL
-        told += block
-    return int(NUMBER.unpack(told[NUMBER.size :])[0])
+    """Return the exit status, which the server tells after the pid."""
+    pid = _number(heard, timeout)
+    status = _number(heard, timeout)
+    if status is None:
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        raise subprocess.TimeoutExpired(argv, timeout)
+    return status
+
+
+def _number(heard: int, timeout: float) -> int | None:
+    """Return the next number that the server tells, None where none comes in time."""
+    if not select.select([heard], [], [], timeout)[0]:
+        return None
+    return int(NUMBER.unpack(os.read(heard, NUMBER.size))[0])
 
 
 def _content(descriptor: int) -> bytes:
@@ -99,31 +102,41 @@ def _server() -> socket.socket:
 
 
 def serve(calls: socket.socket) -> None:
-    """Fork a process for each call, until there is no caller any more."""
+    """Fork a process for each call, and tell its pid and its exit status, until there is no caller any more."""
     from kybernate.cli import COMMANDS
 
     for name in [*LOADED_LATE, *(f"kybernate.cli.{module}" for module in COMMANDS.values())]:
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    running: dict[int, tuple[int, int]] = {}
     while True:
-        call, descriptors, _, _ = socket.recv_fds(calls, LARGEST, 4)
-        if not call:
-            return
-        if os.fork() == 0:
-            calls.close()
-            _become(json.loads(call), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        for ready in select.select([calls.fileno(), *running], [], [])[0]:
+            if ready in running:
+                pid, tell = running.pop(ready)
+                _tell(tell, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                os.close(tell)
+                os.close(ready)
+                continue
+            call, descriptors, _, _ = socket.recv_fds(calls, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+            if not call:
+                return
+            *files, tell = descriptors
+            if (pid := os.fork()) == 0:
+                _become(json.loads(call), files)
+            _tell(tell, pid)
+            running[os.pidfd_open(pid)] = pid, tell
+            for descriptor in files:
+                os.close(descriptor)
 
 
-def _become(call: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """Run a command in this process, which ends with it, and tell pid and exit status."""
-    *files, tell = descriptors
-    os.set_inheritable(tell, False)
+def _tell(descriptor: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # the caller waits no more
+        os.write(descriptor, NUMBER.pack(number))
+
+
+def _become(call: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """Run a command in this process, which ends with it."""
     status = 1
     try:
-        os.write(tell, NUMBER.pack(os.getpid()))
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, descriptor in enumerate(files):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -135,7 +148,6 @@ def _become(call: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(tell, NUMBER.pack(status))
         os._exit(status)
 
 
@@ -151,7 +163,7 @@ def _ending() -> int:
         sys.excepthook(*sys.exc_info())
         return 1
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]  # threads that the interpreter would wait for
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads as the interpreter would
     return 0
 
 
