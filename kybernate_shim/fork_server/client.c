@@ -13,8 +13,8 @@
  *
  * Whatever goes wrong, the interpreter does the work. Nothing may then be left of what the other side has begun: it
  * works only if it could send its pid here, and a process whose pid is here and that does not answer is killed. A
- * server that does not even fork is killed, too, for the next call to find a new one; one that forks for other clients
- * meanwhile only has many of them. Descriptors are sent to a known
+ * server that does not even fork is killed, too, for the next call to find a new one; but not one that has forked for
+ * other clients meanwhile, or waits for a processor: the node is busy. Descriptors are sent to a known
  * process only: those in a queue that no process reads would keep containerd waiting for the end of our output.
  */
 #include <errno.h>
@@ -183,6 +183,22 @@ static pid_t newest_child(pid_t server)
 	return (pid_t)strtol(last ? last : children, NULL, 10);
 }
 
+/* Return whether a process runs, or waits for a processor or a disk: what has nothing to do, or hangs, does not. */
+static bool is_at_work(pid_t pid)
+{
+	char path[64], status[512], *state;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0)
+		return false;
+	ssize_t size = read(file, status, sizeof status - 1);
+	close(file);
+	status[size > 0 ? size : 0] = 0;
+	state = strrchr(status, ')'); /* of its name, which may have such itself */
+	return state && state[1] && strchr("RD", state[2]);
+}
+
 /* End a process and wait until it is gone, with all that it has locked or listened at. */
 static void end(pid_t pid)
 {
@@ -212,7 +228,7 @@ static void stop(const struct call *call, int connection, pid_t pid, pid_t serve
 		pid = pid_in(answer, recv(connection, answer, sizeof answer, MSG_DONTWAIT));
 	if (pid)
 		end(pid);
-	else if (call->action == START && newest_child(server) == newest)
+	else if (call->action == START && newest_child(server) == newest && !is_at_work(server) && !is_at_work(newest))
 		end(server);
 }
 

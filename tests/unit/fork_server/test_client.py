@@ -228,6 +228,16 @@ def test_server_that_forks_for_others_lives(client: Client, servers: Servers) ->
     assert os.waitpid(servers.pid, os.WNOHANG) == (0, 0)
 
 
+def test_server_without_a_processor_lives(client: Client, servers: Servers) -> None:
+    def wait_for_a_processor(connection: socket.socket) -> None:
+        while True:
+            pass  # the state is the same
+
+    servers.fork(wait_for_a_processor)
+    assert itself(client, START) == "the fork server did not answer in time"
+    assert os.waitpid(servers.pid, os.WNOHANG) == (0, 0)
+
+
 def test_process_that_comes_too_late_cannot_begin(client: Client, servers: Servers) -> None:
     def body(connection: socket.socket) -> None:
         time.sleep(0.8)
