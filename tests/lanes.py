@@ -36,16 +36,16 @@ class Part:
 
 
 PARTS = (
-    Part("gpu", ("system/gpu",), 110),
-    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 110),
+    Part("gpu", ("system/gpu",), 100),
+    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 100),
     Part(
         "daemon killed in driver",
         ("system/gpu/daemon_killed/test_in_driver.py",),
-        90,
+        70,
         ("sid",),
         "where in the driver a call is held is unknown to containerd, which test_in_dump.py meets in every lane",
     ),
-    Part("faults", ("faults",), 190, ("trixie",), "the CUDA helper without a container"),
+    Part("faults", ("faults",), 180, ("trixie",), "the CUDA helper without a container"),
     Part("containers", ("system",), 110),
     Part("agent", (
         "system/test_agent.py", "system/test_agent_clients.py", "system/test_agent_inventory.py",
@@ -95,14 +95,14 @@ PARTS = (
             "contract/cuda_driver/test_many_blocks.py", "contract/cuda_driver/test_prefetch.py",
             "contract/cuda_driver/test_zoo.py", "hostile/test_arena.py",
         ),
-        200,
+        210,
         ("trixie",),
         "CUDA helper, preload library and pretended driver without a container",
     ),
     Part(
         "VRAM",
         ("contract/test_vram_kernel.py", "contract/vram_driven", "contract/vram_path"),
-        70,
+        60,
         ("sid",),
         "the VRAM mover on the kernel, which is the machine's own in both lanes, without CRIU and runc",
     ),
@@ -116,15 +116,15 @@ PARTS = (
     Part(
         "tiers",
         ("system/test_tiers.py", "system/test_peers.py"),
-        40,
+        50,
         ("sid",),
         "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
     ),
-    Part("tenants", ("hostile",), 45),
+    Part("tenants", ("hostile",), 50),
     Part(
         "systemd",
         ("system/test_systemd.py",),
-        15,
+        10,
         ("trixie",),
         "systemd and the packaged units, whatever the runtimes",
     ),

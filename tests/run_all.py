@@ -2,7 +2,7 @@
 
 `run_all.py [NODES]`: so many nodes run side by side, one more than there are processors where it is not said, because
 tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
-The unit tests begin while the lab is built, which waits for a network, and run beside the first nodes.
+The unit tests begin while the lab is built, which waits for a network, and run in parallel with the first nodes.
 
 A few tests that fail run once more when nothing else runs: on a busy machine they meet timeouts, also of programs that
 are not ours. What passes then is named in the summary, with its first failure in build/tests, because it has found
@@ -145,8 +145,8 @@ def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:
 
 def run_everything(unit: Suite, others: Sequence[Suite], nodes: int) -> bool:
     """Run all suites; return False where the lab cannot be built, after the unit tests alone."""
-    with ThreadPoolExecutor(1) as beside:
-        running = beside.submit(unit.run)
+    with ThreadPoolExecutor(1) as another:
+        running = another.submit(unit.run)
         built = build_lanes()
         if built:
             run_side_by_side(others, nodes)

@@ -60,7 +60,7 @@ def run(argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60) -> subp
 
 
 def _status(heard: int, argv: Sequence[str], timeout: float) -> int:
-    """Return the exit status, which the server tells after the pid."""
+    """Return the exit status, which the server sends after the pid."""
     pid = _number(heard, timeout)
     status = _number(heard, timeout)
     if status is None:
@@ -71,7 +71,7 @@ def _status(heard: int, argv: Sequence[str], timeout: float) -> int:
 
 
 def _number(heard: int, timeout: float) -> int | None:
-    """Return the next number that the server tells, None where none comes in time."""
+    """Return the next number that the server sends, None where none comes in time."""
     if not select.select([heard], [], [], timeout)[0]:
         return None
     return int(NUMBER.unpack(os.read(heard, NUMBER.size))[0])
@@ -102,7 +102,7 @@ def _server() -> socket.socket:
 
 
 def serve(calls: socket.socket) -> None:
-    """Fork a process for each call, and tell its pid and its exit status, until there is no caller any more."""
+    """Fork a process for each call, and send its pid and its exit status, until there is no caller any more."""
     from kybernate.cli import COMMANDS
 
     for name in [*LOADED_LATE, *(f"kybernate.cli.{module}" for module in COMMANDS.values())]:
