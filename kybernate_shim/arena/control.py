@@ -25,7 +25,9 @@ from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.sizes import GRAIN
 
 NAME = "kybernate-arena"  # of the mapping, and of the thread that answers
-DRIVER_THREADS = "cuda"  # begins the names of the driver's own, which must keep running for its calls to be answered
+# What the names of the driver's own threads begin with, which must keep running for its calls to be answered:
+# "cuda-EvtHandlr", and such as "cuda00001400006". Other names with "cuda" are a program's, whose threads must not.
+DRIVER_THREADS = ("cuda-EvtHandlr", *(f"cuda{digit}" for digit in range(10)))
 MAPPED_AS = f"/memfd:{NAME} (deleted)"
 MAGIC, VERSION, MOST_BLOCKS = 0x4B594241, 1, 1 << 16
 HEADER, BLOCK = struct.Struct("<IIiiIIIiIII"), struct.Struct("<QQQQIIiiIIQBB6x")

@@ -8,7 +8,7 @@ process with CUDA state has under the same number. A process that has even one d
 alone.
 
 The driver's checkpoint closes the files of the CUDA process. So the proofs are taken before, and kept for as long as
-the processes live. Who is forked afterwards is known by its parent and by when it began.
+the processes live. Who is forked afterwards is known by its parent and by when it began, and so are its own children.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ class Inheritors:
             shared = frozenset(fd for fd in other.descriptors if any(_same(pid, other.pid, fd) for pid in living))
             if shared and (one := identity(other.pid)) is not None:
                 self.proven[one] = self.proven.get(one, frozenset()) | shared
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Take the proofs of those that were forked since, a parent's before its children's.
+
+        So a child stays known where its parent has given its files up, or has ended, by the time that it is asked for.
+        """
+        found = [one for pid in pids if (one := identity(pid)) is not None]
+        for one in sorted(found, key=lambda one: one.started):
+            if shared := self.inherited(one.pid):
+                self.proven[one] = shared
 
     def inherited(self, pid: int) -> frozenset[int]:
         """Return the descriptors that process `pid` has inherited, if it has them; none where nothing is proven."""

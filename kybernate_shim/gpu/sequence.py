@@ -17,9 +17,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from kybernate_shim.gpu.errors import CudaError, CudaHelperLost, GpuPair
+from kybernate_shim.gpu.evidence import seen
 from kybernate_shim.gpu.helper_client import ArenaMoved, CudaHelper, State
 from kybernate_shim.gpu.processes import ListPids, lock_all
 from kybernate_shim.steps import Step
@@ -76,7 +78,7 @@ async def suspend(
     limits: StepSeconds = DEFAULT_LIMITS,
     *,
     record: Callable[[Sequence[int]], None] = lambda pids: None,
-    last_look: Callable[[Sequence[int]], None] = lambda pids: None,
+    last_look: Callable[[Sequence[int]], None] | None = None,
     while_locked: Callable[[Sequence[int]], Awaitable[None]] | None = None,
     around: Around = lambda pids, offloaded: nullcontext(),
     arena: bool = False,
@@ -87,11 +89,12 @@ async def suspend(
     the processes must not need those bytes.
 
     `record` receives all processes that may be locked by now, each time before more are locked. `last_look` receives
-    them when all are locked, and may raise a CudaError; `while_locked` then does what must be done before they change.
-    `around` encloses the checkpoint of locked processes, and receives how much of them was offloaded; it must not
-    raise by itself.
-    Raises a CudaError when a step fails, after every process has been brought back to computing. Where that failed as
-    well, the notes of the error name the processes and what is wrong with them.
+    them when all are locked, and may raise a CudaError; it reads the processes, so it runs apart from the event loop,
+    and TimeoutError is raised where they keep it waiting. `while_locked` then does what must be done before they
+    change. `around` encloses the checkpoint of locked processes, and receives how much of them was offloaded; it must
+    not raise by itself.
+    Raises a CudaError, or TimeoutError, when a step fails, after every process has been brought back to computing.
+    Where that failed as well, the notes of the error name the processes and what is wrong with them.
     """
     suspended = Suspended()
     touched: list[int] = []
@@ -106,7 +109,8 @@ async def suspend(
         suspended.pids = await _timed(
             suspended.steps, "cuda-lock", lock_all(helper, list_pids, limits.lock, locked=remember)
         )
-        last_look(suspended.pids)
+        if last_look is not None:
+            await seen(partial(last_look, suspended.pids))
         if while_locked is not None:
             await while_locked(suspended.pids)
         if arena:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from kybernate_shim.linux.process_memory import Region, read_maps
+from kybernate_shim.linux.statx import kind_of
 
 DEVICES: Final = Path("/proc/devices")
 DRIVER: Final = "nvidia"
@@ -135,9 +136,13 @@ def _descriptors(pid: int, wanted: Majors) -> Iterator[int | None]:
 
 
 def _number(path: str, wanted: Majors) -> int:
-    """Return the number of the device that `path` leads to, if it is one of the wanted; else -1."""
+    """Return the number of the device that `path` leads to, if it is one of the wanted; else -1.
+
+    It may lead to a filesystem whose server does not answer. The look must not wait for that, least of all while the
+    driver has the container locked.
+    """
     try:
-        status = os.stat(path)  # noqa: PTH116  # thousands of them
+        mode, device = kind_of(path)
     except OSError:
         return -1  # closed or unmapped while we looked
-    return status.st_rdev if (stat.S_IFMT(status.st_mode), os.major(status.st_rdev)) in wanted else -1
+    return device if (stat.S_IFMT(mode), os.major(device)) in wanted else -1

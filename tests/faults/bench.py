@@ -161,6 +161,12 @@ class Bench:
                 found.append(process)
         return found
 
+    def holders(self) -> list[psutil.Process]:
+        """Return the processes that hold a program's threads, or are ready to."""
+        folder = f"{self.socket.parent}/holders/"
+        commands = {process: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+        return [process for process, words in commands.items() if any(word.startswith(folder) for word in words)]
+
     def kill_helper(self) -> None:
         """Kill the helper, as the kernel might when memory is short; its workers see that and end."""
         started = self._helper  # by the time that it is dead, a client may have started another one

@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ import pytest
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_client import State
 from kybernate_shim.gpu.sequence import StepSeconds, Suspended
+from tests.contract.cuda_driver.helper_processes import kill as kill_processes
 from tests.faults.bench import PATIENCE, Bench
 from tests.faults.matrix import Fault, sites
 from tests.faults.operations import LIMITS, OPERATIONS, Operation, leave, recover
@@ -32,6 +34,8 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 THROUGH_ARENA = ("suspend several", "resume several", "prefetch", "swap")
 MOST = 12  # calls of an operation
 KILLS = 8
+MOST_HOLDERS = 3  # calls of an operation at which the holders are killed
+HELD = ("a", "b")  # the programs with the library
 CHANCES = ("helper", "helper", "arena's worker", "worker")
 
 
@@ -46,7 +50,7 @@ class Killed(Trial):
         operation = asyncio.ensure_future(self.operation.act(self.bench, LIMITS))
         try:
             await self._reach(operation)
-            await asyncio.to_thread(self.bench.kill_helper)
+            await asyncio.to_thread(self._kill)
         finally:
             await self._go_on(operation)
         try:
@@ -54,6 +58,9 @@ class Killed(Trial):
         except CudaError as error:
             self.error = everything_in(error)
             return error, []
+
+    def _kill(self) -> None:
+        self.bench.kill_helper()
 
     async def _go_on(self, operation: asyncio.Future[Sequence[Suspended]]) -> None:
         """End the wait of the call, also of one that was just about to begin it."""
@@ -73,6 +80,28 @@ class Killed(Trial):
         return LIMITS
 
 
+@dataclass
+class HolderKilled(Killed):
+    """The holders are killed while the call waits; the kernel kills the programs that they hold, and only these."""
+
+    lost: list[str] = field(default_factory=list)
+
+    def _kill(self) -> None:
+        kill_processes(self.bench.holders())
+
+    async def _look(self, failed: Exception | None, done: Sequence[Suspended]) -> None:
+        for name, tenant in self.bench.tenants.items():
+            if tenant.status == -SIGKILL and name in HELD:
+                self.lost.append(name)
+        for name in self.lost:
+            await self.bench.begin(name)
+        await super()._look(failed, done)
+
+    async def _look_at(self, name: str, state: State, failed: Exception | None) -> None:
+        if name not in self.lost:
+            await super()._look_at(name, state, failed)
+
+
 def held(faults: Sequence[Fault]) -> list[Fault]:
     """Return the places of these faults, each once, as ones where the helper is killed; a daemon's are the worker's."""
     calls = [one for one in faults if not one.who.startswith("daemon ")]
@@ -83,6 +112,31 @@ def held(faults: Sequence[Fault]) -> list[Fault]:
 def operation_named(name: str) -> Operation:
     (found,) = [operation for operation in OPERATIONS if operation.name == name]
     return found
+
+
+@pytest.mark.parametrize("name", ["suspend several", "resume several"])
+def test_holders_that_are_killed_cost_no_program_but_those_that_they_hold(tmp_path: Path, name: str) -> None:
+    seed, lost = int(os.environ.get("KYBERNATE_FAULTS_SEED", SEED)), Counter[str]()
+
+    async def main() -> list[str]:
+        benches, operation = Benches(tmp_path), operation_named(name)
+        bench, wrong = await benches.make(), []
+        try:
+            await dry_run(bench, operation)
+            places = [one for one in held(await dry_run(bench, operation)) if one.who in ("arena", *HELD)]
+            for place in random.Random(seed).sample(places, MOST_HOLDERS):
+                trial = HolderKilled(bench, operation, place)
+                await trial.run()
+                lost.update(trial.lost)
+                wrong += [f"{place}: {'; '.join(trial.wrong)}. {trial.error}"] if trial.wrong else []
+        finally:
+            print(bench.log.read_text()[-8000:] if wrong else f"{name}: {dict(lost)} were killed with their holders")
+            await benches.discard(bench)
+        return wrong
+
+    wrong = asyncio.run(main())
+    assert not wrong, "\n".join(wrong)
+    assert lost, "no holder was killed that held a program"
 
 
 @pytest.mark.parametrize("name", THROUGH_ARENA)

@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -98,19 +99,20 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 
 
 @pytest.fixture
-def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Build a preload library as a tenant would change it: his own answers to the helper."""
 
-    def build(old: str, new: str) -> Path:
-        package = tmp_path / "package"
+    def build(old: str, new: str, file: str = "answer.c") -> Path:
+        place = Path(tempfile.mkdtemp(dir=tmp_path))
+        package = place / "package"
         shutil.copytree(PRELOAD.of().parent, package / PRELOAD.folder)
-        source = package / PRELOAD.folder / "answer.c"
+        source = package / PRELOAD.folder / file
         text = source.read_text()
         assert old in text
         source.write_text(text.replace(old, new))
         with monkeypatch.context() as patched:
             patched.setattr(native, "PACKAGE", package)
-            return native.build(PRELOAD, tmp_path / "hostile")
+            return native.build(PRELOAD, place / "hostile")
 
     return build
 
@@ -238,6 +240,44 @@ def test_process_has_its_own_bytes_wherever_the_worker_dies(
 
     use_arena(body)
     assert holder.is_right()
+    assert memory.free() == memory.size
+
+
+HANDED = "block->fd = result ? -1 : fd;"
+LIES = {  # what the library's text says, what it says instead, and in which file
+    "page that must not be written": ("SHRINK | GROW)", "SHRINK | GROW | 16 /* F_SEAL_FUTURE_WRITE */)", "blocks.c"),
+    "descriptor of a pipe": (HANDED, "close(fd); int both[2]; block->fd = pipe(both) ? -1 : both[0];"),
+    "no such device": (HANDED, f"{HANDED} block->device = INT32_MAX;"),
+}
+
+
+def test_libraries_that_lie_cost_no_other_process(
+    use_arena: Run, start_holder: Hold, hostile: Callable[..., Path], memory: Memory, socket: Path
+) -> None:
+    liars = [start_holder(1, library=hostile(*lie)) for lie in LIES.values()]
+    honest = start_holder(PIECES)
+    hasty = StepSeconds(lock=5, checkpoint=3, restore=3, unlock=5, settle=5)
+
+    async def leave_and_return(helper: CudaHelper, liar: Holder) -> None:
+        with suppress(CudaError):
+            await out(helper, liar, hasty)
+        with suppress(CudaError):
+            await resume(helper, [liar.pid], limits=hasty)
+
+    async def body(helper: CudaHelper) -> None:
+        lying = asyncio.gather(*(leave_and_return(helper, liar) for liar in liars))
+        cycles = 0
+        while not lying.done() or not cycles:
+            assert (await out(helper, honest)).taken.bytes == PIECES * PIECE
+            await resume(helper, [honest.pid], limits=LIMITS)
+            assert honest.is_right()
+            cycles += 1
+        await lying
+        assert "Traceback" not in log_path(socket).read_text()
+
+    use_arena(body)
+    for liar in liars:
+        liar.kill()
     assert memory.free() == memory.size
 
 

@@ -74,6 +74,7 @@ def inject(pid: int, caught: int, seconds: float = 10.0) -> tuple[set[int], set[
         held._seconds = seconds
         while len(failures) < caught or not results:
             assert time.monotonic() < until, f"results {results}, failures {failures}"
+            held._instruction = 0  # to be found again, or it stays at one that the process does not change
             try:
                 results.add(held.call(held.abi.getpid, 11, 12, 13))
             except InjectionFailed as error:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from kybernate_shim.checkpoint.gpu.usage import inner_pid
@@ -27,9 +26,9 @@ from kybernate_shim.gpu.mover_client import VramMover, vram_mover
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.linux import nvidia_devices
 from kybernate_shim.linux.cgroup.headroom import headroom
-from kybernate_shim.linux.nvidia_devices import DeviceFiles, LookTooLong, Majors
+from kybernate_shim.linux.nvidia_devices import LOOK_SECONDS, DeviceFiles, LookTooLong
+from kybernate_shim.linux.own_thread import in_own_thread
 from kybernate_shim.linux.process import name_of, title_of
-from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.worker_protocol import mover_jobs
 
@@ -64,25 +63,31 @@ class Inherited:
         """Take the proofs; `owners` have CUDA state, and hold their files still unless they are suspended already."""
         self.owners = frozenset(owners)
         try:
-            await to_the_end(self._observe)
+            self.inheritors = await in_own_thread(self._observed, LOOK_SECONDS)
         except (OSError, LookTooLong) as error:  # a later release finds no proof then, and says so
             self.log.warning("device_files.not_examined", task=self.target.id, error=str(error))
 
-    def _observe(self) -> None:
+    def _observed(self) -> Inheritors:
+        """Return what is known with the proofs of this moment; a thread that is left behind changes nothing."""
         moment = ticks()
         found = nvidia_devices.look_all(self.pids(), nvidia_devices.node_majors())
         owners = [one for one in found if one.pid in self.owners]
-        self.inheritors.observe(owners, [one for one in found if one.pid not in self.owners], moment)
+        known = Inheritors(dict(self.inheritors.owners), dict(self.inheritors.proven))
+        known.observe(owners, [one for one in found if one.pid not in self.owners], moment)
+        return known
 
     async def holding(self) -> list[DeviceFiles]:
         """Return what processes without CUDA state hold of the devices. Raises DevicesKept after too long."""
-        return await to_the_end(partial(self._holding, nvidia_devices.node_majors()))
-
-    def _holding(self, wanted: Majors) -> list[DeviceFiles]:
         try:
-            return nvidia_devices.look_all([pid for pid in self.pids() if pid not in self.owners], wanted)
-        except LookTooLong as error:
-            raise DevicesKept(f"{error}; container {self.target.id} continues as before") from error
+            return await in_own_thread(self._holding, LOOK_SECONDS)
+        except (LookTooLong, TimeoutError) as error:
+            why = str(error) or f"its processes could not be examined within {LOOK_SECONDS:g} s"
+            raise DevicesKept(f"{why}; container {self.target.id} continues as before") from error
+
+    def _holding(self) -> list[DeviceFiles]:
+        return nvidia_devices.look_all(
+            [pid for pid in self.pids() if pid not in self.owners], nvidia_devices.node_majors()
+        )
 
     def pids(self) -> list[int]:
         """Return the processes of the container."""
@@ -144,6 +149,7 @@ class InheritedRelease:
                 f"process {title_of(started[0].pid)} has begun to use CUDA after the others were checkpointed: try"
                 f" again; container {self._target.id} continues as before"
             )
+        self._inherited.inheritors.follow(one.pid for one in holding)
         found = {}
         for one in holding:
             if own := one.descriptors - self._inherited.inheritors.inherited(one.pid):

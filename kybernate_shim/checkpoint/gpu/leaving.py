@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -58,7 +59,7 @@ class Leaving:
                 memory = own_memory(active)
                 imports = {process.pid: process.imports for process in subject.cuda}
             limits = replace(self._gpus.limits, lock=lock_seconds or self._gpus.limits.lock)
-            with operation.showing("cuda-suspend"):
+            with operation.showing("cuda-suspend"), self._told_late():
                 done = await sequence.suspend(
                     helper,
                     target.cgroup.processes,
@@ -139,13 +140,21 @@ class Leaving:
             self._gpus.log.warning("preflight.overridden", fact=taken.fact, evidence=taken.evidence)
         return subject
 
+    @contextmanager
+    def _told_late(self) -> Iterator[None]:
+        """Translate a look at locked processes that took too long; the undo has run already."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise self._failed(error) from error
+
     def _require_undone(self, cancelled: asyncio.CancelledError) -> None:
         """Raise NotBack if a cancel, whose undo has run already, has left processes off their GPUs."""
         if stuck := [note for note in getattr(cancelled, "__notes__", []) if note.startswith("not undone")]:
             raise NotBack(f"it was cancelled; {'; '.join(stuck)}. `kybernate resume` retries") from cancelled
         self._gpus.record_more(())
 
-    def _failed(self, error: CudaError) -> Exception:
+    def _failed(self, error: CudaError | TimeoutError) -> Exception:
         """Translate a failure whose undo has run already."""
         notes = getattr(error, "__notes__", [])
         if stuck := [note for note in notes if note.startswith("not undone")]:

@@ -33,10 +33,11 @@ EASILY_STOPPED = "RSTt"  # not D: a thread deep in a driver stops when that lets
 class SeizedProcess:
     """Threads of one process, stopped as long as the context lasts.
 
-    With `spare`, all threads are stopped but those whose name it accepts; without, one thread that stops readily, which
-    is enough to make calls. Every step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the
-    kernel kills the process if we end while it is held, where it would let its threads go otherwise. Raises
-    InjectionFailed; nothing is held and nothing has been changed then. The methods may be called from any thread.
+    With `spare`, all threads are stopped but those whose name it accepts, and the main thread in any case: its name is
+    the program's, which may be any. Without, it is one thread that stops readily, which is enough to make calls. Every
+    step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the kernel kills the process if we end
+    while it is held, where it would let its threads go otherwise. Raises InjectionFailed; nothing is held and nothing
+    has been changed then. The methods may be called from any thread.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SeizedProcess:
         self._abi = own_abi()
         self._tracees: dict[int, Tracee] = {}
         self._spared: list[int] = []
+        self._instruction = 0  # where the last call was made
         self._tracer = ThreadPoolExecutor(1, thread_name_prefix="ptrace")
 
     def __enter__(self) -> SeizedProcess:
@@ -116,12 +118,13 @@ class SeizedProcess:
     def _call(self, number: int, arguments: tuple[int, ...]) -> int:
         tracee = next(iter(self._tracees.values()))
         try:
-            address = _find_instruction(tracee.tid, self._abi)
+            if not _is_instruction(tracee.tid, self._instruction, self._abi):  # to find it takes 10 ms in a large map
+                self._instruction = _find_instruction(tracee.tid, self._abi)
         except (FileNotFoundError, ProcessLookupError):
             raise TargetEnded(f"process {self._pid} has ended") from None
         except OSError as error:
             raise TracingRefused(f"the code of process {self._pid} cannot be read: {error.strerror}") from error
-        return tracee.call(address, number, arguments, monotonic() + self._seconds)
+        return tracee.call(self._instruction, number, arguments, monotonic() + self._seconds)
 
     def _stop(self) -> None:
         deadline = monotonic() + self._seconds
@@ -155,7 +158,7 @@ class SeizedProcess:
                 raise TargetUnresponsive(f"process {self._pid} starts threads faster than they can be stopped")
             for tid in new:
                 try:
-                    if spare(_name(self._pid, tid)):
+                    if tid != self._pid and spare(_name(self._pid, tid)):
                         ended.add(tid)
                         self._spared.append(tid)
                     else:
@@ -248,6 +251,19 @@ def _stops_easily(pid: int, tid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state in EASILY_STOPPED
+
+
+def _is_instruction(tid: int, address: int, abi: Abi) -> bool:
+    """Return whether a system call instruction, found before, is still there."""
+    if not address:
+        return False
+    fd = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, len(abi.instruction), address) == abi.instruction
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _find_instruction(tid: int, abi: Abi) -> int:

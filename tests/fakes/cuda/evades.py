@@ -86,6 +86,17 @@ def gives_away() -> None:
         socket.send_fds(outside, [" ".join(map(str, numbers)).encode()], numbers)
 
 
+def forks_late() -> None:
+    """The child forks one, which forks one itself, as soon as it is told to by a signal."""
+
+    def wait() -> None:
+        signal.sigwait([signal.SIGUSR1])
+        fork(lambda: fork(lambda: None))
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    fork(wait)
+
+
 def is_device(fd: int) -> bool:
     try:
         return stat.S_ISBLK(os.fstat(fd).st_mode)
@@ -93,7 +104,7 @@ def is_device(fd: int) -> bool:
         return False
 
 
-CHILDREN = (gives_away, shares_memory, vforked, shares_descriptors, waits_in_vfork, stopped, traced, flees)
+CHILDREN = (gives_away, shares_memory, vforked, shares_descriptors, waits_in_vfork, stopped, traced, flees, forks_late)
 
 
 def main() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_no_image, assert_whole, kybernate
-from tests.system.ctr import Ctr, finished
+from tests.system.ctr import Ctr, eventually, finished
 from tests.system.gpu.devices import flags
 
 PROGRAM = ["python3", f"{gpu.INSIDE}/forks.py"]
@@ -166,6 +168,21 @@ def test_child_that_flees_by_forking_locks_nothing(ctr: Ctr, devices: list[str],
             assert_whole(image)
         container.computes_on()
         assert_let_go(container)
+
+
+def test_generations_that_are_forked_while_it_is_suspended_are_in_the_image(
+    ctr: Ctr, devices: list[str], image: Path
+) -> None:
+    log = image.parent / "log"
+    with gpu.computing(ctr, *EVADES, "forks_late", log=log, flags=flags(devices)) as container:
+        kybernate("suspend", container.id)
+        (child,) = set(container.pids()) - {ctr.pid(container.id)}
+        os.kill(child, signal.SIGUSR1)
+        eventually(lambda: len(container.pids()) == 4)
+        kybernate("checkpoint", container.id, str(image), "--exit")
+        assert len(assert_whole(image).released) == 3
+    with gpu.computing_again(ctr, image, log, flags=flags(devices)) as again:
+        again.computes_on()
 
 
 def test_process_outside_keeps_the_files_that_it_was_given(ctr: Ctr, devices: list[str], image: Path) -> None:

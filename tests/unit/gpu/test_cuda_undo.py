@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.gpu import evidence
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
 from kybernate_shim.gpu.helper_client import ArenaMoved, CudaProcess, State, States
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, bring_back, resume, suspend, undisturbed
@@ -194,6 +196,23 @@ def test_all_are_locked_before_one_is_checkpointed() -> None:
     suspended = asyncio.run(suspend(helper, lambda: looks.pop(0), LIMITS))  # type: ignore[arg-type]
     assert helper.calls == ["lock", "lock", "lock", "checkpoint"]
     assert suspended.pids == PIDS
+
+
+def test_look_at_locked_processes_that_keep_it_waiting_stops_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon answers meanwhile, and the processes are unlocked in the end."""
+    monkeypatch.setattr(evidence, "LOOK_SECONDS", 0.1)
+    helper, waiting = fresh(State.RUNNING, {}), threading.Event()
+
+    async def main() -> bool:
+        asyncio.get_running_loop().call_later(1.0, waiting.set)
+        looking = suspend(helper, lambda: PIDS, LIMITS, last_look=lambda pids: waiting.wait(10) and None)  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError, match="could not be examined"):
+            await looking
+        return waiting.is_set()
+
+    assert not asyncio.run(main())
+    waiting.set()
+    assert set(helper.state.values()) == {State.RUNNING}
 
 
 def test_processes_that_never_stop_appearing_are_given_up_and_unlocked() -> None:

@@ -88,3 +88,43 @@ def test_proofs_outlive_the_files_of_the_owner(child: tuple[int, int, int]) -> N
     inheritors.observe([DeviceFiles(os.getpid(), (), held)], [DeviceFiles(pid, (), held)], late)
     inheritors.observe([DeviceFiles(os.getpid())], [DeviceFiles(pid, (), held)], late)
     assert inheritors.inherited(pid) == {shared}
+
+
+def forks_and_waits(*fds: int) -> tuple[int, int]:
+    """Fork a child that forks one itself; return both pids."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        if (below := os.fork()) == 0:
+            signal.pause()
+        os.write(told, str(below).encode())
+        signal.pause()
+    below = int(os.read(ready, 20))
+    for fd in (*fds, ready, told):
+        os.close(fd)
+    return pid, below
+
+
+def test_children_of_those_that_were_forked_late_have_inherited_too() -> None:
+    owner, inheritors = os.open("/dev/null", os.O_RDONLY), Inheritors()
+    inheritors.observe([DeviceFiles(os.getpid(), (), frozenset({owner}))], [], 0)
+    child, grandchild = forks_and_waits(owner)
+    try:
+        assert inheritors.inherited(grandchild) == frozenset()
+        inheritors.follow([grandchild, child])  # in whatever order the kernel lists them
+        assert inheritors.inherited(child) == inheritors.inherited(grandchild) == {owner}
+    finally:
+        for pid in (grandchild, child):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_proof_by_a_parent_outlives_it() -> None:
+    owner, inheritors = os.open("/dev/null", os.O_RDONLY), Inheritors()
+    inheritors.observe([DeviceFiles(os.getpid(), (), frozenset({owner}))], [], 0)
+    child, grandchild = forks_and_waits(owner)
+    inheritors.follow([child, grandchild])
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert inheritors.inherited(grandchild) == {owner}
+    os.kill(grandchild, signal.SIGKILL)

@@ -19,6 +19,7 @@ from tests.system.gpu.devices import flags
 SIZE = 128 << 20
 WANTED = ["--annotation", "kybernate.io/arena=true"]
 PROGRAM = ["python3", f"{gpu.INSIDE}/forks.py"]
+EPOCHS = ["python3", f"{gpu.INSIDE}/epochs.py", "2"]
 BYTES = 2 << 20  # of VRAM that the program has
 HEIRS = 4
 
@@ -77,4 +78,23 @@ def test_image_of_a_suspended_program_goes_on_with_its_children(ctr: Ctr, device
         kybernate("checkpoint", container.id, str(image), "--exit")
         assert len(assert_whole(image).released) == HEIRS
     with gpu.computing_again(ctr, image, log, flags=wanted) as again:
+        again.computes_on()
+
+
+def test_workers_of_each_epoch_go_on_after_an_image_of_what_is_in_the_arena(
+    ctr: Ctr, devices: list[str], tmp_path: Path
+) -> None:
+    """The workers come and go while the program is suspended, and while its image is written."""
+    log, first, second = tmp_path / "log", tmp_path / "first", tmp_path / "second"
+    wanted = [*WANTED, *flags(devices)]
+    with gpu.computing(ctr, *EPOCHS, log=log, flags=wanted) as container:
+        kybernate("checkpoint", container.id, str(first))
+        container.computes_on()
+        kybernate("suspend", container.id)
+        kybernate("checkpoint", container.id, str(second), "--exit")
+        assert sum(one.size for one in assert_whole(second).arena) >= BYTES
+    with gpu.computing_again(ctr, second, log, flags=wanted) as again:
+        again.computes_on()
+        kybernate("suspend", again.id)
+        kybernate("resume", again.id)
         again.computes_on()

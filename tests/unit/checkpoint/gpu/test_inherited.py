@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from kybernate_shim.checkpoint.gpu import inherited
 from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, Inherited, InheritedRelease
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.gpu.inheritors import Inheritors
+from kybernate_shim.linux import nvidia_devices
 from kybernate_shim.linux.nvidia_devices import DeviceFiles
 
 
@@ -55,3 +59,25 @@ def test_process_that_is_none_of_the_container_is_not_reached(members: list[int]
     """It has got the pid of one that was when it was looked at."""
     jobs = release(FakeInherited(members))._jobs([DeviceFiles(os.getpid(), (), frozenset({3}))])
     assert [job.pid for job in jobs] == reached
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inherited]:
+    """Of a container with a process that keeps every look at it waiting."""
+    waiting = threading.Event()
+    monkeypatch.setattr(inherited, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(nvidia_devices, "look_all", lambda *_: waiting.wait(30) and [])
+    target = SimpleNamespace(id="c", cgroup=SimpleNamespace(processes=lambda: [os.getpid()]))
+    yield Inherited(cast(Any, target), structlog.get_logger())
+    waiting.set()
+
+
+def test_process_that_keeps_a_look_waiting_keeps_no_container_locked(silent: Inherited) -> None:
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(silent.observe([]))
+    assert [line["event"] for line in logs] == ["device_files.not_examined"]
+
+
+def test_process_that_keeps_a_look_waiting_keeps_no_container_frozen(silent: Inherited) -> None:
+    with pytest.raises(DevicesKept, match=r"examined within 0\.1 s; container c continues as before"):
+        asyncio.run(silent.holding())

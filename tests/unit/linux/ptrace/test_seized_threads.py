@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.linux.process_memory import read_maps
+from kybernate_shim.linux.ptrace import seized
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import TargetEnded, TargetUnresponsive, TracingRefused
 from tests.fakes.memory_process import MemoryProcess, drop_pages
@@ -50,6 +52,29 @@ def test_all_threads_are_held_except_the_spared_ones() -> None:
             assert {state_of(tid) for tid in held.tids} == {"t"}
             assert {state_of(tid) for tid in spared} == {"S"}
             assert held.madvise(1 << 40, 4096, 4) == -errno.ENOMEM
+        assert target.ask("1 + 1") == 2
+
+
+def test_main_thread_is_held_whatever_the_program_is_called() -> None:
+    with MemoryProcess() as target:
+        assert target.ask("libc.prctl(15, b'cuda-server', 0, 0, 0)") == 0
+        with SeizedProcess(target.pid, spare=lambda name: name.startswith("cuda")) as held:
+            assert held.tids == [target.pid]
+            assert held.spared == []
+        assert target.ask("1 + 1") == 2
+
+
+def test_instruction_is_looked_for_once_and_again_where_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(seized, "read_maps", lambda pid: looks.append(pid) or read_maps(pid))
+    with MemoryProcess() as target:
+        data = target.region("a", MIB)
+        with SeizedProcess(target.pid) as held:
+            assert {held.call(held.abi.getpid) for _ in range(5)} == {target.pid}
+            assert len(looks) == 1
+            held._instruction = data.start
+            assert {held.call(held.abi.getpid) for _ in range(5)} == {target.pid}
+            assert len(looks) == 2
         assert target.ask("1 + 1") == 2
 
 
