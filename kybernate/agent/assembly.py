@@ -45,6 +45,7 @@ from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.agent.settings import LiveSettings, Settings
+from kybernate.agent.storage.arrivals import Arrivals
 from kybernate.agent.storage.node_tiers import NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.telemetry.ended import Ended
@@ -54,6 +55,7 @@ from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.containerd_async import AsyncContainerd
 from kybernate.registry.location import registry_url
 from kybernate.store.movement.turns import Turns
+from kybernate.store.streaming.memory import remove_left
 from kybernate.store.tiers.peer import PeerTier
 from kybernate.store.tiers.tier import Tier
 from kybernate_shim.config import Config
@@ -108,6 +110,7 @@ class Agent:
             self._uses = Uses(self.journal, self._owner_of, self._log)
             self._open_telemetry(closing, name)
             self._leases = Leases(self._log)
+            await asyncio.to_thread(remove_left)
             self._engine = self._open_engine()
             yield (
                 self._keeper(name).run(),
@@ -211,7 +214,8 @@ class Agent:
         self._ended = Ended(hears)
 
     def _open_engine(self) -> Engine:
-        boot = boot_id()
+        boot, turns = boot_id(), Turns()
+        arrivals = Arrivals(self._tiers, self._replicas, turns, lambda: self._settings().store)
         node = Node(
             str(self._settings().containerd),
             boot=boot,
@@ -220,11 +224,12 @@ class Agent:
             is_pinned=self._registry.is_pinned,
             ref_of=lambda name: astuple(self._replicas.ref_of(name)),
             tiers=self._tiers.names,
+            elsewhere=lambda name, stored: arrivals.find(name, stored=stored),
         )
-        verbs = TierVerbs(self._tiers, Turns(), self._replicas, lambda: self._settings().store, self._registrar.look_at)
+        verbs = TierVerbs(self._tiers, turns, self._replicas, lambda: self._settings().store, self._registrar.look_at)
         return Engine(
             self.journal,
-            NodeExecutor(node, verbs),
+            NodeExecutor(node, verbs, arrivals),
             events=cast(Any, self._events),
             publish=self._publish,
             forget=self._hub.remove,

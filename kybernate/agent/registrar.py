@@ -77,12 +77,15 @@ class Registrar:
     ) -> None:
         self._registry, self._hub, self._config, self._log = registry, hub, config, log
         self._changed = changed
-        self._queue: asyncio.Queue[tuple[Path, wire.Operation | None]] = asyncio.Queue()
+        # Without a directory: an image that was restored from elsewhere.
+        self._queue: asyncio.Queue[tuple[Path | None, wire.Operation | None]] = asyncio.Queue()
 
     def ended(self, operation: wire.Operation) -> None:
         """Look at the image of an operation that has ended."""
         if operation.verb in CHANGING and operation.image.startswith("/"):
             self._queue.put_nowait((Path(operation.result.path or operation.image), operation))
+        elif operation.verb == "restore" and operation.state == wire.SUCCEEDED:
+            self._queue.put_nowait((None, operation))
 
     def heard(self, event: wire.Event) -> None:
         """Look at the image that an event is about: the command line and pods make images without the agent."""
@@ -116,7 +119,7 @@ class Registrar:
         self._log.info("registry.updated", images=outcome.images, damaged=outcome.damaged)
         return True
 
-    async def _one(self, directory: Path, operation: wire.Operation | None) -> None:
+    async def _one(self, directory: Path | None, operation: wire.Operation | None) -> None:
         try:
             row = await asyncio.to_thread(self._registered, directory, operation)
         except Exception as error:  # noqa: BLE001  # the same
@@ -136,9 +139,12 @@ class Registrar:
         rows = every(catalogue, Filter(node=self._registry.node))
         return outcome, tuple(islice(rows, MOST_SHOWN))
 
-    def _registered(self, directory: Path, operation: wire.Operation | None) -> ImageRow | None:
+    def _registered(self, directory: Path | None, operation: wire.Operation | None) -> ImageRow | None:
         """Bring the rows of one image up to date; return it, None where it is gone."""
         catalogue = self._registry()
+        if directory is None:
+            assert operation is not None
+            return self._restored(catalogue, operation)
         found = Artefacts(self._config(), self._registry.node).look(directory)
         if found is None:
             catalogue.drop_replica(str(directory))
@@ -147,11 +153,18 @@ class Registrar:
         if operation is None or operation.state != wire.SUCCEEDED:
             return row
         if operation.verb == "restore":
-            seconds = (operation.ended.ToNanoseconds() - operation.started.ToNanoseconds()) / 1e9
-            return catalogue.used(str(directory), seconds)
+            return catalogue.used(str(directory), _seconds(operation))
         if operation.verb == "verify":
             return catalogue.checked(str(directory))
         return row
+
+    def _restored(self, catalogue: Catalogue, operation: wire.Operation) -> ImageRow:
+        """Note the use of an image that came from elsewhere. Copies that were here are gone, or it had not."""
+        artefacts = Artefacts(self._config(), self._registry.node)
+        for replica in catalogue.get(operation.image).replicas:
+            if replica.node == self._registry.node and artefacts.look(Path(replica.place)) is None:
+                catalogue.drop_replica(replica.place)
+        return catalogue.used(operation.image, _seconds(operation))
 
     def _show(self, images: Mapping[str, wire.Image]) -> None:
         for known in self._hub.objects("image"):
@@ -164,3 +177,7 @@ class Registrar:
     def _failed(self, error: Exception, **about: str) -> None:
         defect = not isinstance(error, Failure)
         self._log.error("registry.failed", error=repr(error) if defect else str(error), exc_info=defect, **about)
+
+
+def _seconds(operation: wire.Operation) -> float:
+    return (operation.ended.ToNanoseconds() - operation.started.ToNanoseconds()) / 1e9

@@ -50,12 +50,6 @@ class StoreNotInstalled(Failure):
     advice = "install the package with its extra `store`"
 
 
-class NotInStore(Failure):
-    """The store has no image of that name."""
-
-    advice = "`kybernate store ls` lists what it has"
-
-
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(help="Keep checkpoint images in an object store.", no_args_is_help=True)
@@ -136,6 +130,7 @@ def get(
     if node:
         return _get_from_node(node, image, path, as_json=as_json)
     from kybernate.store import images
+    from kybernate.store.named import named_recipe
     from kybernate.store.streaming.arriving import arriving_at
 
     def target(recipe: Recipe) -> Path:
@@ -215,6 +210,7 @@ def rm(
     url: Url = "",
 ) -> None:
     """Remove images from the store. `kybernate store gc` frees their room."""
+    from kybernate.store.named import named_recipe
 
     async def work(store: ChunkStore) -> list[str]:
         found = [await named_recipe(store, image) for image in images]
@@ -359,21 +355,6 @@ def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]]
         ) from None
     except ExceptionGroup as group:  # of several requests that ran in parallel; the first error counts
         raise group.exceptions[0] from group
-
-
-async def named_recipe(store: ChunkStore, name: str) -> Recipe:
-    """Return the recipe that a name means: an id, a name, or NAMESPACE/NAME. Raises NotInStore."""
-    found = []
-    async for stored in store.images():
-        recipe = await store.recipe_of(stored.name)
-        if name in (recipe.id, recipe.name, f"{recipe.namespace}/{recipe.name}"):
-            found.append(recipe)
-    if not found:
-        raise NotInStore(f"the store has no image of the name {name!r}")
-    if len(found) > 1:
-        listed = "\n".join(f"  {one.id}  {one.namespace}/{one.name}" for one in found)
-        raise NotInStore(f"{name!r} is the name of {len(found)} images:\n{listed}", advice="use the id")
-    return found[0]
 
 
 def _document(one: Recipe) -> dict[str, object]:

@@ -10,6 +10,8 @@ from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ImageNotStored
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.images import store_files
+from kybernate.store.named import named_recipe
+from kybernate.store.order import ordered
 from kybernate.store.reader import Sink, fetch
 from kybernate.store.tiers.copying import ImageDamaged
 from kybernate.store.tiers.directory import require_whole
@@ -41,6 +43,10 @@ class ObjectTier:
 
     async def open(self, ref: Ref) -> Source:
         return _Stored(self._store, await self._recipe(ref))
+
+    async def open_named(self, name: str) -> Source:
+        """Open what an id, a name or NAMESPACE/NAME means. Raises NotInStore."""
+        return _Stored(self._store, await named_recipe(self._store, name))
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
         """Store an image that lies in a directory. Raises TierReadOnly for others: they come to the node before."""
@@ -113,7 +119,7 @@ class _Stored:
         return self.recipe.manifest
 
     async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        await fetch(self.store, self.recipe, sink, transfer, have=have.has)
+        await fetch(self.store, ordered(self.recipe), sink, transfer, have=have.has)
 
     async def close(self) -> None:
         return None
