@@ -78,7 +78,10 @@ PARTS = (
     ),
     Part(
         "tiers",
-        ("system/test_tiers.py", "system/test_peers.py"),
+        (
+            "system/test_tiers.py", "system/test_peers.py", "contract/store/test_faulty_services.py",
+            "system/gpu/test_arriving_by_agent.py",
+        ),
         ("sid",),
         "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
     ),

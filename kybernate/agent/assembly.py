@@ -48,6 +48,7 @@ from kybernate.agent.settings import LiveSettings, Settings
 from kybernate.agent.storage.arrivals import Arrivals
 from kybernate.agent.storage.node_tiers import NodeTiers
 from kybernate.agent.storage.replicas import Replicas
+from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
@@ -118,6 +119,7 @@ class Agent:
                 self._inventory.run(),
                 sink.run(),
                 self._registrar.run(),
+                self._look_at_store(),
                 self._leases.run(),
                 self._watch_health(containerd),
             )
@@ -260,6 +262,16 @@ class Agent:
         except (CertificatesUnusable, WebhookKeyUnusable, HookRefused, JournalUnusable) as error:
             self._log.error("settings.not_applied", error=str(error), advice=error.advice)
             self._events.note("settings.refused", "error", str(error))
+
+    async def _look_at_store(self) -> None:
+        """Take over what other nodes put into the object store, and remove from it."""
+        while True:
+            if self._settings().store.url:
+                await self._registrar.look_at_store(self._indexed)
+            await asyncio.sleep(max(1.0, self._settings().store.look_seconds))
+
+    async def _indexed(self) -> Indexed:
+        return await index_store(await self._tiers.object(), self._replicas)
 
     async def _watch_health(self, containerd: AsyncContainerd) -> None:
         """Let the health service say whether operations are known and containerd answers."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from kybernate.agent.service.images import image_message
+from kybernate.agent.storage.node_tiers import OBJECT
+from kybernate.agent.storage.store_index import Indexed
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
@@ -109,6 +111,33 @@ class Registrar:
             else:
                 await self._one(directory, operation)
 
+    async def look_at_store(self, index: Callable[[], Awaitable[Indexed]]) -> None:
+        """Bring what is registered of the object store up to date. A store that is away changes nothing."""
+        try:
+            found = await index()
+        except (Failure, OSError, ImportError) as error:
+            self._log.warning("store.not_listed", error=str(error))
+            return
+        if not (found.added or found.removed or found.unreadable):
+            return
+        self._log.info(
+            "store.listed", added=len(found.added), removed=len(found.removed), unreadable=dict(found.unreadable)
+        )
+        for row in found.added:
+            self._hub.put(image_message(row))
+        for image in list(self._hub.objects("image")) if found.removed else ():
+            await self._look_again(image, set(found.removed))
+        self._changed()
+
+    async def _look_again(self, image: wire.Image, removed: Set[str]) -> None:
+        """Show an image as the registry has it, where a copy of it was removed from the store."""
+        if not any(replica.place in removed for replica in image.replicas):
+            return
+        try:
+            self._hub.put(image_message(await asyncio.to_thread(self._registry().get, image.manifest_digest)))
+        except ImageNotRegistered:
+            self._hub.remove(image)
+
     async def _all(self) -> bool:
         try:
             outcome, rows = await asyncio.to_thread(self._rebuilt)
@@ -136,8 +165,9 @@ class Registrar:
     def _rebuilt(self) -> tuple[Any, tuple[ImageRow, ...]]:
         catalogue = self._registry()
         outcome = catalogue.rebuild(Artefacts(self._config(), self._registry.node))
-        rows = every(catalogue, Filter(node=self._registry.node))
-        return outcome, tuple(islice(rows, MOST_SHOWN))
+        here, stored = Filter(node=self._registry.node), Filter(tier=OBJECT)
+        rows = {row.key: row for wanted in (here, stored) for row in islice(every(catalogue, wanted), MOST_SHOWN)}
+        return outcome, tuple(islice(rows.values(), MOST_SHOWN))
 
     def _registered(self, directory: Path | None, operation: wire.Operation | None) -> ImageRow | None:
         """Bring the rows of one image up to date; return it, None where it is gone."""

@@ -72,7 +72,7 @@ def init(url: Url = "", as_json: Json = False) -> None:
     async def work(store: ChunkStore) -> str:
         return store.id
 
-    id = _run(place, work, create=True)
+    id = run_in_store(place, work, create=True)
     if as_json:
         show_json({"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted})
     else:
@@ -89,7 +89,7 @@ def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
     directory = locate(image)
     with Bar(f"store {directory.name}") as bar:
         transfer = store_transfer(bar)
-        recipe = _run(store_place(url), lambda store: images.put(store, directory, transfer))
+        recipe = run_in_store(store_place(url), lambda store: images.put(store, directory, transfer))
     progress = transfer.progress
     document = {"id": recipe.id, "namespace": recipe.namespace, "name": recipe.name, **asdict(progress)}
     if as_json:
@@ -147,7 +147,7 @@ def get(
                 arriving.wait()
             recipe, directory = arriving.recipe, arriving.directory
         else:
-            recipe, directory = _run(store_place(url), work)
+            recipe, directory = run_in_store(store_place(url), work)
     _show_got(recipe.id, str(directory), recipe.size, transfer, as_json=as_json)
     return None
 
@@ -201,7 +201,7 @@ def ls(
     async def work(store: ChunkStore) -> list[Recipe]:
         return [await store.recipe_of(found.name) async for found in store.images(namespace)]
 
-    found = sorted(_run(store_place(url), work), key=lambda one: -one.created)
+    found = sorted(run_in_store(store_place(url), work), key=lambda one: -one.created)
     Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, found)
 
 
@@ -218,7 +218,7 @@ def rm(
             await store.remove(one.namespace, one.id)
         return [one.name for one in found]
 
-    for name in _run(store_place(url), work):
+    for name in run_in_store(store_place(url), work):
         typer.echo(f"removed {name}")
 
 
@@ -232,7 +232,7 @@ def check(
     from kybernate.store.check import check as look
 
     with Bar("check", counted=True) as bar:
-        found = _run(store_place(url), lambda store: look(store, read=read, repair=repair, report=bar.count))
+        found = run_in_store(store_place(url), lambda store: look(store, read=read, repair=repair, report=bar.count))
     if as_json:
         show_json(asdict(found))
     else:
@@ -262,7 +262,7 @@ def gc(
     from kybernate.store.gc import collect
 
     with Bar("collect", counted=True) as bar:
-        found = _run(
+        found = run_in_store(
             store_place(url), lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count)
         )
     if as_json:
@@ -286,7 +286,7 @@ def stats(url: Url = "", as_json: Json = False) -> None:
     from kybernate.store.stats import stats as count
 
     with Bar("stats", counted=True) as bar:
-        found = _run(store_place(url), lambda store: count(store, report=bar.count))
+        found = run_in_store(store_place(url), lambda store: count(store, report=bar.count))
     if as_json:
         show_json(asdict(found))
         return
@@ -337,7 +337,7 @@ def store_transfer(bar: Bar) -> Transfer:
     )
 
 
-def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]], *, create: bool = False) -> T:
+def run_in_store(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]], *, create: bool = False) -> T:
     from kybernate.store.place import open_store
 
     async def opened() -> T:

@@ -26,6 +26,12 @@ from kybernate_shim.checkpoint.image.manifest import decode
 LOOKUP_SECONDS = 60.0  # for a store that answers slowly
 
 
+class ArrivalImpossible(Failure):
+    """The agent cannot have memory mounted where shims see it."""
+
+    advice = "run the agent by its packaged unit, or in the host's mount namespace; or promote the image to the disk"
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """An image that another node or the object store has: of what it was made, and which GPUs that used, by UUID."""
@@ -132,7 +138,12 @@ async def _memory(restore: str) -> AsyncIterator[Path]:
     from kybernate.store.streaming.memory import memory_for
 
     memory = memory_for(restore)
-    directory = await in_thread(memory.__enter__)
+    try:
+        directory = await in_thread(memory.__enter__)
+    except OSError as error:
+        raise ArrivalImpossible(
+            f"no memory can be mounted for the image: {error}", state="nothing was begun"
+        ) from error
     try:
         yield directory
     finally:

@@ -71,21 +71,35 @@ class Replicas:
 
     def stored(self, tier: str, held: Held, manifest: bytes) -> None:
         """Note that an object store has an image, of which this node may have no copy."""
+        row = self.row_of_stored(tier, held, manifest)
+        copy = replace(row.replicas[0], verified=datetime.now(UTC))
+        self.add(replace(row, replicas=(copy,)))
+
+    def row_of_stored(self, tier: str, held: Held, manifest: bytes) -> ImageRow:
+        """Return what is registered of an image in an object store. Raises ManifestInvalid."""
         image = Image(Path(held.place), decode(manifest), content=manifest)
-        row = replace(described(image.manifest), key=image.digest, replicas=(_replica(tier, held),))
-        self._catalogue().add(row)
+        copy = Replica(NO_NODE, held.place, tier, held.ref.name, bytes=held.bytes)
+        return replace(described(image.manifest), key=image.digest, replicas=(copy,))
+
+    def add(self, row: ImageRow) -> ImageRow:
+        """Register an image, or a further copy of it; return what is registered then."""
+        return self._catalogue().add(row)
+
+    def places_below(self, url: str) -> set[str]:
+        """Return where the registry knows images of the store at `url`."""
+        return {place for place in self._catalogue().places(NO_NODE) if place.startswith(f"{url}#")}
 
     def gone(self, held: Held) -> None:
         """Note that an object store no longer has it."""
+        self.gone_from(held.place)
+
+    def gone_from(self, place: str) -> None:
+        """Note that an object store no longer has the image at a place."""
         try:
-            self._catalogue().drop_replica(held.place, node=NO_NODE)
+            self._catalogue().drop_replica(place, node=NO_NODE)
         except ImageNotRegistered:
             pass
 
 
 def _is_stored(one: Replica) -> bool:
     return one.node == NO_NODE and one.state == "complete"
-
-
-def _replica(tier: str, held: Held) -> Replica:
-    return Replica(NO_NODE, held.place, tier, held.ref.name, bytes=held.bytes, verified=datetime.now(UTC))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ImageNotStored
+from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.images import store_files
 from kybernate.store.named import named_recipe
@@ -29,7 +30,15 @@ class ObjectTier:
     def __init__(self, store: ChunkStore, url: str, name: str = "object") -> None:
         self.name = name
         self._store = store
-        self._url = url
+        self.url = url
+
+    async def listed(self) -> dict[str, Ref]:
+        """Return the images by their places, without reading any: what they are called is not known then."""
+        found = {}
+        async for stored in self._store.images():
+            namespace, id = recipes.of_object(stored.name)
+            found[self._place(namespace, id)] = Ref(namespace, "", id)
+        return found
 
     async def images(self) -> AsyncIterator[Held]:
         async for stored in self._store.images():
@@ -73,7 +82,7 @@ class ObjectTier:
         await self._store.refresh()
         missing = sum(self._store.index.find(id, packs.__contains__) is None for id in recipe.chunks())
         if missing:
-            raise ImageDamaged(f"{self._url}: {ref}: {missing} chunks are missing")
+            raise ImageDamaged(f"{self.url}: {ref}: {missing} chunks are missing")
 
     async def remove(self, ref: Ref) -> None:
         await self._store.remove(ref.namespace, ref.id)
@@ -99,7 +108,10 @@ class ObjectTier:
 
     def _held(self, recipe: Recipe) -> Held:
         ref = Ref(recipe.namespace, recipe.name, recipe.id)
-        return Held(ref, recipe.size, f"{self._url}#{recipe.namespace or '-'}/{recipe.id}")
+        return Held(ref, recipe.size, self._place(recipe.namespace, recipe.id))
+
+    def _place(self, namespace: str, id: str) -> str:
+        return f"{self.url}#{namespace or '-'}/{id}"
 
 
 @dataclass(frozen=True)
