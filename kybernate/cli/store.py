@@ -15,7 +15,7 @@ import typer
 from kybernate.agent.peering import target_of_node
 from kybernate.agent.settings import DEFAULT_PATH as AGENT_TOML
 from kybernate.agent.settings import Settings
-from kybernate.cli.formats import NONE, Format, Output, Table
+from kybernate.cli.formats import NONE, Format, Output, Table, show_document
 from kybernate.cli.options import ImageName, Json
 from kybernate.cli.output import age, show_columns, show_fields, show_json, size
 from kybernate.cli.progress import Bar
@@ -253,6 +253,7 @@ def gc(
     ] = 24,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
     url: Url = "",
+    output: Output = Format.TABLE,
     as_json: Json = False,
 ) -> None:
     """Free the room of chunks that no image needs.
@@ -265,8 +266,7 @@ def gc(
         found = run_in_store(
             store_place(url), lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count)
         )
-    if as_json:
-        show_json(asdict(found))
+    if show_document(asdict(found), Format.JSON if as_json else output):
         return
     show_fields(
         {
@@ -281,14 +281,13 @@ def gc(
     )
 
 
-def stats(url: Url = "", as_json: Json = False) -> None:
+def stats(url: Url = "", output: Output = Format.TABLE, as_json: Json = False) -> None:
     """Show what the store holds, and what sharing saves."""
     from kybernate.store.stats import stats as count
 
     with Bar("stats", counted=True) as bar:
         found = run_in_store(store_place(url), lambda store: count(store, report=bar.count))
-    if as_json:
-        show_json(asdict(found))
+    if show_document(asdict(found), Format.JSON if as_json else output):
         return
     part = f", {found.stored_bytes / found.image_bytes:.0%} of them" if found.image_bytes else ""
     show_fields(
