@@ -37,6 +37,7 @@ from kybernate.agent.registrar import Registrar, Registry
 from kybernate.agent.sending.files import ImageFiles, Pace
 from kybernate.agent.sending.leases import Leases
 from kybernate.agent.service.checkpoints import Checkpoints
+from kybernate.agent.service.fetches import Fetches
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
 from kybernate.agent.service.operations import Operations
@@ -56,6 +57,7 @@ from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.containerd_async import AsyncContainerd
 from kybernate.registry.location import registry_url
 from kybernate.store.movement.turns import Turns
+from kybernate.store.streaming.left import remove_all_left
 from kybernate.store.streaming.memory import remove_left
 from kybernate.store.tiers.peer import PeerTier
 from kybernate.store.tiers.tier import Tier
@@ -111,8 +113,9 @@ class Agent:
             self._uses = Uses(self.journal, self._owner_of, self._log)
             self._open_telemetry(closing, name)
             self._leases = Leases(self._log)
-            await asyncio.to_thread(remove_left)
+            await asyncio.to_thread(self._remove_left)
             self._engine = self._open_engine()
+            closing.push_async_callback(self._fetches.close)
             yield (
                 self._keeper(name).run(),
                 self._engine.run(),
@@ -146,6 +149,7 @@ class Agent:
                 own,
                 PeerImages(self._registry, self._leases),
                 ImageFiles(self._leases, peers.reads, Pace(lambda: self._settings().peers.bytes_per_second)),
+                self._fetches.services(),
             )
         )
 
@@ -218,6 +222,13 @@ class Agent:
     def _open_engine(self) -> Engine:
         boot, turns = boot_id(), Turns()
         arrivals = Arrivals(self._tiers, self._replicas, turns, lambda: self._settings().store)
+        self._fetches = Fetches(
+            arrivals,
+            self._config,
+            lambda: (self._tiers.local()[-1], self._settings().tiers.disk.high),
+            self._registrar.look_at,
+            self._log,
+        )
         node = Node(
             str(self._settings().containerd),
             boot=boot,
@@ -238,6 +249,12 @@ class Agent:
             limits=lambda: limits_of(self._settings().operations),
             boot=boot,
         )
+
+    def _remove_left(self) -> None:
+        """Remove what an agent that was killed has left of images that arrived."""
+        remove_left()
+        for directory in remove_all_left(self._config().checkpoint_root):
+            self._log.warning("image.not_fetched", path=str(directory), error="the agent that brought it was killed")
 
     def _keeper(self, node: str) -> Keeper:
         return Keeper(

@@ -22,7 +22,7 @@ from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.simulating import simulate
 from kybernate.node.failure import Failure
-from kybernate.node.places import PlaceTaken, locate
+from kybernate.node.places import PlaceTaken, open_image
 from kybernate_shim.config import Config
 
 if TYPE_CHECKING:  # libraries of the extra `store`
@@ -86,7 +86,7 @@ def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
     """
     from kybernate.store import images
 
-    directory = locate(image)
+    directory = open_image(image).path
     with Bar(f"store {directory.name}") as bar:
         transfer = store_transfer(bar)
         recipe = run_in_store(store_place(url), lambda store: images.put(store, directory, transfer))

@@ -18,7 +18,8 @@ class NotInStore(Failure):
 async def named_recipe(store: ChunkStore, name: str) -> Recipe:
     """Return the recipe that a name means: an id, a name, or NAMESPACE/NAME. Raises NotInStore."""
     found = []
-    async for stored in store.images():
+    namespace = name.partition("/")[0] if "/" in name else ""  # of all others, nothing is read
+    async for stored in store.images(namespace):
         try:
             recipe = await store.recipe_of(stored.name)
         except ImageNotStored:

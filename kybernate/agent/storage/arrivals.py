@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,13 @@ from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.node.failure import Failure
-from kybernate.registry.failures import ImageNotRegistered
+from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique
 from kybernate.store.errors import StoreUnreachable
 from kybernate.store.in_thread import in_thread
 from kybernate.store.movement.moving import ImageNowhere
 from kybernate.store.movement.turns import Priority, Turns
 from kybernate.store.tiers.tier import Ref, Source, Tier
-from kybernate.store.transfer import Progress
+from kybernate.store.transfer import Progress, Transfer
 from kybernate_shim.checkpoint.image.manifest import Source as MadeFrom
 from kybernate_shim.checkpoint.image.manifest import decode
 
@@ -59,11 +59,13 @@ class Arrivals:
             row = self._replicas.row_of(name)
         except ImageNotRegistered:
             row = None
+        except ImageNotUnique:  # the store may have replaced one by the other since
+            if not self._settings().url:
+                raise
+            row = None
         if row is not None and self._replicas.is_elsewhere(row, stored=stored):
             return Elsewhere(self._replicas.ref_elsewhere(row), row.source, [gpu.uuid for gpu in row.gpus])
-        if not self._settings().url:
-            return None
-        looking = asyncio.run_coroutine_threadsafe(self._look(name), self._loop)
+        looking = asyncio.run_coroutine_threadsafe(self.look(name), self._loop)
         try:
             return looking.result(LOOKUP_SECONDS)
         except TimeoutError:
@@ -81,16 +83,9 @@ class Arrivals:
         """
         from kybernate.store.streaming.bring import arriving, of_source
 
-        settings = self._settings()
-        source, origin = await self._opened(ref, stored=stored)
+        source, origin = await self.opened(ref, stored=stored)
         try:
-            with self._turns.transfer(
-                Priority.RESTORE,
-                parallel=settings.parallel,
-                level=settings.level,
-                bytes_per_second=settings.bytes_per_second,
-                report=report,
-            ) as transfer:
+            with self.transfer(report) as transfer:
                 async with _memory(restore) as memory:
                     directory = memory / Path(ref.name).name
                     async with arriving(of_source(source, origin), directory, transfer, transient=True):
@@ -98,7 +93,21 @@ class Arrivals:
         finally:
             await source.close()
 
-    async def _look(self, name: str) -> Elsewhere | None:
+    def transfer(self, report: Callable[[Progress], object]) -> AbstractContextManager[Transfer]:
+        """Return a transfer that a restore waits for."""
+        settings = self._settings()
+        return self._turns.transfer(
+            Priority.RESTORE,
+            parallel=settings.parallel,
+            level=settings.level,
+            bytes_per_second=settings.bytes_per_second,
+            report=report,
+        )
+
+    async def look(self, name: str) -> Elsewhere | None:
+        """Return the image of the object store that a name means now, and register it; None without one."""
+        if not self._settings().url:
+            return None
         from kybernate.store.named import NotInStore  # with libraries of the extra `store`
 
         tier = await self._tiers.object()
@@ -113,7 +122,7 @@ class Arrivals:
         await asyncio.to_thread(self._replicas.stored, OBJECT, held, source.manifest)
         return Elsewhere(source.ref, manifest.source, [gpu.uuid for gpu in manifest.gpus])
 
-    async def _opened(self, ref: Ref, *, stored: bool) -> tuple[Source, str]:
+    async def opened(self, ref: Ref, *, stored: bool) -> tuple[Source, str]:
         """Return the image in the first tier that has it, and what that is called. Raises ImageNowhere."""
         nodes = [] if stored else await asyncio.to_thread(self._replicas.other_nodes, ref)
         reasons = []
