@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate.registry.catalogue import Catalogue
 from kybernate_shim.checkpoint.image.store import read_image, verify
 from kybernate_shim.run_directory import ARRIVING
 from tests.system import node_agent
@@ -164,7 +165,10 @@ def test_image_arrives_although_its_agent_is_killed(both: Two, image: str, ours:
 
 
 def test_image_of_a_peer_is_restored_while_it_arrives(both: Two, image: str, ours: Ctr, tmp_path: Path) -> None:
-    both.asked("registry", "rebuild")  # the second agent hears of the image by the containerd that both have
+    with Catalogue(f"sqlite:///{both.place}/registry.db", node="node-2") as catalogue:
+        # The second agent hears of the image, by the containerd that both have, and finds its directory.
+        eventually(lambda: {one.node for one in catalogue.get(image).replicas} == {"node-1", "node-2"})
+        catalogue.drop_replica(str(ROOT / image))
     new, log = ours.new_id("there"), tmp_path / "log"
     try:
         said = both.asked("restore", image, "--name", new, "--detach", "--log", str(log), "--json")
