@@ -72,7 +72,7 @@ def test_pod_continues_from_an_image_of_the_store(
     said = other_tenant.refused(other_tenant.pod(), "c", annotations={FROM: f"../tenant-a/{image}"})
     assert "is not the name of an image" in said
     assert [line["namespace"] for line in agent.lines("image.wanted")] == ["tenant-b"]
-    assert not (ROOT / "tenant-b").exists()
+    assert not (ROOT / "tenant-b" / image).exists()
     assert not (ROOT / "tenant-a" / image).exists()
 
     pod = tenant.pod(annotations={FROM: image})
