@@ -116,8 +116,11 @@ PARTS = (
     ),
     Part(
         "tiers",
-        ("system/test_tiers.py", "system/test_peers.py"),
-        50,
+        (
+            "system/test_tiers.py", "system/test_peers.py", "contract/store/test_faulty_services.py",
+            "system/gpu/test_arriving_by_agent.py",
+        ),
+        90,
         ("sid",),
         "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
     ),
