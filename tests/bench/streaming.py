@@ -35,6 +35,7 @@ from tests.system.ctr import Ctr, eventually
 
 BAR = 1.15
 AGENT = Path("/etc/kybernate/agent.toml")
+PROCESSOR = Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
 PAYLOAD = """
 import ctypes, os, sys, time
 cuda, size, piece = ctypes.CDLL("libcuda.so.1"), int(sys.argv[1]) << 20, 2 << 20
@@ -71,6 +72,7 @@ class Bench:
     name: str
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     steps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    processor: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of the whole node
 
     def round(self) -> None:
         self._restore("streamed", "--from", "store", self.name)
@@ -111,7 +113,9 @@ class Bench:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _timed(self, way: str, work: Callable[[], object]) -> None:
+        before = _processor_seconds()
         self.seconds[way].append(seconds(work))
+        self.processor[f"{way}: of the processor"].append(_processor_seconds() - before)
 
     def figures(self, lane: str) -> list[Figure]:
         return [
@@ -123,6 +127,11 @@ class Bench:
         alone = max(median(self.seconds[one]) for one in (part, "from ram"))
         times = self.seconds[way]
         return Figure(name, lane, median(times), alone, "s", BAR, len(times))
+
+
+def _processor_seconds() -> float:
+    """Return what all of this node has used: other work on the machine does not count."""
+    return int(PROCESSOR.read_text()) / 1e9
 
 
 @contextmanager
@@ -161,10 +170,10 @@ def main() -> int:
         for number in range(wanted.rounds + 1):
             bench.round()
             if number == 0:
-                bench.seconds.clear()  # caches have filled
-                bench.steps.clear()
-        for way, times in (bench.seconds | bench.steps).items():
-            print(f"{way:28} {median(times):8.2f} s   {' '.join(f'{one:.2f}' for one in times)}")
+                for times in (bench.seconds, bench.steps, bench.processor):
+                    times.clear()  # caches have filled
+        for way, values in (bench.seconds | bench.processor | bench.steps).items():
+            print(f"{way:28} {median(values):8.2f} s   {' '.join(f'{one:.2f}' for one in values)}")
         figures = bench.figures(wanted.lane)
     print(HEADING)
     for figure in figures:
