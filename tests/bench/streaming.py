@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from tests.bench.figures import HEADING, Figure, record, row, seconds
+from tests.bench.free_memory import free_memory_kept
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, rclone
 from tests.fakes.cuda import Cards
 from tests.system import gpu
@@ -164,6 +165,7 @@ def main() -> int:
     parser.add_argument("--lane", default="trixie")
     wanted = parser.parse_args()
     with ExitStack() as stack:
+        stack.enter_context(free_memory_kept())  # huge pages take it first, and only what arrives is in such
         area = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         bench = stack.enter_context(prepared(wanted.mib, area, memory))
