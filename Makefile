@@ -47,7 +47,7 @@ test-fast: test-unit
 	    tests/contract/test_ttrpc_codec.py tests/contract/cuda_driver/test_cuda_helper.py $(PYTEST_ARGS)
 
 test-unit: venv
-	$(BIN)/python -m pytest -n auto tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/unit $(PYTEST_ARGS)
 
 search: venv
 	$(BIN)/python -m pytest -n auto --hypothesis-profile=search -m hypothesis tests/unit $(PYTEST_ARGS)

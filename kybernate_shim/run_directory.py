@@ -7,3 +7,4 @@ from typing import Final
 
 RUN: Final = Path("/run/kybernate")
 ARRIVING: Final = RUN / "arriving"  # images that arrive from a store for a restore
+IMAGES_SOCKET: Final = RUN / "images.sock"  # of the agent, for shims: images that are not on the node

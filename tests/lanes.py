@@ -20,11 +20,13 @@ WITHOUT_LIMITS = "not (pod or cri or container_of_two)"  # on cgroup v2 with v1'
 class Part:
     """Tests that run one by one in a node of their own.
 
-    `paths`: files and folders below tests/. `lanes`: where it runs. `why`: the reason that these are not all lanes.
+    `paths`: files and folders below tests/. `seconds`: of a CPU that it takes in one lane, by which it is placed
+    among the others. `lanes`: where it runs. `why`: the reason that these are not all lanes.
     """
 
     name: str
     paths: tuple[str, ...]
+    seconds: int
     lanes: tuple[str, ...] = LANES
     why: str = ""
 
@@ -33,32 +35,58 @@ class Part:
         return [file for file in all_files() if owner(file) is self]
 
 
-# What takes long comes first: so the nodes that run side by side end together.
 PARTS = (
-    Part("gpu", ("system/gpu",)),
+    Part("gpu", ("system/gpu",), 100),
+    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 100),
     Part(
         "daemon killed in driver",
         ("system/gpu/daemon_killed/test_in_driver.py",),
+        70,
         ("sid",),
         "where in the driver a call is held is unknown to containerd, which test_in_dump.py meets in every lane",
     ),
-    Part("faults", ("faults",), ("trixie",), "the CUDA helper without a container"),
-    Part("containers", ("system",)),
+    Part("faults", ("faults",), 180, ("trixie",), "the CUDA helper without a container"),
+    Part("containers", ("system",), 110),
+    Part("agent", (
+        "system/test_agent.py", "system/test_agent_clients.py", "system/test_agent_inventory.py",
+        "system/test_agent_operations.py",
+    ), 50),
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
         "system/test_checkpoint_repeats.py", "system/test_encryption.py", "system/test_images.py",
         "system/test_restore_failures.py", "system/test_restore_refusals.py", "system/test_rootfs.py",
-    )),
+    ), 100),
+    Part(
+        "GPU work cancelled",
+        ("system/test_gpu_cancel.py",),
+        45,
+        ("trixie",),
+        "shim, CUDA helper and pretended driver; a dump that is cancelled is in test_cancel.py, in every lane",
+    ),
+    Part(
+        "fork server",
+        ("system/test_fork_server.py",),
+        35,
+        ("sid",),
+        "what containerd executes and what answers it; every container of every lane is started by them",
+    ),
     Part(
         "suspend",
         (
             "system/gpu/arena/test_suspend.py", "system/gpu/arena/test_swap.py", "system/gpu/test_driver_failures.py",
             "system/gpu/test_pool.py", "system/gpu/test_refusals.py", "system/gpu/test_suspend.py",
         ),
+        90,
         ("trixie",),
         "shim, CUDA helper and pretended driver: CRIU has no part in it, or is not reached",
     ),
-    Part("CUDA helper", ("contract/cuda_driver",), ("sid",), "CUDA helper and pretended driver without a container"),
+    Part(
+        "CUDA helper",
+        ("contract/cuda_driver",),
+        80,
+        ("sid",),
+        "CUDA helper and pretended driver without a container",
+    ),
     Part(
         "arena",
         (
@@ -68,30 +96,61 @@ PARTS = (
             "contract/cuda_driver/test_many_blocks.py", "contract/cuda_driver/test_prefetch.py",
             "contract/cuda_driver/test_zoo.py", "hostile/test_arena.py",
         ),
+        210,
         ("trixie",),
         "CUDA helper, preload library and pretended driver without a container",
     ),
     Part(
         "VRAM",
         ("contract/test_vram_kernel.py", "contract/vram_driven", "contract/vram_path"),
+        60,
         ("sid",),
         "the VRAM mover on the kernel, which is the machine's own in both lanes, without CRIU and runc",
     ),
     Part(
+        "store",
+        ("contract/registry", "contract/store"),
+        40,
+        ("sid",),
+        "databases, object stores and transfers between nodes: Python and files, without a container",
+    ),
+    Part(
         "tiers",
-        ("system/test_tiers.py", "system/test_peers.py"),
+        (
+            "system/test_tiers.py", "system/test_peers.py", "contract/store/test_faulty_services.py",
+            "system/gpu/test_arriving_by_agent.py",
+        ),
+        90,
         ("sid",),
         "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
     ),
-    Part("tenants", ("hostile",)),
-    Part("systemd", ("system/test_systemd.py",), ("trixie",), "systemd and the packaged units, whatever the runtimes"),
-    Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py")),
+    Part("tenants", ("hostile",), 50),
+    Part(
+        "systemd",
+        ("system/test_systemd.py",),
+        10,
+        ("trixie",),
+        "systemd and the packaged units, whatever the runtimes",
+    ),
+    Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 25),
 )  # fmt: skip
 
 
 def all_files() -> list[Path]:
     """Return every file of tests that needs a node."""
     return sorted(file for suite in SUITES for file in (TESTS / suite).rglob("test_*.py"))
+
+
+def order(parts: Sequence[Part] = PARTS) -> list[tuple[Part, str]]:
+    """Return each part with each of its lanes, in the order in which they begin.
+
+    What takes long comes before what does not: so the nodes that run side by side end together. But the lanes of a part
+    are far apart, because two nodes that run it side by side would wait for each other's loop devices. So the first
+    lane of what runs in all of them comes before everything else.
+    """
+    early = [(part, part.lanes[0]) for part in parts if len(part.lanes) > 1]
+    late = [(part, lane) for part in parts for lane in part.lanes[1:] or part.lanes]
+    return [pair for pairs in (early, late) for pair in sorted(pairs, key=lambda pair: -pair[0].seconds)]
 
 
 def owner(file: Path, parts: Sequence[Part] = PARTS) -> Part:

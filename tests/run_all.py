@@ -2,6 +2,7 @@
 
 `run_all.py [NODES]`: so many nodes run side by side, one more than there are CPUs where it is not said, because
 tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
+The unit tests begin while the lab is built, which waits for a network, and run in parallel with the first nodes.
 
 A few tests that fail run once more when nothing else runs: on a busy machine they meet timeouts, also of programs that
 are not ours. What passes then is named in the summary, with its first failure in build/tests, because it has found
@@ -23,7 +24,7 @@ from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.lanes import LANES, PARTS, WITHOUT_LIMITS  # the line above makes it importable
+from tests.lanes import LANES, WITHOUT_LIMITS, order  # the line above makes it importable
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build/tests"
@@ -119,16 +120,8 @@ def in_lab(name: str, lane: str, *tests: object, flags: Sequence[str] = ()) -> S
 
 
 def suites_in_lab() -> list[Suite]:
-    """Return what runs in nodes, in order.
-
-    A part's lanes are far apart: two nodes that run it side by side would wait for each other's loop devices.
-    """
-    found = [
-        in_lab(part.name, part.lanes[turn], *(file.relative_to(ROOT) for file in part.files()))
-        for turn in range(len(LANES))
-        for part in PARTS
-        if turn < len(part.lanes)
-    ]
+    """Return what runs in nodes, in order."""
+    found = [in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files())) for part, lane in order()]
     v2 = ("tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS)
     return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"])]
 
@@ -148,6 +141,17 @@ def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:
     with ThreadPoolExecutor(nodes) as pool:
         for running in [pool.submit(suite.run) for suite in suites]:
             running.result()
+
+
+def run_everything(unit: Suite, others: Sequence[Suite], nodes: int) -> bool:
+    """Run all suites; return False where the lab cannot be built, after the unit tests alone."""
+    with ThreadPoolExecutor(1) as another:
+        running = another.submit(unit.run)
+        built = build_lanes()
+        if built:
+            run_side_by_side(others, nodes)
+        running.result()
+    return built
 
 
 def repeat_alone(suites: Sequence[Suite]) -> dict[str, Suite]:
@@ -191,13 +195,11 @@ def summary(suites: list[Suite], again: Mapping[str, Suite] = MappingProxyType({
 def main(argv: Sequence[str]) -> int:
     nodes = int(argv[0]) if argv else (os.cpu_count() or 1) + 1
     LOGS.mkdir(parents=True, exist_ok=True)
-    if not build_lanes():
-        return 1
     alone = [sys.executable, "-m", "pytest", "-q"]
-    unit = Suite("unit", [*alone, "-n", "auto", "tests/unit"], alone)
-    unit.run()
+    unit = Suite("unit", [*alone, "-n", "auto", "--dist", "worksteal", "tests/unit"], alone)
     others = suites_in_lab()
-    run_side_by_side(others, nodes)
+    if not run_everything(unit, others, nodes):
+        return 1
     return summary([unit, *others], repeat_alone([unit, *others]))
 
 

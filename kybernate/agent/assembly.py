@@ -37,6 +37,7 @@ from kybernate.agent.registrar import Registrar, Registry
 from kybernate.agent.sending.files import ImageFiles, Pace
 from kybernate.agent.sending.leases import Leases
 from kybernate.agent.service.checkpoints import Checkpoints
+from kybernate.agent.service.fetches import Fetches
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
 from kybernate.agent.service.operations import Operations
@@ -45,8 +46,10 @@ from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.agent.settings import LiveSettings, Settings
+from kybernate.agent.storage.arrivals import Arrivals
 from kybernate.agent.storage.node_tiers import NodeTiers
 from kybernate.agent.storage.replicas import Replicas
+from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
@@ -54,6 +57,8 @@ from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.containerd_async import AsyncContainerd
 from kybernate.registry.location import registry_url
 from kybernate.store.movement.turns import Turns
+from kybernate.store.streaming.left import remove_all_left
+from kybernate.store.streaming.memory import remove_left
 from kybernate.store.tiers.peer import PeerTier
 from kybernate.store.tiers.tier import Tier
 from kybernate_shim.config import Config
@@ -108,13 +113,16 @@ class Agent:
             self._uses = Uses(self.journal, self._owner_of, self._log)
             self._open_telemetry(closing, name)
             self._leases = Leases(self._log)
+            await asyncio.to_thread(self._remove_left)
             self._engine = self._open_engine()
+            closing.push_async_callback(self._fetches.close)
             yield (
                 self._keeper(name).run(),
                 self._engine.run(),
                 self._inventory.run(),
                 sink.run(),
                 self._registrar.run(),
+                self._look_at_store(),
                 self._leases.run(),
                 self._watch_health(containerd),
             )
@@ -141,6 +149,7 @@ class Agent:
                 own,
                 PeerImages(self._registry, self._leases),
                 ImageFiles(self._leases, peers.reads, Pace(lambda: self._settings().peers.bytes_per_second)),
+                self._fetches.services(),
             )
         )
 
@@ -211,7 +220,15 @@ class Agent:
         self._ended = Ended(hears)
 
     def _open_engine(self) -> Engine:
-        boot = boot_id()
+        boot, turns = boot_id(), Turns()
+        arrivals = Arrivals(self._tiers, self._replicas, turns, lambda: self._settings().store)
+        self._fetches = Fetches(
+            arrivals,
+            self._config,
+            lambda: (self._tiers.local()[-1], self._settings().tiers.disk.high),
+            self._registrar.look_at,
+            self._log,
+        )
         node = Node(
             str(self._settings().containerd),
             boot=boot,
@@ -220,17 +237,24 @@ class Agent:
             is_pinned=self._registry.is_pinned,
             ref_of=lambda name: astuple(self._replicas.ref_of(name)),
             tiers=self._tiers.names,
+            elsewhere=lambda name, stored: arrivals.find(name, stored=stored),
         )
-        verbs = TierVerbs(self._tiers, Turns(), self._replicas, lambda: self._settings().store, self._registrar.look_at)
+        verbs = TierVerbs(self._tiers, turns, self._replicas, lambda: self._settings().store, self._registrar.look_at)
         return Engine(
             self.journal,
-            NodeExecutor(node, verbs),
+            NodeExecutor(node, verbs, arrivals),
             events=cast(Any, self._events),
             publish=self._publish,
             forget=self._hub.remove,
             limits=lambda: limits_of(self._settings().operations),
             boot=boot,
         )
+
+    def _remove_left(self) -> None:
+        """Remove what an agent that was killed has left of images that arrived."""
+        remove_left()
+        for directory in remove_all_left(self._config().checkpoint_root):
+            self._log.warning("image.not_fetched", path=str(directory), error="the agent that brought it was killed")
 
     def _keeper(self, node: str) -> Keeper:
         return Keeper(
@@ -255,6 +279,16 @@ class Agent:
         except (CertificatesUnusable, WebhookKeyUnusable, HookRefused, JournalUnusable) as error:
             self._log.error("settings.not_applied", error=str(error), advice=error.advice)
             self._events.note("settings.refused", "error", str(error))
+
+    async def _look_at_store(self) -> None:
+        """Take over what other nodes put into the object store, and remove from it."""
+        while True:
+            if self._settings().store.url:
+                await self._registrar.look_at_store(self._indexed)
+            await asyncio.sleep(max(1.0, self._settings().store.look_seconds))
+
+    async def _indexed(self) -> Indexed:
+        return await index_store(await self._tiers.object(), self._replicas)
 
     async def _watch_health(self, containerd: AsyncContainerd) -> None:
         """Let the health service say whether operations are known and containerd answers."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from kybernate.agent.service.images import image_message
+from kybernate.agent.storage.node_tiers import OBJECT
+from kybernate.agent.storage.store_index import Indexed
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
@@ -77,12 +79,15 @@ class Registrar:
     ) -> None:
         self._registry, self._hub, self._config, self._log = registry, hub, config, log
         self._changed = changed
-        self._queue: asyncio.Queue[tuple[Path, wire.Operation | None]] = asyncio.Queue()
+        # Without a directory: an image that was restored from elsewhere.
+        self._queue: asyncio.Queue[tuple[Path | None, wire.Operation | None]] = asyncio.Queue()
 
     def ended(self, operation: wire.Operation) -> None:
         """Look at the image of an operation that has ended."""
         if operation.verb in CHANGING and operation.image.startswith("/"):
             self._queue.put_nowait((Path(operation.result.path or operation.image), operation))
+        elif operation.verb == "restore" and operation.state == wire.SUCCEEDED:
+            self._queue.put_nowait((None, operation))
 
     def heard(self, event: wire.Event) -> None:
         """Look at the image that an event is about: the command line and pods make images without the agent."""
@@ -106,6 +111,33 @@ class Registrar:
             else:
                 await self._one(directory, operation)
 
+    async def look_at_store(self, index: Callable[[], Awaitable[Indexed]]) -> None:
+        """Bring what is registered of the object store up to date. A store that is away changes nothing."""
+        try:
+            found = await index()
+        except (Failure, OSError, ImportError) as error:
+            self._log.warning("store.not_listed", error=str(error))
+            return
+        if not (found.added or found.removed or found.unreadable):
+            return
+        self._log.info(
+            "store.listed", added=len(found.added), removed=len(found.removed), unreadable=dict(found.unreadable)
+        )
+        for row in found.added:
+            self._hub.put(image_message(row))
+        for image in list(self._hub.objects("image")) if found.removed else ():
+            await self._look_again(image, set(found.removed))
+        self._changed()
+
+    async def _look_again(self, image: wire.Image, removed: Set[str]) -> None:
+        """Show an image as the registry has it, where a copy of it was removed from the store."""
+        if not any(replica.place in removed for replica in image.replicas):
+            return
+        try:
+            self._hub.put(image_message(await asyncio.to_thread(self._registry().get, image.manifest_digest)))
+        except ImageNotRegistered:
+            self._hub.remove(image)
+
     async def _all(self) -> bool:
         try:
             outcome, rows = await asyncio.to_thread(self._rebuilt)
@@ -116,7 +148,7 @@ class Registrar:
         self._log.info("registry.updated", images=outcome.images, damaged=outcome.damaged)
         return True
 
-    async def _one(self, directory: Path, operation: wire.Operation | None) -> None:
+    async def _one(self, directory: Path | None, operation: wire.Operation | None) -> None:
         try:
             row = await asyncio.to_thread(self._registered, directory, operation)
         except Exception as error:  # noqa: BLE001  # the same
@@ -133,12 +165,16 @@ class Registrar:
     def _rebuilt(self) -> tuple[Any, tuple[ImageRow, ...]]:
         catalogue = self._registry()
         outcome = catalogue.rebuild(Artefacts(self._config(), self._registry.node))
-        rows = every(catalogue, Filter(node=self._registry.node))
-        return outcome, tuple(islice(rows, MOST_SHOWN))
+        here, stored = Filter(node=self._registry.node), Filter(tier=OBJECT)
+        rows = {row.key: row for wanted in (here, stored) for row in islice(every(catalogue, wanted), MOST_SHOWN)}
+        return outcome, tuple(islice(rows.values(), MOST_SHOWN))
 
-    def _registered(self, directory: Path, operation: wire.Operation | None) -> ImageRow | None:
+    def _registered(self, directory: Path | None, operation: wire.Operation | None) -> ImageRow | None:
         """Bring the rows of one image up to date; return it, None where it is gone."""
         catalogue = self._registry()
+        if directory is None:
+            assert operation is not None
+            return self._restored(catalogue, operation)
         found = Artefacts(self._config(), self._registry.node).look(directory)
         if found is None:
             catalogue.drop_replica(str(directory))
@@ -147,11 +183,18 @@ class Registrar:
         if operation is None or operation.state != wire.SUCCEEDED:
             return row
         if operation.verb == "restore":
-            seconds = (operation.ended.ToNanoseconds() - operation.started.ToNanoseconds()) / 1e9
-            return catalogue.used(str(directory), seconds)
+            return catalogue.used(str(directory), _seconds(operation))
         if operation.verb == "verify":
             return catalogue.checked(str(directory))
         return row
+
+    def _restored(self, catalogue: Catalogue, operation: wire.Operation) -> ImageRow:
+        """Note the use of an image that came from elsewhere. Copies that were here are gone, or it had not."""
+        artefacts = Artefacts(self._config(), self._registry.node)
+        for replica in catalogue.get(operation.image).replicas:
+            if replica.node == self._registry.node and artefacts.look(Path(replica.place)) is None:
+                catalogue.drop_replica(replica.place)
+        return catalogue.used(operation.image, _seconds(operation))
 
     def _show(self, images: Mapping[str, wire.Image]) -> None:
         for known in self._hub.objects("image"):
@@ -164,3 +207,7 @@ class Registrar:
     def _failed(self, error: Exception, **about: str) -> None:
         defect = not isinstance(error, Failure)
         self._log.error("registry.failed", error=repr(error) if defect else str(error), exc_info=defect, **about)
+
+
+def _seconds(operation: wire.Operation) -> float:
+    return (operation.ended.ToNanoseconds() - operation.started.ToNanoseconds()) / 1e9

@@ -26,6 +26,8 @@ from kybernate.agent.settings import Settings
 from kybernate.messages import agent_pb2, agent_pb2_grpc, peer_pb2, peer_pb2_grpc
 from kybernate.messages.agent_pb2 import Container
 from kybernate_shim.config import Config
+from kybernate_shim.run_directory import IMAGES_SOCKET
+from kybernate_shim.ttrpc import Server, Services
 
 LIVENESS: Final = "liveness"  # of the health service; "" is readiness
 SERVED: Final = ("Inventory", "Operations", "Checkpoints", "Peers")
@@ -42,7 +44,10 @@ OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class Servicers:
-    """What answers. `own` is the service on the restricted socket, `files` what answers HTTP on the TLS port."""
+    """What answers. `own` is the service on the restricted socket, `files` what answers HTTP on the TLS port.
+
+    `shims` are the services for shims, which speak ttrpc.
+    """
 
     inventory: agent_pb2_grpc.InventoryServicer
     operations: agent_pb2_grpc.OperationsServicer
@@ -50,6 +55,7 @@ class Servicers:
     own: agent_pb2_grpc.SelfServicer
     peers: peer_pb2_grpc.PeersServicer
     files: Handler
+    shims: Services
 
 
 @dataclass
@@ -66,6 +72,7 @@ class Serving:
     _servers: list[grpc.aio.Server] = field(default_factory=list)
     _own: list[Path] = field(default_factory=list)
     _tls: CertificateEntryPoint | None = None
+    _shims: Server | None = None
 
     async def start(self, servicers: Servicers) -> None:
         """Open all sockets. Raises SocketUnusable and CertificatesUnusable."""
@@ -88,7 +95,14 @@ class Serving:
             own = await self._server(private / "self", interceptors, lambda server: _add_own(server, servicers.own))
             listener = self._taken("self", settings.self_socket.path, sockets.for_containers)
             self._front(listener, own, callers, ContainerEntryPoint(self.containers))
+        await self._serve_shims(settings.socket.with_name(IMAGES_SOCKET.name), servicers.shims)
         await self.ready(False)
+
+    async def _serve_shims(self, path: Path, services: Services) -> None:
+        """Serve root's processes, by the same protocol as containerd. Raises SocketUnusable."""
+        self._shims = Server(services)
+        self._own.append(path)
+        await self._shims.start(sockets.for_shims(path))
 
     async def ready(self, ready: bool) -> None:
         """Let the health service say whether the agent can work; it lives in either case."""
@@ -106,6 +120,8 @@ class Serving:
         for server in self._servers:
             await server.stop(GRACE_SECONDS)
         await asyncio.gather(*(front.stop() for front in self._fronts))
+        if self._shims is not None:
+            await self._shims.close(grace=GRACE_SECONDS)
         for path in self._own:
             path.unlink(missing_ok=True)
 

@@ -138,6 +138,7 @@ class StoreSettings:
     level: int = setting(3, COUNT, "of zstd; chunks that do not become smaller are stored as they are")
     parallel: int = setting(4, COUNT, "requests of one transfer")
     bytes_per_second: int = setting(0, BYTES, "of one transfer", unset="no limit")
+    look_seconds: float = setting(300, SECONDS, "between two looks at which images other nodes have put there")
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ def let_pass(directory: Path, group: int) -> None:
         directory.chmod(PASSABLE)
 
 
+def for_shims(path: Path) -> socket.socket:
+    """Open a socket of root's alone, next to the agent's. Raises SocketUnusable."""
+    return _opened(path, FOR_ROOT, None)
+
+
 def for_containers(path: Path) -> socket.socket:
     """Open the restricted socket in a directory of its own, which containers mount. Raises SocketUnusable."""
     try:

@@ -84,6 +84,15 @@ def show_yaml(document: object) -> None:
     typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
 
 
+def show_document(document: object, format: Format) -> bool:
+    """Print a document in a format for programs, and return whether it is one."""
+    if format == Format.JSON:
+        show_json(document)
+    elif format == Format.YAML:
+        show_yaml(document)
+    return format in (Format.JSON, Format.YAML)
+
+
 def document_of(message: Message) -> dict[str, Any]:
     """Return a message for JSON, with the names of its fields as the .proto file has them."""
     from google.protobuf.json_format import MessageToDict  # 15 ms that a command without JSON is spared

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli import elsewhere
 from kybernate.cli.agents import required_agent
+from kybernate.cli.elsewhere import images_elsewhere
 from kybernate.cli.formats import Format, Output
 from kybernate.cli.options import Json
 from kybernate.cli.output import age, show_columns, show_json, size
-from kybernate.cli.registered import registered
+from kybernate.cli.registered import is_named, registered
+from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
 from kybernate.node.images import MOST_ENTRIES, ListedImage, inventory
 from kybernate.node.lookup import short_id
@@ -67,10 +70,11 @@ def images(
     output: Output = Format.TABLE,
     as_json: Json = False,
 ) -> None:
-    """List the checkpoint images of this node.
+    """List the checkpoint images of this node, and where an agent runs, those of other nodes and of the object store.
 
-    They lie below the checkpoint root, in a directory for each Kubernetes namespace, and below the trusted roots. An
-    image is usable when pods of its namespace can be restored from it, or `kybernate restore` can where it is no pod's.
+    Those of this node lie below the checkpoint root, in a directory for each Kubernetes namespace, and below the
+    trusted roots. An image is usable when pods of its namespace can be restored from it, or `kybernate restore` can
+    where it is no pod's.
     """
     asks_registry = bool(labels or workload or pinned or output != Format.TABLE)
     if asks_registry or os.geteuid() != 0:  # the images themselves are root's; the registry is for readers, too
@@ -86,23 +90,27 @@ def images(
                 quiet=quiet,
             )
     found = inventory(Config.load())
+    away = images_elsewhere({str(one.place.path) for one in found.images}, namespace, names or [])
     shown = [one for one in found.images if everything or one.states != ("unfinished",)]
-    shown = _selected(shown, names or [], namespace)
+    shown = _selected(shown, names or [], namespace, away)
     if found.truncated:
         typer.echo(f"kybernate: only {MOST_ENTRIES} entries were examined; the list is not complete", err=True)
     if quiet:
         for one in shown:
             typer.echo(one.place.path)
     elif as_json:
-        show_json([_document(one) for one in shown])
+        show_json([*map(_document, shown), *map(elsewhere.document, away)])
     else:
-        show_columns(HEADER, map(_row, shown))
+        show_columns(HEADER, [*map(_row, shown), *map(elsewhere.row, away)])
     return None
 
 
-def _selected(images: Iterable[ListedImage], names: list[str], namespace: str) -> list[ListedImage]:
+def _selected(
+    images: Iterable[ListedImage], names: list[str], namespace: str, away: Sequence[wire.Image]
+) -> list[ListedImage]:
     chosen = [one for one in images if not namespace or one.namespace == namespace]
-    if missing := [name for name in names if not any(_is_named(one, name) for one in chosen)]:
+    unknown = (name for name in names if not any(is_named(one, name) for one in away))
+    if missing := [name for name in unknown if not any(_is_named(one, name) for one in chosen)]:
         raise NoSuchImage(f"no checkpoint image has the name {', '.join(missing)}")
     return [one for one in chosen if not names or any(_is_named(one, name) for name in names)]
 

@@ -123,7 +123,7 @@ def _exported(path: Path) -> Iterator[Source]:
 def _fetched(source: Source, reference: str, config: Config) -> Iterator[Fetched]:
     from kybernate.export.pull import fetching
 
-    with fetching(config) as directory:
+    with fetching(config, "" if is_path(reference) else reference) as directory:
         with Bar(f"pull {reference}") as bar:
             found = directory.fill(source, bar.count)
         yield found

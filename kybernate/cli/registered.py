@@ -34,7 +34,7 @@ def registered(
     """Print the images that match: names and patterns, and what the registry filters by."""
     wanted = dict(_label(text) for text in labels)
     found = agent.images(namespace=namespace, labels=wanted, workload=workload, pinned=pinned)
-    shown = [one for one in found if not names or any(_is_named(one, name) for name in names)]
+    shown = [one for one in found if not names or any(is_named(one, name) for name in names)]
     if quiet:
         for one in shown:
             typer.echo("\n".join(replica.place for replica in one.replicas))
@@ -49,7 +49,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _is_named(one: wire.Image, name: str) -> bool:
+def is_named(one: wire.Image, name: str) -> bool:
     own = one.name.rpartition("/")[2]  # an image outside of the checkpoint root has its path for a name
     known = {one.id, one.name, own, f"{one.source.namespace}/{own}", *(replica.place for replica in one.replicas)}
     return any(fnmatchcase(word, name) for word in known)

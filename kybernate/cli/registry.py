@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +13,10 @@ from kybernate.agent.settings import Settings
 from kybernate.cli.options import Json
 from kybernate.cli.output import show_columns, show_fields, show_json, size
 from kybernate.cli.progress import Bar
+from kybernate.cli.store import run_in_store, store_place
 from kybernate.node.failure import Failure
 from kybernate.registry.location import registry_url
+from kybernate.store.errors import StoreDenied, StoreInvalid, StoreUnreachable
 from kybernate_shim.config import Config
 
 if TYPE_CHECKING:  # the other commands work without the extra `agent`, and start faster without its libraries
@@ -85,13 +87,44 @@ def check(url: Url = "", as_json: Json = False) -> None:
 
 
 def rebuild(url: Url = "", as_json: Json = False) -> None:
-    """Make the registry again from the images of this node, in one step.
+    """Make the registry again from the images of this node, in one step, and then from those in its object store.
 
-    What only other nodes and object stores hold is left as it is. Labels and pins lie with the images, and come back.
+    What only other nodes hold is left as it is. Labels and pins lie with the images on nodes, and come back with those.
     """
-    with _opened(url) as catalogue, Bar("rebuild", counted=True) as bar:
-        outcome = catalogue.rebuild(_artefacts(catalogue), bar.count)
-    _show(outcome, "repaired", as_json=as_json)
+    with _opened(url) as catalogue:
+        with Bar("rebuild", counted=True) as bar:
+            outcome = catalogue.rebuild(_artefacts(catalogue), bar.count)
+        stored = _indexed(catalogue)
+    _show(outcome, "repaired", stored, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What was found out of the object store: numbers of images that were added and removed, and what is unreadable."""
+
+    added: int
+    removed: int
+    unreadable: Mapping[str, str]
+
+
+def _indexed(catalogue: Catalogue) -> Stored | None:
+    """Take over what the object store has; one that does not answer changes nothing."""
+    if not Settings.load().store.url:
+        return None
+    from kybernate.agent.storage.replicas import Replicas
+    from kybernate.agent.storage.store_index import index_store
+
+    place = store_place("")
+    from kybernate.store.tiers.object import ObjectTier
+
+    replicas = Replicas(lambda: catalogue, Config.load)
+    try:
+        with Bar("look at the store"):
+            found = run_in_store(place, lambda store: index_store(ObjectTier(store, place.url), replicas))
+    except (StoreUnreachable, StoreDenied, StoreInvalid) as error:
+        typer.echo(f"kybernate: {error}; what is registered of the store was kept", err=True)
+        return None
+    return Stored(len(found.added), len(found.removed), found.unreadable)
 
 
 @contextmanager
@@ -112,7 +145,7 @@ def _artefacts(catalogue: Catalogue) -> Any:
     return Artefacts(Config.load(), catalogue.node)
 
 
-def _show(outcome: Outcome, word: str, *, as_json: bool) -> None:
+def _show(outcome: Outcome, word: str, stored: Stored | None = None, *, as_json: bool) -> None:
     if as_json:
         show_json(
             {
@@ -121,6 +154,7 @@ def _show(outcome: Outcome, word: str, *, as_json: bool) -> None:
                 "differences": [asdict(one) for one in outcome.differences],
                 "unreadable": {str(path): reason for path, reason in outcome.unreadable.items()},
                 "unwritten": list(outcome.unwritten),
+                **({"store": asdict(stored)} if stored is not None else {}),
             }
         )
         return
@@ -130,6 +164,10 @@ def _show(outcome: Outcome, word: str, *, as_json: bool) -> None:
         show_columns(("DIFFERENCE", "SUBJECT", "FIELDS"), rows)
     if len(outcome.differences) > SHOWN:
         typer.echo(f"and {len(outcome.differences) - SHOWN} more: --json lists all")
+    if stored is not None:
+        typer.echo(f"store: {stored.added} images added, {stored.removed} removed")
+        for place, reason in stored.unreadable.items():
+            typer.echo(f"kybernate: {place} cannot be read: {reason}", err=True)
     for path, reason in outcome.unreadable.items():
         typer.echo(f"kybernate: {path} cannot be looked into: {reason}; what is registered there was kept", err=True)
     for reason in outcome.unwritten:

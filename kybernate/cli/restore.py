@@ -23,7 +23,7 @@ from kybernate.cli.output import show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import summary
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
-from kybernate.cli.store import Url, named_recipe, store_place, store_transfer
+from kybernate.cli.store import Url, store_place, store_transfer
 from kybernate.cli.through_agent import Wait, begun
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import restore as restoring
@@ -110,11 +110,10 @@ def restore(
     if (log or as_json) and not detach:
         raise typer.BadParameter("it goes with --detach only", param_hint="--log" if log else "--json")
     with agent_or_none(address) as agent:
-        if (
-            agent is not None and detach and source is Source.NODE
-        ):  # in the foreground, the container's streams are this command's
+        # in the foreground, the container's streams are this command's, and an agent has one store
+        if agent is not None and detach and not url:
             operation = agent.restore(
-                str(Path(checkpoint).absolute()) if Path(checkpoint).is_dir() else checkpoint,
+                _named(checkpoint, source),
                 name=name,
                 namespace=namespace,
                 container_image=image,
@@ -122,6 +121,7 @@ def restore(
                 snapshotter=snapshotter,
                 log_path=str(log.absolute()) if log else "",
                 force=force,
+                from_store=source is Source.STORE,
             )
             return _show_restored(finished(operation), as_json=as_json) if wait else begun(operation)
     require_wait(wait)
@@ -142,10 +142,16 @@ def restore(
     return _print(done, str(found.path) if source is Source.NODE else found.path.name, as_json=as_json)
 
 
+def _named(checkpoint: str, source: Source) -> str:
+    """Return what an agent knows an image by: a directory by its path."""
+    return str(Path(checkpoint).absolute()) if source is Source.NODE and Path(checkpoint).is_dir() else checkpoint
+
+
 @contextmanager
 def _arriving(name: str, url: str) -> Iterator[Image]:
     """Yield an image of the store as soon as its restore may begin; the rest arrives while the block lasts."""
     place = store_place(url)
+    from kybernate.store.named import named_recipe
     from kybernate.store.streaming.arriving import arriving_in_memory
 
     with Bar(f"bring {name}") as bar:

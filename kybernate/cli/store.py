@@ -15,14 +15,14 @@ import typer
 from kybernate.agent.peering import target_of_node
 from kybernate.agent.settings import DEFAULT_PATH as AGENT_TOML
 from kybernate.agent.settings import Settings
-from kybernate.cli.formats import NONE, Format, Output, Table
+from kybernate.cli.formats import NONE, Format, Output, Table, show_document
 from kybernate.cli.options import ImageName, Json
 from kybernate.cli.output import age, show_columns, show_fields, show_json, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.simulating import simulate
 from kybernate.node.failure import Failure
-from kybernate.node.places import PlaceTaken, locate
+from kybernate.node.places import PlaceTaken, open_image
 from kybernate_shim.config import Config
 
 if TYPE_CHECKING:  # libraries of the extra `store`
@@ -50,12 +50,6 @@ class StoreNotInstalled(Failure):
     advice = "install the package with its extra `store`"
 
 
-class NotInStore(Failure):
-    """The store has no image of that name."""
-
-    advice = "`kybernate store ls` lists what it has"
-
-
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(help="Keep checkpoint images in an object store.", no_args_is_help=True)
@@ -78,7 +72,7 @@ def init(url: Url = "", as_json: Json = False) -> None:
     async def work(store: ChunkStore) -> str:
         return store.id
 
-    id = _run(place, work, create=True)
+    id = run_in_store(place, work, create=True)
     if as_json:
         show_json({"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted})
     else:
@@ -92,10 +86,10 @@ def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
     """
     from kybernate.store import images
 
-    directory = locate(image)
+    directory = open_image(image).path
     with Bar(f"store {directory.name}") as bar:
         transfer = store_transfer(bar)
-        recipe = _run(store_place(url), lambda store: images.put(store, directory, transfer))
+        recipe = run_in_store(store_place(url), lambda store: images.put(store, directory, transfer))
     progress = transfer.progress
     document = {"id": recipe.id, "namespace": recipe.namespace, "name": recipe.name, **asdict(progress)}
     if as_json:
@@ -136,6 +130,7 @@ def get(
     if node:
         return _get_from_node(node, image, path, as_json=as_json)
     from kybernate.store import images
+    from kybernate.store.named import named_recipe
     from kybernate.store.streaming.arriving import arriving_at
 
     def target(recipe: Recipe) -> Path:
@@ -152,7 +147,7 @@ def get(
                 arriving.wait()
             recipe, directory = arriving.recipe, arriving.directory
         else:
-            recipe, directory = _run(store_place(url), work)
+            recipe, directory = run_in_store(store_place(url), work)
     _show_got(recipe.id, str(directory), recipe.size, transfer, as_json=as_json)
     return None
 
@@ -206,7 +201,7 @@ def ls(
     async def work(store: ChunkStore) -> list[Recipe]:
         return [await store.recipe_of(found.name) async for found in store.images(namespace)]
 
-    found = sorted(_run(store_place(url), work), key=lambda one: -one.created)
+    found = sorted(run_in_store(store_place(url), work), key=lambda one: -one.created)
     Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, found)
 
 
@@ -215,6 +210,7 @@ def rm(
     url: Url = "",
 ) -> None:
     """Remove images from the store. `kybernate store gc` frees their room."""
+    from kybernate.store.named import named_recipe
 
     async def work(store: ChunkStore) -> list[str]:
         found = [await named_recipe(store, image) for image in images]
@@ -222,7 +218,7 @@ def rm(
             await store.remove(one.namespace, one.id)
         return [one.name for one in found]
 
-    for name in _run(store_place(url), work):
+    for name in run_in_store(store_place(url), work):
         typer.echo(f"removed {name}")
 
 
@@ -236,7 +232,7 @@ def check(
     from kybernate.store.check import check as look
 
     with Bar("check", counted=True) as bar:
-        found = _run(store_place(url), lambda store: look(store, read=read, repair=repair, report=bar.count))
+        found = run_in_store(store_place(url), lambda store: look(store, read=read, repair=repair, report=bar.count))
     if as_json:
         show_json(asdict(found))
     else:
@@ -257,6 +253,7 @@ def gc(
     ] = 24,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
     url: Url = "",
+    output: Output = Format.TABLE,
     as_json: Json = False,
 ) -> None:
     """Free the room of chunks that no image needs.
@@ -266,11 +263,10 @@ def gc(
     from kybernate.store.gc import collect
 
     with Bar("collect", counted=True) as bar:
-        found = _run(
+        found = run_in_store(
             store_place(url), lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count)
         )
-    if as_json:
-        show_json(asdict(found))
+    if show_document(asdict(found), Format.JSON if as_json else output):
         return
     show_fields(
         {
@@ -285,14 +281,13 @@ def gc(
     )
 
 
-def stats(url: Url = "", as_json: Json = False) -> None:
+def stats(url: Url = "", output: Output = Format.TABLE, as_json: Json = False) -> None:
     """Show what the store holds, and what sharing saves."""
     from kybernate.store.stats import stats as count
 
     with Bar("stats", counted=True) as bar:
-        found = _run(store_place(url), lambda store: count(store, report=bar.count))
-    if as_json:
-        show_json(asdict(found))
+        found = run_in_store(store_place(url), lambda store: count(store, report=bar.count))
+    if show_document(asdict(found), Format.JSON if as_json else output):
         return
     part = f", {found.stored_bytes / found.image_bytes:.0%} of them" if found.image_bytes else ""
     show_fields(
@@ -341,7 +336,7 @@ def store_transfer(bar: Bar) -> Transfer:
     )
 
 
-def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]], *, create: bool = False) -> T:
+def run_in_store(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]], *, create: bool = False) -> T:
     from kybernate.store.errors import first_of
     from kybernate.store.place import open_store
 
@@ -360,21 +355,6 @@ def _run(place: StorePlace, work: Callable[[ChunkStore], Coroutine[Any, Any, T]]
         ) from None
     except ExceptionGroup as group:
         raise first_of(group) from group
-
-
-async def named_recipe(store: ChunkStore, name: str) -> Recipe:
-    """Return the recipe that a name means: an id, a name, or NAMESPACE/NAME. Raises NotInStore."""
-    found = []
-    async for stored in store.images():
-        recipe = await store.recipe_of(stored.name)
-        if name in (recipe.id, recipe.name, f"{recipe.namespace}/{recipe.name}"):
-            found.append(recipe)
-    if not found:
-        raise NotInStore(f"the store has no image of the name {name!r}")
-    if len(found) > 1:
-        listed = "\n".join(f"  {one.id}  {one.namespace}/{one.name}" for one in found)
-        raise NotInStore(f"{name!r} is the name of {len(found)} images:\n{listed}", advice="use the id")
-    return found[0]
 
 
 def _document(one: Recipe) -> dict[str, object]:

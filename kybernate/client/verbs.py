@@ -64,11 +64,15 @@ class Verbs(ABC, Generic[Handle]):
         snapshotter: str = "",
         log_path: str = "",
         force: bool = False,
+        from_store: bool = False,
         key: str = "",
         deadline: float = 0,
         labels: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Make a container from an image; `name` is its id, by default that of the container in the image."""
+        """Make a container from an image; `name` is its id, by default that of the container in the image.
+
+        One that is not on the node, or `from_store`, arrives while it is restored.
+        """
         request = wire.RestoreRequest(
             image=image,
             name=name,
@@ -78,6 +82,7 @@ class Verbs(ABC, Generic[Handle]):
             snapshotter=snapshotter,
             log_path=log_path,
             force=force,
+            from_store=from_store,
             options=options(key, deadline, labels),
         )
         return self._begin("Operations/Restore", request)

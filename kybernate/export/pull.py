@@ -11,9 +11,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
-from kybernate.export.errors import ArtefactOdd, NotPulled
+from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable, NotPulled
+from kybernate.export.layer_record import LayerRecord
 from kybernate.export.sources import Source
 from kybernate.export.unpack import Unpacking
 from kybernate.node.audited import audit, image_ref
@@ -24,6 +26,7 @@ from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, list
 from kybernate_shim.config import Config
 from kybernate_shim.errors import NoRoom, Refused
 from kybernate_shim.linux.atomic_write import sync
+from kybernate_shim.linux.locks import held, try_lock_directory
 from kybernate_shim.linux.private_files import DIRECTORY_MODE
 from kybernate_shim.trust.keys import Key, KeyUnusable
 from kybernate_shim.trust.places import make_private
@@ -42,10 +45,10 @@ class Fetched:
 
 
 class Fetching:
-    """A hidden directory of this node for one image."""
+    """A hidden directory of this node for one image; `continued`: layers that are there are not fetched again."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, continued: bool = False) -> None:
+        self._directory, self._continued = directory, continued
 
     def fill(self, source: Source, progress: Progress = lambda done, total: None) -> Fetched:
         """Fetch an image, of which nothing is trusted yet: its files are those of its manifest, by name and size.
@@ -59,8 +62,9 @@ class Fetching:
             done += size
             progress(done, unpacking.total)
 
-        unpacking = Unpacking(self._directory, count)
         try:
+            record = LayerRecord(self._directory) if self._continued else None
+            unpacking = Unpacking(self._directory, count, record)
             origin = source.fill(unpacking)
             unpacking.finish()
             image = read_image(self._directory)
@@ -72,17 +76,32 @@ class Fetching:
 
 
 @contextmanager
-def fetching(config: Config) -> Iterator[Fetching]:
-    """Give a directory for an image, which may be moved away; it is removed afterwards. Raises NotPulled."""
-    directory = config.checkpoint_root / f"{STAGING}{os.urandom(8).hex()}"
+def fetching(config: Config, reference: str = "") -> Iterator[Fetching]:
+    """Give a directory for an image, which may be moved away; it is removed afterwards. Raises NotPulled.
+
+    One of a `reference` stays where the image registry was not reached any more, or the process was killed: the next
+    pull of the reference continues there.
+    """
+    name = sha256(reference.encode()).hexdigest()[:16] if reference else os.urandom(8).hex()
+    directory = config.checkpoint_root / f"{STAGING}{name}"
     try:
         make_private(config.checkpoint_root)
-        directory.mkdir(mode=DIRECTORY_MODE)
+        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=bool(reference))
+        lock = try_lock_directory(directory)
     except (OSError, Refused) as error:
         raise NotPulled(f"{config.checkpoint_root} cannot be written: {error}", state=NOTHING) from error
-    try:
-        yield Fetching(directory)
-    finally:
+    if lock is None:
+        raise NotPulled(f"another command pulls {reference}", state=NOTHING, advice="wait for its end")
+    with held(lock):
+        try:
+            yield Fetching(directory, continued=bool(reference))
+        except ImageRegistryUnreachable:
+            if not reference:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         shutil.rmtree(directory, ignore_errors=True)
 
 

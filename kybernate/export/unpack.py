@@ -17,6 +17,7 @@ from typing import IO
 from kybernate.export.documents import LAYER, Descriptor
 from kybernate.export.entries import FOLDER
 from kybernate.export.errors import ArtefactOdd
+from kybernate.export.layer_record import LayerRecord
 from kybernate.export.tar_stream import Member, members
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode
 from kybernate_shim.checkpoint.image.store import require_space
@@ -98,10 +99,18 @@ class _Pieces:
 
 
 class Unpacking:
-    """Fills an empty directory with the files of one image. `manifest` is there once its layer was unpacked."""
+    """Fills a directory with the files of one image. `manifest` is there once its layer was unpacked.
 
-    def __init__(self, directory: Path, count: Callable[[int], object] = lambda size: None) -> None:
-        self._directory, self._count = directory, count
+    The directory is empty, or holds what its `record` says.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        count: Callable[[int], object] = lambda size: None,
+        record: LayerRecord | None = None,
+    ) -> None:
+        self._directory, self._count, self._record = directory, count, record
         self._missing: dict[str, int] = {}
         self._room = MOST_BYTES + SLACK
         self._content = b""
@@ -113,8 +122,28 @@ class Unpacking:
         return sum(file.size for file in self.manifest.stored_files) if self.manifest else 0
 
     def layer(self, pieces: Iterable[bytes], descriptor: Descriptor) -> None:
-        """Unpack a layer from its blob's bytes. Raises ArtefactOdd, TierFull and OSError."""
+        """Unpack a layer from its blob's bytes, unless it is there. Raises ArtefactOdd, TierFull and OSError."""
+        if self._is_there(descriptor.digest):
+            return
+        missing, had = dict(self._missing), self.manifest is not None
         self.archive(decompressed(verified(pieces, descriptor), descriptor.media_type))
+        if self._record is not None and self.manifest is not None:
+            all_files = missing if had else {file.name: 0 for file in self.manifest.stored_files}
+            files = all_files.keys() - self._missing.keys()
+            self._record.add(descriptor.digest, sorted(files), b"" if had else self._content)
+
+    def _is_there(self, digest: str) -> bool:
+        """Take over a layer that was unpacked before, and return whether there was one."""
+        whole = self._record.get(digest) if self._record is not None else None
+        if whole is None:
+            return False
+        if whole.manifest and self.manifest is None:
+            self._take(whole.manifest)
+        if any(self._missing.get(name) != _size(self._directory / name) for name in whole.files):
+            return False
+        for name in whole.files:
+            self._count(self._missing.pop(name))
+        return True
 
     def archive(self, pieces: Iterator[bytes]) -> None:
         """Unpack an archive. Raises ArtefactOdd, TierFull and OSError."""
@@ -133,6 +162,8 @@ class Unpacking:
             )
         for file in self.manifest.stored_files:
             sync(self._directory / file.name)
+        if self._record is not None:
+            self._record.remove()
         replace_file(self._directory / NAME, self._content, durable=True, staging=f".{NAME}.tmp")
 
     def _member(self, member: Member, source: _Exactly) -> None:
@@ -160,6 +191,8 @@ class Unpacking:
         self._room += total
 
     def _write(self, name: str, size: int, source: _Exactly) -> None:
+        if self._record is not None:
+            (self._directory / name).unlink(missing_ok=True)  # of a layer that was not used after all
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._directory / name, flags, FILE_MODE), "wb", buffering=0) as out:
             left = size
@@ -218,6 +251,14 @@ class _Exactly:
             self._spend(len(piece))
             self._rest = memoryview(piece)
         return True
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, -1 without one."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def _put(out: IO[bytes], piece: bytes) -> None:

@@ -306,7 +306,7 @@ class CheckpointRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., without_rootfs: _Optional[bool] = ..., force: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("image", "name", "namespace", "options", "container_image", "runtime", "snapshotter", "log_path", "force")
+    __slots__ = ("image", "name", "namespace", "options", "container_image", "runtime", "snapshotter", "log_path", "force", "from_store")
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,7 @@ class RestoreRequest(_message.Message):
     SNAPSHOTTER_FIELD_NUMBER: _ClassVar[int]
     LOG_PATH_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    FROM_STORE_FIELD_NUMBER: _ClassVar[int]
     image: str
     name: str
     namespace: str
@@ -325,7 +326,8 @@ class RestoreRequest(_message.Message):
     snapshotter: str
     log_path: str
     force: bool
-    def __init__(self, image: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., container_image: _Optional[str] = ..., runtime: _Optional[str] = ..., snapshotter: _Optional[str] = ..., log_path: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    from_store: bool
+    def __init__(self, image: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., container_image: _Optional[str] = ..., runtime: _Optional[str] = ..., snapshotter: _Optional[str] = ..., log_path: _Optional[str] = ..., force: _Optional[bool] = ..., from_store: _Optional[bool] = ...) -> None: ...
 
 class SuspendRequest(_message.Message):
     __slots__ = ("name", "namespace", "lock_timeout", "options")

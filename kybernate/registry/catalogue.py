@@ -187,6 +187,11 @@ class Catalogue:
 
         self.database.write(work, node=holder)
 
+    def places(self, node: str) -> tuple[str, ...]:
+        """Return where a node, or with "" object stores, have images."""
+        records = self.database.read(lambda connection: queries.replicas_of_node(connection, node))
+        return tuple(record["place"] for record in records)
+
     # ---- the registry as an index
 
     def rebuild(self, artefacts: Artefacts, progress: Progress = lambda done, total: None) -> rebuilding.Outcome:

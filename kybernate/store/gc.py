@@ -113,7 +113,7 @@ async def collect(
     done.condemned_packs, done.condemned_bytes = len(plan.condemn), _bytes(packs, plan.condemn)
     if not dry_run:
         if found.stranded:
-            done.rescued_chunks = await rescue(store, stranded(store, packs, condemned))
+            done.rescued_chunks = await rescue(store, stranded(store))
         await _carry_out(store, plan, noted, packs)
     return done
 

@@ -12,6 +12,7 @@ from kybernate.store import source, writer
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ChunkDamaged, first_of
 from kybernate.store.format.recipe import Recipe
+from kybernate.store.order import ordered
 from kybernate.store.reader import Sink, fetch
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.tier import Have, Ref
@@ -53,7 +54,7 @@ class StoredImage:
         return self.recipe.manifest
 
     async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        await fetch(self.store, self.recipe, sink, transfer, have=have.has)
+        await fetch(self.store, ordered(self.recipe), sink, transfer, have=have.has)
 
     async def close(self) -> None:
         return None

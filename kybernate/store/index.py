@@ -14,14 +14,16 @@ from pathlib import Path
 
 from kybernate.store.errors import ObjectMissing
 from kybernate.store.format import index as indexes
-from kybernate.store.format.pack import Place
+from kybernate.store.format.pack import ENTRY, Place
 from kybernate.store.keys import StoreKey
 from kybernate.store.objects import Objects
 
 # Names of chunks are random, so that each row is on another page: of a million, most pages should be in memory.
-SETTINGS = """
-PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768; PRAGMA temp.cache_size = -57344;
-"""
+CACHE = "PRAGMA cache_size = -32768"
+SETTINGS = f"PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; {CACHE}; PRAGMA temp.cache_size = -57344"
+# While it sorts, SQLite takes as much for a run, and merges the runs. One that the processor's cache does not hold
+# costs more for each row.
+SORT_CACHE = "PRAGMA cache_size = -4096"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS loaded (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pack (number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
@@ -30,8 +32,11 @@ CREATE TABLE IF NOT EXISTS chunk (
     codec INTEGER NOT NULL);
 """
 BY_ID = "CREATE INDEX IF NOT EXISTS chunk_by_id ON chunk (id, pack)"
+ROWS = "SELECT coalesce(max(rowid), 0) FROM chunk"
+ADD = "INSERT INTO chunk (pack, id, offset, stored, size, codec) VALUES (?, ?, ?, ?, ?, ?)"
 FIND = "SELECT name, offset, stored, size, codec FROM chunk JOIN pack ON pack = number WHERE id = ? ORDER BY name"
 PARALLEL = 8
+MANY = 4  # where more rows come than this part of those that are there, all are sorted again
 
 
 class ChunkIndex:
@@ -41,7 +46,7 @@ class ChunkIndex:
         self._key = key
         self._lock = threading.RLock()
         self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._database.executescript(SETTINGS + SCHEMA + BY_ID)
+        self._database.executescript(SETTINGS + ";" + SCHEMA + BY_ID)
 
     def close(self) -> None:
         self._database.close()
@@ -52,14 +57,14 @@ class ChunkIndex:
         Where one that was taken over is gone, a collection has merged it, and packs may be gone: all is read again.
         """
         found = sorted([stored async for stored in objects.list(indexes.PREFIX)], key=lambda one: one.modified)
-        names = [stored.name for stored in found]
+        sizes = {stored.name: stored.size for stored in found}
         with self._lock:
             loaded = {name for (name,) in self._database.execute("SELECT name FROM loaded")}
-        if loaded - set(names):
+        if loaded - sizes.keys():
             self.clear()
             loaded = set()
-        new = [name for name in names if name not in loaded]
-        with self._sorted_afterwards(len(new)):
+        new = [name for name in sizes if name not in loaded]
+        with self._sorted_afterwards(sum(sizes[name] for name in new) // ENTRY.size):
             if await self._load(objects, new):
                 return None
         return await self.refresh(objects)  # a collection has just replaced one
@@ -78,33 +83,35 @@ class ChunkIndex:
         return True
 
     @contextmanager
-    def _sorted_afterwards(self, indexes: int) -> Iterator[None]:
-        """Sort once what many indexes bring: to keep a million random names sorted costs most of the time."""
-        if indexes <= PARALLEL:
-            yield
-            return
+    def _sorted_afterwards(self, new: int) -> Iterator[None]:
+        """Sort once, where many rows are new: to keep random names sorted costs more with each of them."""
         with self._lock:
-            self._database.execute("DROP INDEX IF EXISTS chunk_by_id")
+            (rows,) = self._database.execute(ROWS).fetchone()
+            if many := new > rows // MANY:
+                self._database.execute("DROP INDEX IF EXISTS chunk_by_id")
         try:
             yield
         finally:
-            with self._lock:
-                self._database.execute(BY_ID)
+            if many:
+                self._sort()
+
+    def _sort(self) -> None:
+        with self._lock:
+            for statement in (SORT_CACHE, BY_ID, CACHE):
+                self._database.execute(statement)
 
     def _take(self, name: str, content: bytes) -> None:
-        packs = list(indexes.decode(self._key, content))  # before anything is written
-        self.add(packs, loaded=name)
+        self.add(indexes.decode(self._key, content), loaded=name)
 
     def add(self, packs: Iterable[tuple[str, Sequence[Place]]], *, loaded: str = "") -> None:
-        """Note where the chunks of packs are."""
+        """Note where the chunks of packs are, of all packs or, where `packs` raises, of none."""
         with self._lock, self._database:
             self._database.execute("BEGIN")
             for pack, places in packs:
                 added = self._database.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (pack,))
                 if not added.rowcount:
                     continue  # another index names it too, and a pack never changes
-                rows = ((one.id, added.lastrowid, one.offset, one.stored, one.size, one.codec) for one in places)
-                self._database.executemany("INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?)", rows)
+                self._database.executemany(ADD, [(added.lastrowid, *place) for place in places])
             if loaded:
                 self._database.execute("INSERT OR REPLACE INTO loaded VALUES (?)", (loaded,))
             self._database.execute("COMMIT")

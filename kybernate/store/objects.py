@@ -162,6 +162,8 @@ class RemoteObjects:
         except (exceptions.NotFoundError, FileNotFoundError) as error:
             raise ObjectMissing(f"{self.title}: there is no object {name}") from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
+            if _is_full(error):  # services answer QuotaExceeded with 403
+                raise StoreFull(f"{self.title}: no room for {name}: {_short(error)}") from error
             raise StoreDenied(f"{self.title}: {name}: {_short(error)}") from error
         except (exceptions.BaseError, OSError) as error:
             if _is_full(error):

@@ -1,8 +1,10 @@
-"""Which packs the images of a store need, asked of the index's database: no id of a chunk stays in memory."""
+"""Which packs the images of a store need, asked of the index's database: few ids of chunks are in memory."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,20 +14,22 @@ from kybernate.store.format.pack import Place
 from kybernate.store.format.recipe import Recipe
 
 PARALLEL = 4  # recipes that are in memory
+NOTED_CHUNKS = 1 << 17  # ids in memory; together, in their order, they cost less than each image's own
 Report = Callable[[int, int], object]
 
 SCHEMA = """
 DROP TABLE IF EXISTS temp.live;
 DROP TABLE IF EXISTS temp.candidate;
+DROP TABLE IF EXISTS temp.stranded;
 CREATE TEMP TABLE live (id BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TEMP TABLE candidate (number INTEGER PRIMARY KEY, rank INTEGER NOT NULL);
+CREATE TEMP TABLE stranded (id BLOB NOT NULL, rank INTEGER NOT NULL);
 """
 CANDIDATE = "INSERT INTO candidate SELECT number, ? FROM pack WHERE name = ?"
-CHOSEN = """SELECT min(rank) AS rank, live.id AS id FROM live JOIN chunk ON chunk.id = live.id
-            JOIN candidate ON number = pack GROUP BY live.id"""
-STRANDED = f"""SELECT name, offset, stored, size, codec, chosen.id FROM ({CHOSEN}) AS chosen
-            JOIN candidate ON candidate.rank = chosen.rank JOIN pack ON pack.number = candidate.number
-            JOIN chunk ON chunk.id = chosen.id AND chunk.pack = pack.number WHERE chosen.rank >= ?
+LIVE = "SELECT id FROM live ORDER BY id"
+BEST = "SELECT id, min(rank) FROM chunk CROSS JOIN candidate ON number = pack GROUP BY id ORDER BY id"
+STRANDED = """SELECT name, offset, stored, size, codec, chunk.id FROM stranded JOIN candidate USING (rank)
+            JOIN pack USING (number) JOIN chunk ON chunk.id = stranded.id AND chunk.pack = number
             ORDER BY name, offset"""
 
 
@@ -55,9 +59,14 @@ async def reach(
     ranked = sorted(packs, key=lambda name: (name in condemned, name))
     reliable = sum(name not in condemned for name in ranked)
     await asyncio.to_thread(_prepare, store, ranked)
+    ids = set[bytes]()
     async for recipe in recipes(store, report=report):
         found.images += 1
-        await asyncio.to_thread(_note, store, recipe)
+        ids |= recipe.chunks()
+        if len(ids) >= NOTED_CHUNKS:
+            await asyncio.to_thread(_note, store, ids)
+            ids = set()
+    await asyncio.to_thread(_note, store, ids)
     await asyncio.to_thread(_ask, store, ranked, reliable, found)
     return found
 
@@ -73,11 +82,10 @@ async def recipes(store: ChunkStore, *, report: Report = lambda done, total: Non
     report(len(names), len(names))
 
 
-def stranded(store: ChunkStore, packs: Iterable[str], condemned: Collection[str]) -> Iterator[tuple[str, Place]]:
+def stranded(store: ChunkStore) -> Iterator[tuple[str, Place]]:
     """Return where the chunks are that only condemned packs hold. Called after `reach`."""
-    reliable = sum(name not in condemned for name in packs)
     with store.index.connection() as database:
-        rows = database.execute(STRANDED, (reliable,)).fetchall()
+        rows = database.execute(STRANDED).fetchall()
     return ((name, Place(id, offset, stored, size, codec)) for name, offset, stored, size, codec, id in rows)
 
 
@@ -96,18 +104,37 @@ def _prepare(store: ChunkStore, ranked: list[str]) -> None:
         database.execute("COMMIT")
 
 
-def _note(store: ChunkStore, recipe: Recipe) -> None:
+def _note(store: ChunkStore, ids: Iterable[bytes]) -> None:
     with store.index.connection() as database:
         database.execute("BEGIN")
-        ids = sorted(recipe.chunks())  # neighbours are on one page of the table
-        database.executemany("INSERT OR IGNORE INTO live VALUES (?)", ((id,) for id in ids))
+        # In their order: neighbours are on one page of the table.
+        database.executemany("INSERT OR IGNORE INTO live VALUES (?)", zip(sorted(ids), strict=True))
         database.execute("COMMIT")
 
 
 def _ask(store: ChunkStore, ranked: list[str], reliable: int, found: Reached) -> None:
+    counts = Counter[int | None]()
     with store.index.connection() as database:
-        (found.chunks,) = database.execute("SELECT count(*) FROM live").fetchone()
-        counts = dict(database.execute(f"SELECT rank, count(*) FROM ({CHOSEN}) GROUP BY rank").fetchall())
-    found.packs = frozenset(ranked[rank] for rank in counts)
-    found.missing = found.chunks - sum(counts.values())
-    found.stranded = sum(count for rank, count in counts.items() if rank >= reliable)
+        database.execute("BEGIN")
+        for id, rank in _chosen(database):
+            counts[rank] += 1
+            if rank is not None and rank >= reliable:
+                database.execute("INSERT INTO stranded VALUES (?, ?)", (id, rank))
+                found.stranded += 1
+        database.execute("COMMIT")
+    found.chunks = counts.total()
+    found.missing = counts.pop(None, 0)
+    found.packs = frozenset(ranked[rank] for rank in counts if rank is not None)
+
+
+def _chosen(database: sqlite3.Connection) -> Iterator[tuple[bytes, int | None]]:
+    """Yield the chunks that images need, each with the rank of the pack that counts, None where it is missing.
+
+    Both tables are read once, in the order of ids: to seek each id costs more with each chunk of the store.
+    """
+    copies = iter(database.execute(BEST))
+    copy = next(copies, None)
+    for (id,) in database.execute(LIVE):
+        while copy is not None and copy[0] < id:
+            copy = next(copies, None)
+        yield id, copy[1] if copy is not None and copy[0] == id else None

@@ -22,8 +22,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from kybernate_shim.arena.banks import from_text
 from kybernate_shim.arena.memory import FOLDER
 from kybernate_shim.config import DEFAULT_PATH
@@ -35,6 +33,7 @@ from kybernate_shim.linux import huge_pages
 from kybernate_shim.linux.locks import held, try_lock_file
 from kybernate_shim.linux.private_files import NO_OTHERS, make_directory
 from kybernate_shim.live_config import LiveConfig
+from kybernate_shim.logs import load_structlog
 from kybernate_shim.ttrpc import Server
 
 LOOK_SECONDS = 5.0
@@ -128,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):  # the helper must see all GPUs of the node
             os.environ.pop(name, None)
+        structlog = load_structlog()
         log = structlog.wrap_logger(
             structlog.WriteLogger(sys.stderr),
             processors=[

@@ -13,7 +13,8 @@
  *
  * Whatever goes wrong, the interpreter does the work. Nothing may then be left of what the other side has begun: it
  * works only if it could send its pid here, and a process whose pid is here and that does not answer is killed. A
- * server that does not even fork is killed, too, for the next call to find a new one. Descriptors are sent to a known
+ * server that does not even fork is killed, too, for the next call to find a new one; but not one that has forked for
+ * other clients meanwhile, or waits for a CPU: the node is busy. Descriptors are sent to a known
  * process only: those in a queue that no process reads would keep containerd waiting for the end of our output.
  */
 #include <errno.h>
@@ -163,6 +164,41 @@ static bool send_call(int connection, const struct call *call)
 	return sendmsg(connection, &message, MSG_NOSIGNAL) >= 0;
 }
 
+/* The process that the server has forked last, and that lives; 0 without one. It is another one once a client is served.
+ * The kernel lists children in the order in which they were forked. Source: proc_pid_task(5). */
+static pid_t newest_child(pid_t server)
+{
+	char path[64], children[1 << 16], *last;
+
+	snprintf(path, sizeof path, "/proc/%d/task/%d/children", server, server);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0)
+		return 0;
+	ssize_t size = read(file, children, sizeof children - 1);
+	close(file);
+	while (size > 0 && children[size - 1] == ' ')
+		size--;
+	children[size > 0 ? size : 0] = 0;
+	last = strrchr(children, ' ');
+	return (pid_t)strtol(last ? last : children, NULL, 10);
+}
+
+/* Return whether a process runs, or waits for a CPU or a disk: what has nothing to do, or hangs, does not. */
+static bool is_at_work(pid_t pid)
+{
+	char path[64], status[512], *state;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0)
+		return false;
+	ssize_t size = read(file, status, sizeof status - 1);
+	close(file);
+	status[size > 0 ? size : 0] = 0;
+	state = strrchr(status, ')'); /* of its name, which may have such itself */
+	return state && state[1] && strchr("RD", state[2]);
+}
+
 /* End a process and wait until it is gone, with all that it has locked or listened at. */
 static void end(pid_t pid)
 {
@@ -177,12 +213,13 @@ static void end(pid_t pid)
 	close(process);
 }
 
-/* Make sure that no other process continues this call; `pid` is 0 as long as it was not read.
+/* Make sure that no other process continues this call; `pid` is 0 as long as it was not read. `newest` was the server's
+ * newest child when it could have forked for us.
  *
  * Once the reading end is shut, the pid cannot be sent any more; if it has been, it is here. Its process lives: it has
  * the connection's other end open.
  */
-static void stop(const struct call *call, int connection, pid_t pid, pid_t server)
+static void stop(const struct call *call, int connection, pid_t pid, pid_t server, pid_t newest)
 {
 	static char answer[LARGEST_ANSWER];
 
@@ -191,7 +228,7 @@ static void stop(const struct call *call, int connection, pid_t pid, pid_t serve
 		pid = pid_in(answer, recv(connection, answer, sizeof answer, MSG_DONTWAIT));
 	if (pid)
 		end(pid);
-	else if (call->action == START)
+	else if (call->action == START && newest_child(server) == newest && !is_at_work(server) && !is_at_work(newest))
 		end(server);
 }
 
@@ -219,7 +256,12 @@ static enum outcome ask_over(struct call *call, int connection)
 		return refuse(call, NO_SERVER, "its pid cannot be known", errno);
 	if (server.uid != geteuid())
 		return refuse(call, NOT_DONE, "a stranger listens in the fork server's place", 0);
-	ssize_t size = receive(connection, answer, limits[0]);
+	pid_t newest = 0;
+	ssize_t size = receive(connection, answer, limits[0] / 5);
+	if (size < 0 && errno == ETIMEDOUT) {
+		newest = newest_child(server.pid);
+		size = receive(connection, answer, limits[0] - limits[0] / 5);
+	}
 	pid_t pid = pid_in(answer, size);
 	if (pid) {
 		size = send_call(connection, call) ? receive(connection, answer, limits[1]) : -1;
@@ -232,7 +274,7 @@ static enum outcome ask_over(struct call *call, int connection)
 			size = -1;
 	}
 	if (size < 0 && errno == ETIMEDOUT) {
-		stop(call, connection, pid, server.pid);
+		stop(call, connection, pid, server.pid, newest);
 		return refuse(call, NOT_DONE, "the fork server did not answer in time", 0);
 	}
 	if (!pid)

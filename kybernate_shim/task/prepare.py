@@ -79,7 +79,7 @@ async def _prepare(
     if request.checkpoint or options.criu_image_path or wanted_image(spec, config) is not None:
         # Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile.
         async with asyncio.timeout(config.deadlines.create or None):
-            image = await asyncio.to_thread(_image, request, options, spec, config, log)
+            image = await _image_here_or_elsewhere(request, options, spec, config, log)
     if wants_library(spec, config) or (image is not None and _had_library(image)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
@@ -103,6 +103,25 @@ async def _prepare(
         stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
         image=image,
     )
+
+
+async def _image_here_or_elsewhere(
+    request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
+) -> Image | None:
+    """Do as `_image`; the node's agent brings an image that is not on the node. Raises as that, and ImageNotFetched."""
+    from kybernate_shim.checkpoint.image.store import CheckpointNotFound
+
+    try:
+        return await asyncio.to_thread(_image, request, options, spec, config, log)
+    except CheckpointNotFound:
+        wanted = wanted_image(spec, config)
+        if wanted is None or request.checkpoint or options.criu_image_path:
+            raise
+        from kybernate_shim.task.fetch import fetch  # few images are elsewhere
+
+        if not await fetch(wanted, requester_of(spec), request.id):
+            raise
+    return await asyncio.to_thread(_image, request, options, spec, config, log)
 
 
 def _had_library(image: Image) -> bool:

@@ -40,6 +40,7 @@ async def serve(place: Path) -> None:
             services.SelfServicer(),
             PeerImages(lambda: catalogue, leases),
             ImageFiles(leases, settings.peers.reads, Pace(limit)),
+            {},
         )
     )
     print("serves", flush=True)

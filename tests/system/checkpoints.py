@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from kybernate_shim.checkpoint.image.store import read_image, verify
 from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
 from kybernate_shim.start import socket_path
 from kybernate_shim.ttrpc import Client, RpcError
-from tests.system.ctr import Ctr, eventually, run
+from tests.system.ctr import Ctr, eventually, finished, run
 
 PYTHON = "localhost:5000/python:latest"
 MANIFEST = "kybernate-manifest.json"
@@ -96,11 +95,11 @@ def kybernate(*args: str, **options: Any) -> str:
     return run(["kybernate", *args], **options)
 
 
-def refused(*argv: str, **options: Any) -> str:
+def refused(*argv: str) -> str:
     """Run a command that must fail, and return what it wrote to stderr."""
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, **options)
-    assert done.returncode != 0, f"{' '.join(argv)} succeeded: {done.stdout}"
-    return done.stderr
+    done = finished(argv)
+    assert done.returncode != 0, f"{' '.join(argv)} succeeded: {done.stdout.decode(errors='replace')}"
+    return done.stderr.decode()
 
 
 def save(ctr: Ctr, shim: str, image: Path, **request: Any) -> CheckpointResponse:

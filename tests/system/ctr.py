@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.system import warm
+
 BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task")
 BUSYBOX = "localhost:5000/busybox:latest"
 STOCK = "io.containerd.runc.v2"
@@ -30,13 +32,22 @@ class CommandFailed(AssertionError):
 
 def run(argv: Sequence[str], *, stdin: bytes | None = None, status: int | None = 0, timeout: float = 60) -> str:
     """Run `argv` and return its stdout; any status is fine where `status` is None."""
-    source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    done = subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **source)
+    done = finished(argv, stdin=stdin, timeout=timeout)
     out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     if status is not None and done.returncode != status:
         said = f"{out[-4000:]}\n{err[-4000:]}"
         raise CommandFailed(f"{' '.join(argv)}\nended with {done.returncode}, not {status}\n{said}")
     return out
+
+
+def finished(
+    argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `argv` to its end, with `stdin` or /dev/null."""
+    if warm.can_run(argv):
+        return warm.run(argv, stdin=stdin or b"", timeout=timeout)
+    source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **source)
 
 
 def eventually(look: Callable[[], T], *, seconds: float = 20, pause: float = 0.05) -> T:

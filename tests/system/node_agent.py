@@ -53,6 +53,7 @@ class NodeAgent:
     settings: str = ""
     process: subprocess.Popen[bytes] | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    name: str = "lab-node"
 
     @property
     def address(self) -> str:
@@ -76,7 +77,7 @@ class NodeAgent:
         top, _, tables = settings.partition("[")
         (self.place / "agent.toml").write_text(
             f'state_directory = "{self.place}/state"\nsocket = "{self.place}/run/agent.sock"\n'
-            f'registry = "sqlite:///{self.place}/registry.db"\nnode_name = "lab-node"\n{top}'
+            f'registry = "sqlite:///{self.place}/registry.db"\nnode_name = "{self.name}"\n{top}'
             + (f"[{tables}" if tables else "")
         )
 

@@ -2,7 +2,8 @@
 
 What it may change is its own: /run, /etc and the directories of containerd and of Kybernate are mounted for it alone,
 and it sees cgroup v2 alone, whose controllers it need not have. Of the units that every boot has, the journal is left:
-the others would set the machine's clock, modules and kernel parameters.
+the others would set the machine's clock, modules and kernel parameters. Mounts are shared, as systemd makes them where
+it is not in a container: services with mount namespaces of their own see what is mounted later.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ cd /usr/lib/systemd/system
 for unit in sysinit.target.wants/* local-fs.target.wants/* timers.target.wants/*; do
     case $unit in */systemd-journald.service) ;; *) ln -s /dev/null /run/systemd/system/${unit##*/} ;; esac
 done
+mount --make-rshared /
 exec env -i container=lab PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin LANG=C.UTF-8 \\
     /lib/systemd/systemd --unit=basic.target
 """

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate.registry.catalogue import Catalogue
 from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.run_directory import ARRIVING
 from tests.system import node_agent
 from tests.system.checkpoints import Witness, holding, kybernate
 from tests.system.ctr import Ctr, eventually
@@ -57,7 +59,7 @@ class Two:
 
     def there(self, *words: str) -> list[str]:
         """Return the command line that runs a program as on the second node."""
-        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", ELSEWHERE, str(self.place), *words]
+        return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", ELSEWHERE, str(self.place), *words]
 
     def asked(self, *words: str, fails: bool = False) -> str:
         """Run `kybernate` on the second node."""
@@ -91,6 +93,7 @@ def both(shim_config: Path) -> Iterator[Two]:
         (place / "two/shim.toml").write_text(f'checkpoint_root = "{OTHER}"\nshared_key = "{key}"\n')
         found = Two(place, *nodes, ca)
         try:
+            subprocess.run(["mount", "--make-shared", "/run"], check=True)  # as on a node with systemd
             found.one.start()
             found.one.wait_ready()
             found.two.start(found.there())
@@ -102,6 +105,7 @@ def both(shim_config: Path) -> Iterator[Two]:
                     node.process.kill()
                     node.process.wait(20)
                 print(node.log.read_text()[-4000:])
+            subprocess.run(["mount", "--make-private", "/run"], check=True)
             own.unlink()
             shutil.rmtree(OTHER.parent, ignore_errors=True)
 
@@ -158,6 +162,24 @@ def test_image_arrives_although_its_agent_is_killed(both: Two, image: str, ours:
     both.two.done(operation)
     assert not verify(OTHER / image)
     continues(ours, OTHER / image, tmp_path / "log")
+
+
+def test_image_of_a_peer_is_restored_while_it_arrives(both: Two, image: str, ours: Ctr, tmp_path: Path) -> None:
+    with Catalogue(f"sqlite:///{both.place}/registry.db", node="node-2") as catalogue:
+        # The second agent hears of the image, by the containerd that both have, and finds its directory.
+        eventually(lambda: {one.node for one in catalogue.get(image).replicas} == {"node-1", "node-2"})
+        catalogue.drop_replica(str(ROOT / image))
+    new, log = ours.new_id("there"), tmp_path / "log"
+    try:
+        said = both.asked("restore", image, "--name", new, "--detach", "--log", str(log), "--json")
+        eventually(lambda: Witness(new, log).count() > 2)
+    finally:
+        ours.remove(new)
+    answer = json.loads(said)
+    assert answer["source"] == "peer node-1"
+    assert {step["name"] for step in answer["steps"]} >= {"receive", "restore"}
+    assert not (OTHER / image).exists()
+    assert not ARRIVING.exists()
 
 
 def test_image_goes_to_peers_alone(both: Two, image: str) -> None:

@@ -101,6 +101,25 @@ def test_settings_are_read_again_on_reload(node: Systemd) -> None:
     assert node.main_pid() == pid
 
 
+def test_shims_see_what_the_hardened_agent_brings_from_the_store(node: Systemd, container: str) -> None:
+    """The unit has a mount namespace of its own; the memory that the image arrives in is mounted on the host."""
+    settings, place = "/etc/kybernate/agent.toml", "/var/lib/kybernate/checkpoints/stored"
+    own, host = (node.run("readlink", f"/proc/{pid}/ns/mnt") for pid in (node.main_pid(), 1))
+    assert own != host
+    store = """[store]\nurl = "file:///var/lib/kybernate/test-store"\nkey = "/var/lib/kybernate/test.key"\n"""
+    node.sh(f"printf '{store}' >{settings}; systemctl reload {AGENT}")
+    try:
+        node.sh(f"kybernate store init; kybernate checkpoint {container} stored --exit; kybernate store put stored")
+        node.sh(f"rm -r {place}; ctr container rm {container}")
+        back = ("kybernate", "restore", "--from", "store", "stored", "--detach", "--json")
+        answer = json.loads(node.run(*back, "--name", container))
+        assert answer["source"] == "disk file:///var/lib/kybernate/test-store"
+        assert [one["state"] for one in node.containers()] == ["running"]
+        node.run("test", "!", "-e", "/run/kybernate/arriving")
+    finally:
+        node.sh(f"rm -rf {settings} {place} /var/lib/kybernate/test-store; systemctl reload {AGENT}")
+
+
 def test_agent_that_is_killed_is_started_again_and_containers_run_on(node: Systemd, container: str) -> None:
     eventually(lambda: [one["state"] for one in node.containers()] == ["running"])
     task, socket = node.run("ctr", "task", "ls"), node.run("stat", "-c", "%i", "/run/kybernate/agent.sock")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.system.node_agent import NodeAgent
 
 MEMORY = Path("/dev/shm/kybernate-test")
 ROOT = Path("/var/lib/kybernate/checkpoints")
+OTHER = Path("/var/lib/kybernate-two/checkpoints")  # of a second node
 MIB = 64
 
 
@@ -78,6 +80,46 @@ def image(agent: NodeAgent, ours: Ctr) -> Iterator[str]:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
+@dataclass
+class Second:
+    """A second node over the same store: an agent, and commands, that keep images and registry elsewhere."""
+
+    agent: NodeAgent
+
+    def there(self, *words: str) -> list[str]:
+        place = self.agent.place
+        script = f'mount --bind {place}/shim.toml /etc/kybernate/shim.toml && exec "$@"'
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "second", *words]
+
+    def asked(self, *words: str) -> str:
+        """Run `kybernate` there."""
+        environment = os.environ | {"KYBERNATE_AGENT": self.agent.address.removeprefix("unix:")}
+        return subprocess.run(
+            self.there("/opt/kybernate/bin/kybernate", *words),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stdout
+
+
+@pytest.fixture
+def second(agent: NodeAgent) -> Iterator[Second]:
+    """A node that is started by its test."""
+    place = agent.place / "two"
+    place.mkdir()
+    (place / "shim.toml").write_text(f'checkpoint_root = "{OTHER}"\n')
+    two = Second(NodeAgent(place, f"{agent.settings}look_seconds = 1\n", environment=agent.environment, name="second"))
+    try:
+        yield two
+    finally:
+        if two.agent.process is not None:
+            two.agent.stop(signal.SIGKILL)
+            print(two.agent.log.read_text()[-4000:])
+        shutil.rmtree(OTHER.parent, ignore_errors=True)
+
+
 def tiers_of(agent: NodeAgent, image: str) -> set[str]:
     found = agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=image))
     return {replica.tier for replica in found.replicas}
@@ -129,6 +171,28 @@ def test_image_goes_through_all_tiers_and_is_restored_from_each(
     with pytest.raises(CommandFailed, match="no other tier has a good copy"):
         kybernate("evict", image, "--from", "disk")
     goes_on(ours, image, tmp_path)
+
+
+def test_fresh_node_knows_what_the_store_has(agent: NodeAgent, image: str, second: Second) -> None:
+    kybernate("demote", image, "--to", "object")
+    second.agent.start(second.there())
+    second.agent.wait_ready()
+    eventually(lambda: second.agent.lines("store.listed"))
+    assert tiers_of(second.agent, image) == {"object"}
+    (listed,) = [line for line in second.asked("images").splitlines() if image in line]
+    assert listed.endswith("elsewhere, object")
+    (known,) = json.loads(second.asked("images", "-o", "json"))
+    assert [(one["node"], one["tier"], one["state"]) for one in known["replicas"]] == [("", "object", "complete")]
+
+    second.asked("promote", image, "--to", "disk")
+    assert not verify(OTHER / image)
+    eventually(lambda: tiers_of(second.agent, image) == {"disk", "object"})
+
+    fresh = ["registry", "rebuild", "--url", f"sqlite:///{agent.place}/fresh.db"]
+    assert "store: 1 images added, 0 removed" in kybernate(*fresh)
+    kybernate("store", "rm", image)
+    eventually(lambda: tiers_of(second.agent, image) == {"disk"})
+    assert "store: 0 images added, 1 removed" in kybernate(*fresh)
 
 
 def test_copy_outlives_the_agent(agent: NodeAgent, image: str, server: Server) -> None:

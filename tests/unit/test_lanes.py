@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from tests.lanes import LANES, PARTS, TESTS, Part, all_files, owner
+from tests.lanes import LANES, PARTS, TESTS, Part, all_files, order, owner
 from tests.run_all import suites_in_lab
 
+DOCUMENTED = TESTS.parent / "docs/development.md"
 # All that this file knows of: what drives containerd, runc or CRIU, and is worth nothing in one lane alone.
 IN_EVERY_LANE = (
     *("contract/test_runtime_lifecycle.py", "contract/test_freezer.py", "contract/cuda_driver/test_cuda_criu.py"),
@@ -48,14 +50,30 @@ def test_what_meets_a_lanes_own_programs_runs_in_every_lane(path: str) -> None:
     assert owner(TESTS / path).lanes == LANES
 
 
+def test_long_parts_begin_first_and_the_lanes_of_one_are_apart() -> None:
+    long, short = Part("long", (), 100), Part("short", (), 10)
+    alone, last = Part("alone", (), 50, LANES[:1]), Part("last", (), 5, LANES[1:])
+    assert order([last, short, alone, long]) == [
+        *((long, LANES[0]), (short, LANES[0])),
+        *((long, LANES[1]), (alone, LANES[0]), (short, LANES[1]), (last, LANES[1])),
+    ]
+
+
+def test_documented_times_are_those_that_parts_are_placed_by() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (both|trixie|sid) \| (\d+) s \|$", DOCUMENTED.read_text(), re.MULTILINE)
+    assert {name: (lanes, int(seconds)) for name, lanes, seconds in rows} == {
+        part.name: ("both" if part.lanes == LANES else part.lanes[0], part.seconds) for part in PARTS
+    }
+
+
 def test_longer_path_has_the_file() -> None:
-    folder, file = Part("folder", ("system",)), Part("file", ("system/test_run.py",))
+    folder, file = Part("folder", ("system",), 1), Part("file", ("system/test_run.py",), 1)
     assert owner(TESTS / "system/test_run.py", [folder, file]) is file
     assert owner(TESTS / "system/test_cri.py", [folder, file]) is folder
 
 
 def test_file_of_no_part_or_of_two_is_named() -> None:
-    part = Part("one", ("system/test_run.py",))
+    part = Part("one", ("system/test_run.py",), 1)
     with pytest.raises(ValueError, match=r"test_cri\.py is named by no part"):
         owner(TESTS / "system/test_cri.py", [part])
     with pytest.raises(ValueError, match=r"named by .*'one', 'two'"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests import run_all
-from tests.run_all import REPEATS, Suite, repeat_alone, run_side_by_side, summary
+from tests.run_all import REPEATS, Suite, repeat_alone, run_everything, run_side_by_side, summary
 
 PASSES = "def test_right() -> None:\n    print('said by a test')\n"
 FAILS_ONCE = """
@@ -27,6 +28,7 @@ FAILS = "def test_wrong() -> None:\n    assert 1 == 2, 'the reason'\n"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
     monkeypatch.setattr(run_all, "LOGS", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each of them is loaded by each run
     (tmp_path / "conftest.py").write_text((Path(__file__).parents[1] / "conftest.py").read_text())
     return tmp_path
 
@@ -46,6 +48,25 @@ def test_good_suite_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]
     assert first.split()[:2] == ["good", "ok"]
     assert first.endswith("1 passed")
     assert others == ["=" * 78, "1 passed, 0 failed, 0 skipped"]
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_unit_tests_run_beside_the_build_of_the_lab(folder: Path, monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    began = folder / "began"
+    unit = Suite("unit", [sys.executable, "-c", f"open({str(began)!r}, 'w')"], [])
+    other = suite(folder, "other", PASSES)
+
+    def build() -> bool:
+        until = time.monotonic() + 60
+        while not began.exists():
+            assert time.monotonic() < until, "the unit tests wait for the lab"
+            time.sleep(0.01)
+        return built
+
+    monkeypatch.setattr(run_all, "build_lanes", build)
+    assert run_everything(unit, [other], 1) == built
+    assert unit.status == 0
+    assert other.good == built
 
 
 def test_failure_is_told_when_it_happens_and_in_full_in_the_end(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from kybernate.agent.operations.model import Operation, Report
 from kybernate_shim.messages import shim_pb2 as wire
 
 HEAR_SECONDS = 0.1  # between two reports of a thread
+LOOK_SECONDS = 0.1  # between two looks at whether the operation is to end
 
 T = TypeVar("T")
 
@@ -57,6 +58,20 @@ class Attempt:
                 self._loop.call_soon_threadsafe(self._heard, Report(step, done, total))
 
         return count
+
+    async def until_stopped(self, work: Awaitable[T]) -> T:
+        """Do it, and cancel it where the operation is to end. Raises OperationUndone."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+                self.check()
+            return task.result()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread; when the agent ends in between, the work is stopped at its next report."""

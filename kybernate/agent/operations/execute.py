@@ -27,6 +27,7 @@ from kybernate.agent.operations.resolve import Node, resolve
 from kybernate.agent.operations.restores import Restores
 from kybernate.agent.operations.shim_verbs import ShimVerbs
 from kybernate.agent.operations.tier_verbs import TierVerbs
+from kybernate.agent.storage.arrivals import Arrivals
 from kybernate.store.policy.model import Priority
 
 OF_SHIMS = (Checkpoint, Suspend, Resume, Swap)
@@ -36,11 +37,11 @@ MOST_THREADS = 256  # of the agent's own work; how many operations run is limite
 class NodeExecutor:
     """The executor of a real node; see Executor. `node.boot` is the boot that the engine was given."""
 
-    def __init__(self, node: Node, tiers: TierVerbs | None = None) -> None:
+    def __init__(self, node: Node, tiers: TierVerbs | None = None, arrivals: Arrivals | None = None) -> None:
         self._node = node
         self._tiers = tiers
         self._shims = ShimVerbs(node)
-        self._restores = Restores(node)
+        self._restores = Restores(node, arrivals)
         self._images = ImageVerbs()
         self._threads = ThreadPoolExecutor(MOST_THREADS, "operation")
         self._attempts: dict[str, Attempt] = {}

@@ -92,6 +92,7 @@ def arguments_of(request: Request) -> Arguments:
                 snapshotter=request.snapshotter,
                 log_path=request.log_path,
                 force=request.force,
+                from_store=request.from_store,
             )
         case wire.SuspendRequest():
             return Suspend(request.name, request.namespace, _seconds(request.lock_timeout))

@@ -54,7 +54,8 @@ class Checkpoint:
 class Restore:
     """`name` is the id of the new container, empty for one of the agent's.
 
-    `container_image` and the rest replace what the source had; `log_path` is a file for the output.
+    `container_image` and the rest replace what the source had; `log_path` is a file for the output. An image that is
+    not on the node arrives while it is restored; `from_store`: also one that is there, from the object store.
     """
 
     image: str
@@ -65,6 +66,7 @@ class Restore:
     snapshotter: str = ""
     log_path: str = ""
     force: bool = False
+    from_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Target:
     other_title: str = ""
     image: str = ""
     archive: str = ""
-    ref: tuple[str, ...] = ()  # of a copy or an eviction: the image's namespace, name and id
+    ref: tuple[str, ...] = ()  # namespace, name and id of an image that moves between tiers, or arrives for a restore
     writes: str = ""  # a path that must not be there before, and that proves success when it is whole
     holds: tuple[str, ...] = ()
     shares: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from kybernate.agent.operations.model import (
     Target,
     Verify,
 )
+from kybernate.agent.storage.arrivals import Elsewhere
 from kybernate.node.archives import manifest_in
 from kybernate.node.containerd import Containerd
 from kybernate.node.deleting import NotDeleted
@@ -67,7 +68,8 @@ class Node:
 
     `gpus_of` returns the UUIDs of the GPUs that a container, by its id, uses, as far as known. `image_of` returns the
     directory that an image's id stands for, None where it is no id. `is_pinned` says it of an image's directory.
-    `ref_of` returns namespace, name and id of an image in any tier, and `tiers` their names.
+    `ref_of` returns namespace, name and id of an image in any tier, and `tiers` their names. `elsewhere` returns an
+    image that another node or the object store has, with True the object store; None where neither does.
     """
 
     address: str
@@ -77,6 +79,7 @@ class Node:
     is_pinned: Callable[[Path], bool] = lambda path: False
     ref_of: Callable[[str], tuple[str, str, str]] = lambda name: ("", name, "")
     tiers: Callable[[], Sequence[str]] = lambda: ()
+    elsewhere: Callable[[str, bool], Elsewhere | None] = lambda name, stored: None
 
 
 def resolve(node: Node, id: str, arguments: Arguments) -> Target:
@@ -162,26 +165,58 @@ def _checkpoint(node: Node, id: str, arguments: Checkpoint) -> Target:
 
 
 def _restore(node: Node, id: str, arguments: Restore) -> Target:
-    image = open_image(str(_image(node, arguments.image)), near=True)
-    source = image.manifest.source
-    name = arguments.name or f"{_source_name(source)}-{id}"
-    wish = wish_of(arguments, name)
     if arguments.log_path:
         _absolute(arguments.log_path)
-    namespace = namespace_for(source, wish)
+    try:
+        path = _image_here(node, arguments)
+    except ImageNotFound:
+        if (found := _elsewhere(node, arguments)) is None:
+            raise
+        return _restore_from_elsewhere(node, id, arguments, found)
+    image = open_image(str(path), near=True)
+    target = _restore_target(node, id, arguments, image.manifest.source)
     with Containerd(node.address) as containerd:
-        if containerd.container(namespace, name) is not None:
-            raise IdTaken(f"container {name} exists in containerd's namespace {namespace}")
-        plan_of(containerd, image, trusted_spec(image), wish)
-    return Target(
-        namespace=namespace,
-        container=name,
-        title=name,
+        plan_of(containerd, image, trusted_spec(image), wish_of(arguments, target.container))
+    return replace(
+        target,
         image=str(image.path),
-        holds=(f"container {namespace}/{name}",),
         shares=(_held(image.path),),
         copies=(_disk(image.path), *(f"{GPU}{gpu.uuid}" for gpu in image.manifest.gpus)),
     )
+
+
+def _image_here(node: Node, arguments: Restore) -> Path:
+    """Return the directory of the image on this node, where that is wanted. Raises ImageNotFound."""
+    if arguments.from_store:
+        raise ImageNotFound(
+            f"the object store has no image {arguments.image}",
+            state="no operation was begun",
+            advice="`kybernate store ls` lists what it has; `store.url` in agent.toml names the store",
+        )
+    return _image(node, arguments.image)
+
+
+def _elsewhere(node: Node, arguments: Restore) -> Elsewhere | None:
+    """Return an image that is not on this node; a path is none."""
+    return None if arguments.image.startswith("/") else node.elsewhere(arguments.image, arguments.from_store)
+
+
+def _restore_from_elsewhere(node: Node, id: str, arguments: Restore, found: Elsewhere) -> Target:
+    """Return the target of a restore whose image arrives meanwhile: what it asks for is known when it has begun to."""
+    target = _restore_target(node, id, arguments, found.source)
+    ref = (found.ref.namespace, found.ref.name, found.ref.id)
+    copies = tuple(f"{GPU}{uuid}" for uuid in found.gpus)
+    return replace(target, image=found.ref.id, ref=ref, shares=(f"image {found.ref.id}",), copies=copies)
+
+
+def _restore_target(node: Node, id: str, arguments: Restore, source: Source) -> Target:
+    """Return the new container of a restore. Raises IdTaken."""
+    name = arguments.name or f"{_source_name(source)}-{id}"
+    namespace = namespace_for(source, wish_of(arguments, name))
+    with Containerd(node.address) as containerd:
+        if containerd.container(namespace, name) is not None:
+            raise IdTaken(f"container {name} exists in containerd's namespace {namespace}")
+    return Target(namespace=namespace, container=name, title=name, holds=(f"container {namespace}/{name}",))
 
 
 def _source_name(source: Source) -> str:

@@ -6,14 +6,18 @@ Record and snapshot carry the operation's id as a label, so that after a crash t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate.agent.operations.attempt import Attempt
 from kybernate.agent.operations.errors import OperationUndone, OutcomeUnknown
 from kybernate.agent.operations.evidence import steps_of
-from kybernate.agent.operations.model import Observation, Operation, Restore, Result, Seen
+from kybernate.agent.operations.model import Observation, Operation, Restore, Result, Seen, Step
 from kybernate.agent.operations.resolve import Node, wish_of
+from kybernate.agent.storage.arrivals import Arrivals
 from kybernate.node import rootfs
 from kybernate.node.containerd import Containerd, ContainerdUnreachable
 from kybernate.node.failure import Failure
@@ -23,17 +27,51 @@ from kybernate.node.restore import NotRestored, prepared, remove
 from kybernate.node.restore_plan import plan_of, trusted_spec
 from kybernate.node.shim import WATCH_SECONDS, restore_of, shim_of
 from kybernate.node.stdio import into_log
+from kybernate.store.streaming import memory
+from kybernate.store.tiers.tier import Ref
+from kybernate.store.transfer import Progress
 from kybernate_shim.checkpoint.image.requested import OPERATION
+from kybernate_shim.checkpoint.image.store import Image, read_for_restore
 from kybernate_shim.messages import shim_pb2 as wire
 
 RESTORING = "restore"  # the shim's phase
+RECEIVE = "receive"  # the step in which that part of an image arrives that a restore begins with
+
+
+@dataclass(frozen=True)
+class _Here:
+    """An image that can be opened, and what it has cost until then."""
+
+    open: Callable[[], Image]
+    steps: tuple[Step, ...] = ()
+
+
+class _Receiving:
+    """The step in which the part of an image arrives that its restore begins with; the shim reports what follows."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        attempt.step(RECEIVE)
+        self._attempt, self._count = attempt, attempt.counted(RECEIVE)
+        self._began, self._bytes, self._ended = time.monotonic(), 0, False
+
+    def report(self, progress: Progress) -> None:
+        """Take over the progress of the transfer. Raises OperationUndone where the operation is to end."""
+        self._attempt.check()
+        if not self._ended:
+            self._bytes = progress.done_bytes
+            self._count(progress.done_bytes, progress.total_bytes)
+
+    def end(self) -> Step:
+        self._ended = True
+        return Step(RECEIVE, time.monotonic() - self._began, self._bytes)
 
 
 class Restores:
     """Carries out restores."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, arrivals: Arrivals | None = None) -> None:
         self._node = node
+        self._arrivals = arrivals
 
     async def execute(self, attempt: Attempt) -> Result:
         """Make the container, or wait for the shim that restores it already; see Executor.execute."""
@@ -42,8 +80,10 @@ class Restores:
         try:
             if await asyncio.to_thread(self._record, operation) is not None:
                 return await self._wait(operation)
-            pid = await attempt.in_thread(lambda: self._make(attempt))
-            return await self._result(operation, pid)
+            async with self._image(attempt) as image:
+                pid = await attempt.in_thread(lambda: self._make(attempt, image.open))
+            result = await self._result(operation, pid)
+            return replace(result, steps=(*image.steps, *result.steps)) if result.steps else result
         except ContainerdUnreachable as error:
             raise OutcomeUnknown(str(error)) from error
         except NotRestored as error:
@@ -80,14 +120,34 @@ class Restores:
 
     async def roll_back(self, operation: Operation) -> str:
         """Remove what it has made, and nothing that is not its own."""
-        return await asyncio.to_thread(self._remove, operation)
+        done = await asyncio.to_thread(self._remove, operation)
+        if operation.target.ref:
+            await asyncio.to_thread(memory.remove_left)
+        return done
 
-    def _make(self, attempt: Attempt) -> int:
+    @asynccontextmanager
+    async def _image(self, attempt: Attempt) -> AsyncIterator[_Here]:
+        """Yield the image once its restore may begin; the rest of one that is elsewhere arrives meanwhile."""
+        target, wanted = attempt.operation.target, attempt.operation.arguments
+        assert isinstance(wanted, Restore)
+        if not target.ref:
+            yield _Here(lambda: open_image(target.image))
+            return
+        assert self._arrivals is not None, "only an agent with tiers resolves it"
+        receiving = _Receiving(attempt)
+        ref, id = Ref(*target.ref), attempt.operation.id
+        arrival = self._arrivals.in_memory(ref, id, receiving.report, stored=wanted.from_store)
+        directory = await attempt.until_stopped(arrival.__aenter__())
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_exit(arrival)
+            yield _Here(lambda: read_for_restore(directory), (receiving.end(),))
+
+    def _make(self, attempt: Attempt, opened: Callable[[], Image]) -> int:
         operation = attempt.operation
         wanted = operation.arguments
         assert isinstance(wanted, Restore)
         attempt.step("look")
-        image = open_image(operation.target.image)
+        image = opened()
         saved = trusted_spec(image)
         terminal = bool((saved.get("process") or {}).get("terminal"))
         stdio = into_log(Path(wanted.log_path) if wanted.log_path else None, terminal=terminal)
@@ -106,7 +166,8 @@ class Restores:
 
     async def _result(self, operation: Operation, pid: int) -> Result:
         """Return the numbers of a restore as the shim has them."""
-        result = Result(path=operation.target.image, pid=pid)
+        target = operation.target
+        result = Result(image_id=target.ref[-1], pid=pid) if target.ref else Result(path=target.image, pid=pid)
         try:
             found = await asyncio.to_thread(self._record, operation)
         except Failure:

@@ -6,9 +6,8 @@ Both may be begun again after a crash: a copy continues with what has arrived, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from kybernate.agent.operations.attempt import Attempt
 from kybernate.agent.operations.errors import OperationUndone
@@ -20,10 +19,6 @@ from kybernate.store.movement.moving import bring, evict
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.tier import Held, Ref, Tier
-
-LOOK_SECONDS = 0.1  # between two looks at whether the operation is to end
-
-T = TypeVar("T")
 
 
 class TierVerbs:
@@ -68,7 +63,7 @@ class TierVerbs:
             try:
                 limit = settings.bytes_per_second
                 work = bring(ref, sources, target, transfer, remote_bytes_per_second=limit)
-                held, _ = await _until_stopped(attempt, work)
+                held, _ = await attempt.until_stopped(work)
             except OperationUndone:
                 await target.discard(ref)
                 raise
@@ -90,7 +85,7 @@ class TierVerbs:
         others = [other for other in await self._tiers.all() if other.name != tier.name]
         present = [held async for held in tier.images() if held.ref == ref]
         for held in present:
-            await _until_stopped(attempt, evict(ref, tier, others))
+            await attempt.until_stopped(evict(ref, tier, others))
             await self._gone(tier, held)
 
     async def _arrived(self, tier: Tier, held: Held) -> None:
@@ -111,18 +106,3 @@ class TierVerbs:
 def ref_of(operation: Operation) -> Ref:
     """Return the image that an operation is about; `resolve` has written it into the target."""
     return Ref(*operation.target.ref)
-
-
-async def _until_stopped(attempt: Attempt, work: Awaitable[T]) -> T:
-    """Do it, and cancel it where the operation is to end. Raises OperationUndone."""
-    task = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
-            attempt.check()
-        return task.result()
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})

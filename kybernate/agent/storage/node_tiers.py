@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.tier_settings import Tiers
@@ -14,6 +15,9 @@ from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.tier import Tier
 from kybernate_shim.config import Config
+
+if TYPE_CHECKING:  # libraries of the extra `store`
+    from kybernate.store.tiers.object import ObjectTier
 
 RAM, DISK, OBJECT = "ram", "disk", "object"  # names of tiers, the fastest first
 INDEX = "store-index.db"
@@ -68,6 +72,12 @@ class NodeTiers:
         peers = map(self._peer, nodes) if self._peer is not None else ()
         return [*local, *peers, *stored]
 
+    async def peer(self, node: str) -> Tier:
+        """Return the tier of another node. Raises PeersNotConfigured, and TierMissing where no node is reached."""
+        if self._peer is None:
+            raise TierMissing(f"this agent reaches no other node, and so not {node}")
+        return self._peer(node)
+
     def names(self) -> list[str]:
         """Return the names of all tiers, the fastest first."""
         return [*(tier.name for tier in self.local()), *([OBJECT] if self._settings().url else [])]
@@ -81,7 +91,7 @@ class NodeTiers:
                 return tier
         raise TierMissing(f"this node has no tier {name!r}: it has {', '.join(self.names())}")
 
-    async def object(self) -> Tier:
+    async def object(self) -> ObjectTier:
         """Return the object store. Raises StoreInvalid, StoreUnreachable, StoreDenied."""
         from kybernate.store.tiers.object import ObjectTier  # libraries of the extra `store`
 

@@ -21,6 +21,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import blake3
 
@@ -38,8 +39,7 @@ MOST_CHUNKS = 1 << 16  # of a pack, so that a footer cannot make its reader allo
 SIZE_BITS = 24
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a chunk is in a pack. `size` is before compression."""
 
     id: bytes

@@ -72,6 +72,12 @@ def object_name(namespace: str, id: str) -> str:
     return f"{PREFIX}/{namespace or NO_NAMESPACE}/{id}"
 
 
+def of_object(name: str) -> tuple[str, str]:
+    """Return namespace and id of the image whose recipe is in an object."""
+    namespace, _, id = name.removeprefix(f"{PREFIX}/").partition("/")
+    return "" if namespace == NO_NAMESPACE else namespace, id
+
+
 def encode(key: StoreKey, recipe: Recipe) -> bytes:
     """Return the object of a recipe."""
     document = {

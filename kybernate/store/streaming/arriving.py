@@ -1,45 +1,23 @@
-"""Brings an image from a store in a thread of its own, while its restore runs.
-
-What fails here fails the restore: the record says why, and the processes are killed before they have run. A process
-that is killed here releases its lock of the record, which the restore sees.
-"""
+"""Brings an image from a store in a thread of its own, while its restore runs: for callers without an event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.format.recipe import Recipe
-from kybernate.store.in_thread import in_thread
 from kybernate.store.place import StorePlace, open_store
-from kybernate.store.reader import fetch
-from kybernate.store.streaming.sink import ArrivingSink
+from kybernate.store.streaming.bring import bring, first_of, of_recipe
+from kybernate.store.streaming.memory import memory_for
 from kybernate.store.transfer import Transfer
-from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
-from kybernate_shim.checkpoint.image.plaintext_memory import private_memory
-from kybernate_shim.checkpoint.image.store import TierFull, require_space
-from kybernate_shim.linux.private_files import make_directory
-from kybernate_shim.run_directory import ARRIVING
-from kybernate_shim.vram_io.arrival import Description
-from kybernate_shim.vram_io.image_files import ARRIVAL, VramFile
-
-PATIENCE = 120.0  # seconds without a byte: longer than a request to the store takes with its retries
-MEMORY = "image"  # begins the name of the memory that an image arrives in
 
 Find = Callable[[ChunkStore], Awaitable[Recipe]]
-
-
-class ImageNotArrived(Failure):
-    """The part of an image that a restore begins with could not be brought from the store."""
-
-    advice = "`kybernate store check` examines the store"
 
 
 @dataclass(frozen=True)
@@ -57,7 +35,7 @@ def arriving_in_memory(place: StorePlace, find: Find, transfer: Transfer) -> Ite
 
     Raises ImageNotArrived, what `find` raises, and the errors of the store.
     """
-    with private_memory(ARRIVING, MEMORY, may_be_swapped=True) as memory:
+    with memory_for() as memory:
         where = _Where(lambda recipe: memory / recipe.name, transient=True)
         with _bringing(place, find, transfer, where) as arriving:
             yield arriving
@@ -137,10 +115,8 @@ class _Bringing:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._task)
-        except BaseExceptionGroup as group:  # of several requests that ran in parallel; the first error counts
-            self._failure = group.exceptions[0]
         except BaseException as error:  # noqa: BLE001  # raised again by wait()
-            self._failure = error
+            self._failure = first_of(error)
         finally:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
@@ -150,77 +126,18 @@ class _Bringing:
         store = await open_store(self._place).open()
         try:
             recipe = await self._find(store)
-            with self._sink(recipe) as (directory, sink):
-                await self._fetch(store, recipe, directory, sink)
-        finally:
-            store.close()
-
-    async def _fetch(self, store: ChunkStore, recipe: Recipe, directory: Path, sink: ArrivingSink) -> None:
-        try:
-            await fetch(store, recipe, sink, self._transfer)
-        except BaseException as error:
-            first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-            sink.record.fail(str(first) or "the transfer was ended")
-            raise
-        sink.record.complete()
-        if not self._where.transient:
-            await in_thread(sink.keep, durable=True)
-            (directory / ARRIVAL).unlink()
-
-    @contextmanager
-    def _sink(self, recipe: Recipe) -> Iterator[tuple[Path, ArrivingSink]]:
-        manifest, directory = _manifest(recipe), self._where.directory(recipe)
-        ordered, awaited = _ordered(recipe, manifest)
-        if directory.exists():
-            raise FileExistsError(f"{directory} exists")
-        make_directory(directory)
-        with ExitStack() as stack:
-            failed = stack.enter_context(ExitStack())
-            failed.callback(shutil.rmtree, directory, ignore_errors=True)
-            _require_room(directory, recipe, awaited if self._where.transient else {})
-            description = Description(
-                awaited, f"{tier_of(self._place)} {self._place.url}", PATIENCE, self._where.transient
-            )
+            directory = self._where.directory(recipe)
 
             def ready() -> None:
                 self._arriving = Arriving(directory, recipe, self.wait)
                 self._progress.set()
 
-            sink = ArrivingSink(directory, ordered, description, ready)
-            stack.callback(sink.close)
-            yield directory, sink
-            failed.pop_all()
+            coming = of_recipe(store, recipe, f"{tier_of(self._place)} {self._place.url}")
+            await bring(coming, directory, self._transfer, transient=self._where.transient, ready=ready)
+        finally:
+            store.close()
 
 
 def tier_of(place: StorePlace) -> str:
     """Return the tier that a store is: `disk` for a directory, else `object`."""
     return "disk" if place.url.startswith("file:") else "object"
-
-
-def _manifest(recipe: Recipe) -> Manifest:
-    try:
-        return decode(recipe.manifest)
-    except ManifestInvalid as error:
-        raise ImageNotArrived(f"image {recipe.name} in the store: {error}") from error
-
-
-def _ordered(recipe: Recipe, manifest: Manifest) -> tuple[Recipe, dict[str, int]]:
-    """Return the recipe in the order of a restore's need, and the sizes of the files that it does not begin with.
-
-    CRIU's files come first, then the arena's, which are read while CRIU works, then those that wait for CRIU.
-    """
-    suffix = ".enc" if manifest.encryption else ""
-    moved = [f"{file.file}{suffix}" for file in sorted(manifest.moved_files, key=lambda one: isinstance(one, VramFile))]
-    files = {file.name: file for file in recipe.files}
-    later = [files[name] for name in moved if name in files]
-    first = [file for file in recipe.files if file not in later]
-    return replace(recipe, files=(*first, *later)), {file.name: file.size for file in later}
-
-
-def _require_room(directory: Path, recipe: Recipe, given_back: Mapping[str, int]) -> None:
-    """Raise ImageNotArrived where the files have no room; those that are given back as they are read may fit."""
-    needed = sum(size for file in recipe.files if file.name not in given_back for size, id in file.pieces if id)
-    try:
-        require_space(directory, needed, what="image")
-    except TierFull as error:
-        raise ImageNotArrived(str(error)) from error

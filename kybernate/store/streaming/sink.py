@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kybernate.store.format.recipe import Recipe
 from kybernate.store.sink import DirectorySink
 from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME
 from kybernate_shim.linux.atomic_write import replace_file
@@ -20,11 +19,18 @@ class ArrivingSink:
     the name under which a restore alone finds it, and `ready` is called.
     """
 
-    def __init__(self, directory: Path, recipe: Recipe, description: Description, ready: Callable[[], None]) -> None:
-        self._directory, self._manifest, self._ready = directory, recipe.manifest, ready
-        self._files = DirectorySink(directory, {file.name: file.size for file in recipe.files})
+    def __init__(
+        self,
+        directory: Path,
+        sizes: Mapping[str, int],
+        manifest: bytes,
+        description: Description,
+        ready: Callable[[], object],
+    ) -> None:
+        self._directory, self._manifest, self._ready = directory, manifest, ready
+        self._files = DirectorySink(directory, sizes)
         self._awaited = description.files.keys()
-        self._needed = sum(file.size for file in recipe.files if file.name not in self._awaited)
+        self._needed = sum(size for name, size in sizes.items() if name not in self._awaited)
         self._lock = threading.Lock()
         self._files.make()
         self.record: ArrivalWriter = begin(directory, description)

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ImageDamaged, ImageNotStored
+from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.images import StoredImage, store_files
+from kybernate.store.named import named_recipe
 from kybernate.store.tiers.directory import require_whole
 from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
 from kybernate.store.transfer import Transfer
@@ -24,7 +26,15 @@ class ObjectTier:
     def __init__(self, store: ChunkStore, url: str, name: str = "object") -> None:
         self.name = name
         self._store = store
-        self._url = url
+        self.url = url
+
+    async def listed(self) -> dict[str, Ref]:
+        """Return the images by their places, without reading any: what they are called is not known then."""
+        found = {}
+        async for stored in self._store.images():
+            namespace, id = recipes.of_object(stored.name)
+            found[self._place(namespace, id)] = Ref(namespace, "", id)
+        return found
 
     async def images(self) -> AsyncIterator[Held]:
         async for stored in self._store.images():
@@ -38,6 +48,11 @@ class ObjectTier:
 
     async def open(self, ref: Ref) -> Source:
         recipe = await self._recipe(ref)
+        return StoredImage(self._store, recipe, _ref_of(recipe))
+
+    async def open_named(self, name: str) -> Source:
+        """Open what an id, a name or NAMESPACE/NAME means. Raises NotInStore."""
+        recipe = await named_recipe(self._store, name)
         return StoredImage(self._store, recipe, _ref_of(recipe))
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
@@ -65,7 +80,7 @@ class ObjectTier:
         await self._store.refresh()
         missing = sum(self._store.index.find(id, packs.__contains__) is None for id in recipe.chunks())
         if missing:
-            raise ImageDamaged(f"{self._url}: {ref}: {missing} chunks are missing")
+            raise ImageDamaged(f"{self.url}: {ref}: {missing} chunks are missing")
 
     async def remove(self, ref: Ref) -> None:
         await self._store.remove(ref.namespace, ref.id)
@@ -90,7 +105,10 @@ class ObjectTier:
         return max(named, key=lambda recipe: recipe.created)
 
     def _held(self, recipe: Recipe) -> Held:
-        return Held(_ref_of(recipe), recipe.size, f"{self._url}#{recipe.namespace or '-'}/{recipe.id}")
+        return Held(_ref_of(recipe), recipe.size, self._place(recipe.namespace, recipe.id))
+
+    def _place(self, namespace: str, id: str) -> str:
+        return f"{self.url}#{namespace or '-'}/{id}"
 
 
 def _ref_of(recipe: Recipe) -> Ref:

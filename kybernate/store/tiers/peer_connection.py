@@ -41,10 +41,11 @@ class PeerConnection:
         self._tls, self._title = target.tls, target.address
         self._host, self._port = host.strip("[]"), int(port)
         self._connection: http.client.HTTPConnection | None = None
+        self._buffer = bytearray()
         self._aborted = False
 
-    def read(self, token: str, number: int, offset: int, size: int) -> bytes:
-        """Return bytes of a file. Raises PartNotRead, ImageClosed and PeerRefused."""
+    def read(self, token: str, number: int, offset: int, size: int) -> memoryview:
+        """Return bytes of a file, valid until the next call. Raises PartNotRead, ImageClosed and PeerRefused."""
         try:
             return self._read(token, number, offset, size)
         except ssl.SSLCertVerificationError as error:
@@ -76,21 +77,30 @@ class PeerConnection:
             self._connection.close()
             self._connection = None
 
-    def _read(self, token: str, number: int, offset: int, size: int) -> bytes:
+    def _read(self, token: str, number: int, offset: int, size: int) -> memoryview:
         connection = self._connected()
         connection.request("GET", f"/images/{token}/{number}", headers={"Range": f"bytes={offset}-{offset + size - 1}"})
         answer = connection.getresponse()
         if answer.status == HTTPStatus.PARTIAL_CONTENT and answer.length == size:
-            content = answer.read(size)
-            if len(content) != size:
-                raise PartNotRead(f"{self._title}: the connection ended after {len(content)} of {size} bytes")
-            return content
+            return self._content(answer, size)
         if answer.status == HTTPStatus.PARTIAL_CONTENT and answer.length is None:
             raise PartNotRead(f"{self._title}: the connection ended in the head of an answer")
         if answer.status == HTTPStatus.GONE:
             raise ImageClosed
         why = answer.read(1000).decode(errors="replace") if answer.status >= HTTPStatus.BAD_REQUEST else ""
         raise PeerRefused(f"{self._title} has answered a request for {size} bytes with {answer.status}: {why}")
+
+    def _content(self, answer: http.client.HTTPResponse, size: int) -> memoryview:
+        """Read into memory that is used for all parts: new memory costs a page fault for each of its pages."""
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        view, done = memoryview(self._buffer)[:size], 0
+        while done < size:
+            count = answer.readinto(view[done:])
+            if not count:
+                raise PartNotRead(f"{self._title}: the connection ended after {done} of {size} bytes")
+            done += count
+        return view
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._aborted:

@@ -118,7 +118,7 @@ class Reading:
         finally:
             connection.close()
 
-    async def _read(self, connection: PeerConnection, part: Part) -> bytes:
+    async def _read(self, connection: PeerConnection, part: Part) -> memoryview:
         pause = FIRST_PAUSE
         while True:
             token = self._image.token
@@ -136,7 +136,7 @@ class Reading:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _attempt(self, connection: PeerConnection, token: str, part: Part) -> bytes:
+    async def _attempt(self, connection: PeerConnection, token: str, part: Part) -> memoryview:
         late = asyncio.get_running_loop().call_later(PART_SECONDS, connection.drop)
         try:
             return await hurried(connection.abort, connection.read, token, part.number, part.offset, part.size)

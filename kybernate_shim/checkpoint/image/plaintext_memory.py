@@ -6,15 +6,16 @@ what belongs to processes that have ended. Imports little, because `delete` has 
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from kybernate_shim.errors import NoRoom, Refused
 from kybernate_shim.linux.cgroup.headroom import available_bytes
-from kybernate_shim.linux.mount import syscalls
+from kybernate_shim.linux.mount import host, syscalls
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.linux.process import start_time
@@ -26,6 +27,7 @@ RESERVE: Final = 64 << 20
 SWAPS: Final = Path("/proc/swaps")
 FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 ATTEMPTS: Final = 10
+Mount = Callable[[str, str, str, int, str], None]  # as syscalls.mount
 
 
 class TooLittleMemory(NoRoom):
@@ -48,13 +50,13 @@ def memory_for_plaintext(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def private_memory(root: Path, name: str, *, may_be_swapped: bool = False) -> Iterator[Path]:
-    """Do as `memory_for_plaintext`, below `root`."""
+def private_memory(root: Path, name: str, *, may_be_swapped: bool = False, for_shims: bool = False) -> Iterator[Path]:
+    """Do as `memory_for_plaintext`, below `root`; with `for_shims`, where those see it. Raises as that, and OSError."""
     remove_stale(root)
     limit = max(available_bytes() - RESERVE, RESERVE)
     directory = _new_directory(root, f"{name}.{os.getpid()}.{start_time(os.getpid())}")
     try:
-        _mount(directory, limit, may_be_swapped=may_be_swapped)
+        _mount(host.mount if for_shims else syscalls.mount, directory, limit, may_be_swapped=may_be_swapped)
         yield directory
     finally:
         _remove(directory)
@@ -74,7 +76,7 @@ def remove_stale(root: Path | None = None) -> None:
     """Remove what processes have left that were killed; what another process removes concurrently is no error."""
     with suppress(FileNotFoundError):
         for directory in (root or ROOT).iterdir():
-            if not _is_in_use(directory.name):
+            if not _is_in_use(directory.name) and not _is_claimed(directory):
                 with suppress(OSError):
                     _remove(directory)
 
@@ -90,6 +92,27 @@ def _is_in_use(name: str) -> bool:
         return True
 
 
+def _is_claimed(directory: Path) -> bool:
+    """Return whether a restore still reads the image that a process, which has ended, had brought here."""
+    from kybernate_shim.checkpoint.image.manifest import ARRIVING  # little is left by killed processes
+
+    return any(map(_is_locked, directory.glob(f"*/{ARRIVING}")))
+
+
+def _is_locked(file: Path) -> bool:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _new_directory(root: Path, name: str) -> Path:
     for _ in range(ATTEMPTS):
         with suppress(FileNotFoundError):  # another operation has just ended, and removed the empty parent
@@ -99,19 +122,19 @@ def _new_directory(root: Path, name: str) -> Path:
     raise FileNotFoundError(f"{root / name}: cannot be created, its parent directory is removed repeatedly")
 
 
-def _mount(directory: Path, limit: int, *, may_be_swapped: bool) -> None:
+def _mount(mount: Mount, directory: Path, limit: int, *, may_be_swapped: bool) -> None:
     """Mount a tmpfs that is never swapped out; huge pages spare most of the page faults where the kernel has them."""
     options = f"mode=0700,size={limit}"
     for more in (",noswap,huge=within_size", ",noswap"):
         with suppress(OSError):
-            syscalls.mount("kybernate-plain", str(directory), "tmpfs", FLAGS, options + more)
+            mount("kybernate-plain", str(directory), "tmpfs", FLAGS, options + more)
             return
     if not may_be_swapped and (devices := _swap_devices()):
         raise WouldBeSwapped(
             f"this kernel (before Linux 6.4) could write plain files of an encrypted image to {', '.join(devices)}:"
             " turn off swap; nothing was changed"
         )
-    syscalls.mount("kybernate-plain", str(directory), "tmpfs", FLAGS, options)
+    mount("kybernate-plain", str(directory), "tmpfs", FLAGS, options)
 
 
 def _swap_devices() -> list[str]:
@@ -129,7 +152,7 @@ def _remove(directory: Path) -> None:
     with suppress(FileNotFoundError):
         _empty(directory)
     if mounted:
-        syscalls.umount(str(directory), syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
+        host.umount(str(directory))
     with suppress(FileNotFoundError):
         directory.rmdir()
     with suppress(OSError):

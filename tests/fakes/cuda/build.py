@@ -37,7 +37,7 @@ DRIVER = (
     "gpus",
 )
 FLAGS = (
-    *("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    *("-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror"),
 )
 

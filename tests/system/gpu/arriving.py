@@ -19,7 +19,7 @@ from tests.contract.store.slowed import SlowedServer, slowed
 from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate, refused
-from tests.system.ctr import Ctr, eventually
+from tests.system.ctr import Ctr, eventually, finished
 from tests.system.gpu.programs import Computing
 
 MIB = 24  # of VRAM: CRIU's files, which have as much, and the first of it are in one pack, the rest in another
@@ -88,7 +88,7 @@ def restored(ctr: Ctr, id: str, log: Path) -> Iterator[Computing]:
 
 def waiting(id: str) -> dict[str, int]:
     """Return the status of a container whose restore waits for the rest of its image."""
-    done = subprocess.run(["kybernate", "status", id, "--json"], capture_output=True, text=True, check=False)
+    done = finished(["kybernate", "status", id, "--json"])
     found = json.loads(done.stdout) if done.returncode == 0 else []
     for one in found if isinstance(found, list) else [found]:
         if one.get("step") == "arrival" and one["done_bytes"] > 0:

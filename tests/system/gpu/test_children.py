@@ -18,7 +18,7 @@ from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_no_image, assert_whole, kybernate
-from tests.system.ctr import Ctr, eventually
+from tests.system.ctr import Ctr, eventually, finished
 from tests.system.gpu.devices import flags
 
 PROGRAM = ["python3", f"{gpu.INSIDE}/forks.py"]
@@ -72,12 +72,12 @@ def image(tmp_path: Path) -> Iterator[Path]:
 
 def try_to_checkpoint(id: str, image: Path) -> str:
     """Checkpoint a container that continues; return what was said if that was refused, "" if there is an image."""
-    words = ["kybernate", "checkpoint", id, str(image)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = finished(["kybernate", "checkpoint", id, str(image)], timeout=120)
     if done.returncode == 0:
         return ""
-    assert "continues as before" in done.stderr or "keeps running" in done.stderr
-    return done.stderr
+    said = done.stderr.decode()
+    assert "continues as before" in said or "keeps running" in said
+    return said
 
 
 def assert_let_go(container: gpu.Computing, *, stopped: int = 0) -> None:

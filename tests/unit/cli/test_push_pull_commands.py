@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,20 +146,24 @@ def test_ctrl_c_leaves_nothing(
     node: Node, reference: str, server: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(node.checkpoints / "i")
+    ended = threading.Event()
 
     def interrupt(number: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)  # the command ends by the signal, not by the connection that breaks then
+        ended.wait(60)  # the command ends by the signal, not by the connection that breaks then
         raise Broken
 
     server.faults["PUT manifests"] = interrupt
     said = node.run("push", "i", reference, status=130).stderr
+    ended.set()
     assert "names what it named before" in said
     assert server.manifests == {}
     del server.faults["PUT manifests"]
     node.run("push", "i", reference)
+    ended.clear()
     server.faults["GET blobs"] = interrupt
     assert "nothing was kept" in node.run("pull", reference, "new", status=130).stderr
+    ended.set()
     assert images(node) == {"i"}
 
 

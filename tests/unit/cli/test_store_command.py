@@ -44,6 +44,8 @@ def test_image_is_stored_listed_brought_back_and_removed(node: Node, place: Path
     for path in directory.iterdir():
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
     assert node.json("store", "stats")["images"] == 1
+    assert json.loads(node.run("store", "stats", "-o", "json").stdout) == node.json("store", "stats")
+    assert "images: 1\n" in node.run("store", "stats", "--output", "yaml").stdout
     assert node.run("store", "rm", "counter").stdout == "removed counter\n"
     assert node.json("store", "ls") == []
 
@@ -95,4 +97,5 @@ def test_collection_is_told(node: Node, place: Path) -> None:
     os.utime(next(path for path in (place / "packs").rglob("*") if path.is_file()), (1, 1))
     assert node.json("store", "gc", "--dry-run")["condemned_packs"] == 1
     assert json.loads(node.run("store", "gc", "--json").stdout)["condemned_packs"] == 1
+    assert json.loads(node.run("store", "gc", "-o", "json", "--grace", "1").stdout)["deleted_packs"] == 0
     assert "deleted:" in node.run("store", "gc", "--grace", "0").stdout

@@ -15,6 +15,7 @@ import pytest
 from kybernate.export import push as pushing
 from kybernate.export.credentials import Credentials
 from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable, NotPulled, NotWritten
+from kybernate.export.layer_record import NAME as LAYERS
 from kybernate.export.layers import Compression
 from kybernate.export.pull import fetching
 from kybernate.export.push import Pushed
@@ -75,6 +76,40 @@ def test_image_comes_back_as_it_was(
     assert pull(server, config, done.reference, how) == content(image.path)
     assert {path.name for path in config.checkpoint_root.iterdir()} == {"shop"}
     assert server.uploads == {}
+
+
+def test_pull_that_was_killed_continues_after_whole_layers(server: FakeRegistry, image: Image, config: Config) -> None:
+    """Also where a layer was killed in the middle, and what it had written by then is there."""
+    done = push(server, image)
+    text = str(done.reference)
+    assert pull(server, config, done.reference, NO_PARALLEL) == content(image.path)
+    all_of_it = server.requests["GET blobs"]
+    server.requests.clear()
+    server.faults["GET blobs"] = lambda number: broken() if number >= all_of_it else None
+    client = RegistryClient(done.reference, NO_PARALLEL)
+    with pytest.raises(ImageRegistryUnreachable), fetching(config, text) as directory:
+        directory.fill(RegistrySource(client))
+    client.close()
+    (left,) = config.checkpoint_root.glob(".import-*")
+    assert [json.loads(line)["layer"] for line in (left / LAYERS).read_text().splitlines()[1:]]
+    (left / "half-1.img").write_bytes(b"half")
+    del server.faults["GET blobs"]
+    server.requests.clear()
+    client = RegistryClient(done.reference, NO_PARALLEL)
+    with fetching(config, text) as directory:
+        assert content(directory.fill(RegistrySource(client)).image.path) == content(image.path)
+    client.close()
+    assert not list(config.checkpoint_root.glob(".import-*"))
+    assert server.requests["GET blobs"] < all_of_it
+
+
+def test_one_pull_of_a_reference_at_a_time(config: Config) -> None:
+    with (
+        fetching(config, "a/b:v1"),
+        pytest.raises(NotPulled, match="another command pulls a/b:v1"),
+        fetching(config, "a/b:v1"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("compression", Compression)

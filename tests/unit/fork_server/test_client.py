@@ -216,6 +216,28 @@ def test_server_that_does_not_fork_is_dead_for_the_next_start_to_find_a_new_one(
     assert servers.killed()
 
 
+def test_server_that_forks_for_others_lives(client: Client, servers: Servers) -> None:
+    def serve_others(connection: socket.socket) -> None:
+        while True:
+            if os.fork() == 0:
+                os._exit(0)
+            time.sleep(0.02)
+
+    servers.fork(serve_others)
+    assert itself(client, START) == "the fork server did not answer in time"
+    assert os.waitpid(servers.pid, os.WNOHANG) == (0, 0)
+
+
+def test_server_without_a_processor_lives(client: Client, servers: Servers) -> None:
+    def wait_for_a_processor(connection: socket.socket) -> None:
+        while True:
+            pass  # the state is the same
+
+    servers.fork(wait_for_a_processor)
+    assert itself(client, START) == "the fork server did not answer in time"
+    assert os.waitpid(servers.pid, os.WNOHANG) == (0, 0)
+
+
 def test_process_that_comes_too_late_cannot_begin(client: Client, servers: Servers) -> None:
     def body(connection: socket.socket) -> None:
         time.sleep(0.8)

@@ -47,6 +47,13 @@ def test_first_container_of_a_node_waits_for_nothing_that_a_checkpoint_needs() -
     assert not {"pyroute2", "xxhash"} & loaded
 
 
+def test_cuda_helper_loads_no_console() -> None:
+    loaded = after(
+        "import kybernate_shim.cuda_helper.helper; from kybernate_shim.logs import load_structlog; load_structlog()"
+    )
+    assert not {"rich", "typer", "grpc"} & loaded
+
+
 def test_daemon_is_complete_before_its_files_may_be_replaced() -> None:
     """What a function imports when it is called must be there by then, or an old daemon would load new code."""
     serving = f"import kybernate_shim.serve; {WITH_GPUS}; imports.import_rest()"

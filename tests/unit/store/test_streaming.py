@@ -21,6 +21,7 @@ from kybernate.store.keys import make_key
 from kybernate.store.objects import RemoteObjects
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.streaming import arriving as module
+from kybernate.store.streaming import bring
 from kybernate.store.streaming.arriving import arriving_at
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME, File, encode
@@ -194,9 +195,9 @@ def test_no_room_is_said_before_anything_moves(
     def full(directory: Path, needed: int, *, what: str) -> None:
         raise TierFull(f"{directory}: no room for {needed} bytes of the {what}")
 
-    monkeypatch.setattr(module, "require_space", full)
+    monkeypatch.setattr(bring, "require_space", full)
     with (
-        pytest.raises(module.ImageNotArrived, match="no room for"),
+        pytest.raises(bring.ImageNotArrived, match="no room for"),
         arriving_at(stored, the_image, Transfer(), into(tmp_path / "back")),
     ):
         pass

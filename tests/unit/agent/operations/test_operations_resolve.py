@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kybernate.agent.operations.model import (
     Verify,
 )
 from kybernate.agent.operations.resolve import ImageNotFound, ImagePinned
+from kybernate.agent.storage.arrivals import Elsewhere
 from kybernate.node.archives import ArchiveOdd
 from kybernate.node.deleting import NotDeleted
 from kybernate.node.failure import Failure
@@ -26,6 +28,8 @@ from kybernate.node.lookup import ContainerNotFound
 from kybernate.node.places import PlaceTaken
 from kybernate.node.restore import IdTaken
 from kybernate.node.shim import NoTask
+from kybernate.store.tiers.tier import Ref
+from kybernate_shim.checkpoint.image.manifest import Source
 from tests.unit.agent.operations.hands import ID, Hands
 from tests.unit.cli.conftest import Node as FakeNode
 from tests.unit.cli.conftest import node as node
@@ -73,6 +77,30 @@ def test_what_cannot_be_is_refused_at_once(
     with pytest.raises(error):
         Hands(node, is_pinned=lambda path: path.name == "pinned").resolve(arguments)
     assert node.containerd.calls == before
+
+
+def test_image_that_is_elsewhere_arrives_for_its_restore(node: FakeNode) -> None:
+    found = Elsewhere(Ref("team", "web", "abc"), Source("counter", "team", "pod", "web", image="busybox:1"), ["GPU-1"])
+    asked = []
+
+    def elsewhere(name: str, stored: bool) -> Elsewhere | None:
+        asked.append((name, stored))
+        return found if name == "team/web" else None
+
+    save(node.checkpoints / "team" / "web")
+    hands = Hands(node, elsewhere=elsewhere)
+    assert hands.resolve(Restore("team/web")).image == str(node.checkpoints / "team" / "web")
+    target = hands.resolve(Restore("team/web", from_store=True))
+    assert (target.image, target.ref) == ("abc", ("team", "web", "abc"))
+    assert (target.namespace, target.container) == ("k8s.io", f"web-{ID}")
+    assert (target.holds, target.copies) == ((f"container k8s.io/web-{ID}",), ("gpu GPU-1",))
+    shutil.rmtree(node.checkpoints / "team")
+    assert hands.resolve(Restore("team/web")).ref == ("team", "web", "abc")
+    assert asked == [("team/web", True), ("team/web", False)]
+    with pytest.raises(ImageNotFound):
+        hands.resolve(Restore("nothing"))
+    with pytest.raises(ImageNotFound, match="the object store has no image nothing"):
+        hands.resolve(Restore("nothing", from_store=True))
 
 
 def test_image_outside_of_the_roots_is_not_deleted(hands: Hands, tmp_path: Path) -> None:

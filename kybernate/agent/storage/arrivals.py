@@ -1,0 +1,160 @@
+"""Images that are not on this node: where they are, and how they arrive for a restore."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kybernate.agent.settings import StoreSettings
+from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
+from kybernate.agent.storage.replicas import Replicas
+from kybernate.node.failure import Failure
+from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique
+from kybernate.store.errors import StoreUnreachable
+from kybernate.store.in_thread import in_thread
+from kybernate.store.movement.moving import ImageNowhere
+from kybernate.store.movement.turns import Turns
+from kybernate.store.policy.model import Priority
+from kybernate.store.tiers.tier import Ref, Source, Tier
+from kybernate.store.transfer import Progress, Transfer
+from kybernate_shim.checkpoint.image.manifest import Source as MadeFrom
+from kybernate_shim.checkpoint.image.manifest import decode
+
+LOOKUP_SECONDS = 60.0  # for a store that answers slowly
+
+
+class ArrivalImpossible(Failure):
+    """The agent cannot have memory mounted where shims see it."""
+
+    advice = "run the agent by its packaged unit, or in the host's mount namespace; or promote the image to the disk"
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """An image that another node or the object store has: of what it was made, and which GPUs that used, by UUID."""
+
+    ref: Ref
+    source: MadeFrom
+    gpus: Sequence[str] = ()
+
+
+class Arrivals:
+    """Finds and brings them. It belongs to one event loop; `find` is called from threads."""
+
+    def __init__(
+        self, tiers: NodeTiers, replicas: Replicas, turns: Turns, settings: Callable[[], StoreSettings]
+    ) -> None:
+        self._tiers, self._replicas, self._turns, self._settings = tiers, replicas, turns, settings
+        self._loop = asyncio.get_running_loop()
+
+    def find(self, name: str, *, stored: bool) -> Elsewhere | None:
+        """Return the image that a name means, None where none is known; `stored`: in the object store. Blocks.
+
+        What the registry does not know is looked for in the store. Raises Failure.
+        """
+        try:
+            row = self._replicas.row_of(name)
+        except ImageNotRegistered:
+            row = None
+        except ImageNotUnique:  # the store may have replaced one by the other since
+            if not self._settings().url:
+                raise
+            row = None
+        if row is not None and self._replicas.is_elsewhere(row, stored=stored):
+            return Elsewhere(self._replicas.ref_elsewhere(row), row.source, [gpu.uuid for gpu in row.gpus])
+        looking = asyncio.run_coroutine_threadsafe(self.look(name), self._loop)
+        try:
+            return looking.result(LOOKUP_SECONDS)
+        except TimeoutError:
+            looking.cancel()
+            raise StoreUnreachable(f"the store has not answered for {LOOKUP_SECONDS:g} s") from None
+
+    @asynccontextmanager
+    async def in_memory(
+        self, ref: Ref, restore: str, report: Callable[[Progress], object], *, stored: bool
+    ) -> AsyncIterator[Path]:
+        """Bring an image into memory for one restore, and yield its directory when that may begin.
+
+        The rest arrives while the block lasts; nothing is left afterwards. Raises ImageNowhere, and what the tier that
+        has the image raises.
+        """
+        from kybernate.store.streaming.bring import arriving, of_source
+
+        source, origin = await self.opened(ref, stored=stored)
+        try:
+            with self.transfer(report) as transfer:
+                async with _memory(restore) as memory:
+                    directory = memory / Path(ref.name).name
+                    async with arriving(of_source(source, origin), directory, transfer, transient=True):
+                        yield directory
+        finally:
+            await source.close()
+
+    def transfer(self, report: Callable[[Progress], object]) -> AbstractContextManager[Transfer]:
+        """Return a transfer that a restore waits for."""
+        settings = self._settings()
+        return self._turns.transfer(
+            Priority.RESTORE,
+            parallel=settings.parallel,
+            level=settings.level,
+            bytes_per_second=settings.bytes_per_second,
+            report=report,
+        )
+
+    async def look(self, name: str) -> Elsewhere | None:
+        """Return the image of the object store that a name means now, and register it; None without one."""
+        if not self._settings().url:
+            return None
+        from kybernate.store.named import NotInStore  # with libraries of the extra `store`
+
+        tier = await self._tiers.object()
+        try:
+            source = await tier.open_named(name)
+        except NotInStore as error:
+            if error.several:
+                raise
+            return None
+        manifest = decode(source.manifest)
+        held = await tier.find(source.ref)
+        await asyncio.to_thread(self._replicas.stored, OBJECT, held, source.manifest)
+        return Elsewhere(source.ref, manifest.source, [gpu.uuid for gpu in manifest.gpus])
+
+    async def opened(self, ref: Ref, *, stored: bool) -> tuple[Source, str]:
+        """Return the image in the first tier that has it, and what that is called. Raises ImageNowhere."""
+        nodes = [] if stored else await asyncio.to_thread(self._replicas.other_nodes, ref)
+        reasons = []
+        for title, tier in self._places(nodes):
+            try:
+                return await (await tier()).open(ref), title
+            except (Failure, OSError) as error:
+                reasons.append(f"{title}: {error}")
+        raise ImageNowhere(f"{ref} cannot be read:\n" + "\n".join(f"  {one}" for one in reasons or ["no tier has it"]))
+
+    def _places(self, nodes: Sequence[str]) -> Iterator[tuple[str, Callable[[], Awaitable[Tier]]]]:
+        """Yield what may have an image, the nearest first: a name, and what opens it."""
+        for node in nodes:
+            yield f"peer {node}", partial(self._tiers.peer, node)
+        if url := self._settings().url:
+            yield f"{'disk' if url.startswith('file:') else OBJECT} {url}", self._tiers.object
+
+
+@asynccontextmanager
+async def _memory(restore: str) -> AsyncIterator[Path]:
+    """Do as `memory_for`, without making the event loop wait for the kernel to free gigabytes."""
+    from kybernate.store.streaming.memory import memory_for
+
+    memory = memory_for(restore)
+    try:
+        directory = await in_thread(memory.__enter__)
+    except OSError as error:
+        raise ArrivalImpossible(
+            f"no memory can be mounted for the image: {error}", state="nothing was begun"
+        ) from error
+    try:
+        yield directory
+    finally:
+        await in_thread(memory.__exit__, None, None, None)

@@ -1,0 +1,181 @@
+"""Brings an image to a directory in which its restore may begin before all of it is there.
+
+What fails here fails the restore: the record says why, and the processes are killed before they have run. A process
+that is killed here releases its lock of the record, which the restore sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate.node.failure import Failure
+from kybernate.store.chunkstore import ChunkStore
+from kybernate.store.format.recipe import Recipe
+from kybernate.store.in_thread import in_thread
+from kybernate.store.order import late_files, ordered
+from kybernate.store.reader import Sink, fetch
+from kybernate.store.streaming.sink import ArrivingSink
+from kybernate.store.tiers.tier import Source
+from kybernate.store.transfer import Transfer
+from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
+from kybernate_shim.checkpoint.image.store import TierFull, require_space
+from kybernate_shim.linux.private_files import make_directory
+from kybernate_shim.vram_io.arrival import Description
+from kybernate_shim.vram_io.image_files import ARRIVAL
+
+PATIENCE = 120.0  # seconds without a byte: longer than a request to the store takes with its retries
+
+
+class ImageNotArrived(Failure):
+    """The part of an image that a restore begins with could not be brought from the store."""
+
+    advice = "`kybernate store check` examines the store"
+
+
+@dataclass(frozen=True)
+class Coming:
+    """An image that is elsewhere: `origin` is its tier and place, as a restore names them.
+
+    `data` are the bytes of each file that are no hole, as far as known. `pour` gives a sink all bytes, those of CRIU's
+    files first.
+    """
+
+    name: str
+    manifest: bytes
+    data: Mapping[str, int]
+    origin: str
+    pour: Callable[[Sink, Transfer], Awaitable[None]]
+
+
+def of_recipe(store: ChunkStore, recipe: Recipe, origin: str) -> Coming:
+    """Return an image of an open store."""
+    data = {file.name: sum(size for size, id in file.pieces if id) for file in recipe.files}
+    return Coming(
+        recipe.name,
+        recipe.manifest,
+        data,
+        origin,
+        lambda sink, transfer: fetch(store, ordered(recipe), sink, transfer),
+    )
+
+
+def of_source(source: Source, origin: str) -> Coming:
+    """Return an image of any tier. What its holes are is known when they come."""
+    return Coming(
+        source.ref.name, source.manifest, {}, origin, lambda sink, transfer: source.pour(sink, transfer, _Nothing())
+    )
+
+
+class _Nothing:
+    """What a receiver has that begins."""
+
+    def has(self, file: str, offset: int, size: int) -> bool:
+        return False
+
+
+async def bring(
+    coming: Coming, directory: Path, transfer: Transfer, *, transient: bool, ready: Callable[[], object]
+) -> None:
+    """Bring an image to a directory, which is made; call `ready`, from any thread, when its restore may begin.
+
+    A `transient` one is for one restore, and its caller's to remove. Any other one is an image like any other when this
+    returns. Raises FileExistsError, ImageNotArrived and what `pour` raises; no directory is left then.
+    """
+    with _sink(coming, directory, ready, transient=transient) as sink:
+        try:
+            await coming.pour(sink, transfer)
+        except BaseException as error:  # noqa: BLE001  # raised again
+            first = first_of(error)
+            sink.record.fail(str(first) or "the transfer was ended")
+            raise first from None
+        sink.record.complete()
+        if not transient:
+            await in_thread(sink.keep, durable=True)
+            (directory / ARRIVAL).unlink()
+
+
+@asynccontextmanager
+async def arriving(
+    coming: Coming, directory: Path, transfer: Transfer, *, transient: bool
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Bring an image, and yield when its restore may begin: the task brings the rest, and ends with the block.
+
+    A restore that fails in the block because the transfer has failed raises the transfer's error. Raises as `bring`.
+    """
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+    work = bring(coming, directory, transfer, transient=transient, ready=lambda: loop.call_soon_threadsafe(begun.set))
+    task, waiting = asyncio.create_task(work), asyncio.create_task(begun.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not begun.is_set():
+            await task
+        yield task
+    except Failure as error:
+        await _end(task, waiting)
+        raise _cause(task, error) from error
+    finally:
+        await _end(task, waiting)
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _cause(task: asyncio.Task[None], error: Failure) -> BaseException:
+    """Return why a restore has failed: it finds its image gone where the transfer had failed before."""
+    failure = None if task.cancelled() else task.exception()
+    return failure if isinstance(failure, Failure | OSError) else error
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the first of several errors of requests that ran in parallel."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def _sink(coming: Coming, directory: Path, ready: Callable[[], object], *, transient: bool) -> Iterator[ArrivingSink]:
+    manifest = _decoded(coming)
+    sizes = {file.name: file.size for file in manifest.stored_files}
+    awaited = _awaited(manifest, sizes)
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists")
+    make_directory(directory)
+    with ExitStack() as stack:
+        failed = stack.enter_context(ExitStack())
+        failed.callback(shutil.rmtree, directory, ignore_errors=True)
+        _require_room(directory, {**sizes, **coming.data}, given_back=awaited if transient else {})
+        description = Description(awaited, coming.origin, PATIENCE, transient)
+        sink = ArrivingSink(directory, sizes, coming.manifest, description, ready)
+        stack.callback(sink.close)
+        yield sink
+        failed.pop_all()
+
+
+def _decoded(coming: Coming) -> Manifest:
+    try:
+        return decode(coming.manifest)
+    except (ManifestInvalid, RecursionError) as error:
+        raise ImageNotArrived(f"image {coming.name} of {coming.origin}: {error}") from error
+
+
+def _awaited(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of the files that a restore does not begin with, in the order of its need."""
+    return {name: sizes[name] for name in late_files(manifest) if name in sizes}
+
+
+def _require_room(directory: Path, data: Mapping[str, int], *, given_back: Mapping[str, int]) -> None:
+    """Raise ImageNotArrived where the files have no room; those that are given back as they are read may fit."""
+    needed = sum(size for name, size in data.items() if name not in given_back)
+    try:
+        require_space(directory, needed, what="image")
+    except TierFull as error:
+        raise ImageNotArrived(str(error)) from error

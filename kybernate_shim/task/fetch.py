@@ -1,0 +1,65 @@
+"""Asks the node's agent for an image that is not on the node. Without an agent, the image stays missing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kybernate_shim.checkpoint.image.locate import NAME
+from kybernate_shim.checkpoint.image.requested import Wanted
+from kybernate_shim.errors import Refused
+from kybernate_shim.messages import fetch_pb2 as wire
+from kybernate_shim.run_directory import IMAGES_SOCKET
+from kybernate_shim.trust.requester import Requester
+from kybernate_shim.ttrpc import Client, Code, RpcError
+
+SERVICE: Final = "kybernate.images.v1.Images"
+CONNECT_SECONDS: Final = 2.0
+SECONDS: Final = 60.0  # for CRIU's part of the image: clients of containerd give a Create two minutes
+UNKNOWN: Final = (Code.NOT_FOUND, Code.UNIMPLEMENTED)
+
+
+class ImageNotFetched(Refused):
+    """The node's agent does not bring the image, or not in time. The message says why."""
+
+
+async def fetch(wanted: Wanted, requester: Requester, container: str) -> bool:
+    """Have the agent bring an image, and return whether its restore may begin now.
+
+    False where no agent runs, or none of its tiers has the image. Raises ImageNotFetched.
+    """
+    if not NAME.fullmatch(wanted.name):
+        return False
+    try:
+        agent = await Client.connect(str(IMAGES_SOCKET), timeout=CONNECT_SECONDS)
+    except OSError:
+        return False
+    try:
+        return await _asked(agent, wanted, wire.FetchRequest(namespace=requester.namespace, name=wanted.name,
+                                                             container=container))  # fmt: skip
+    finally:
+        await agent.close()
+
+
+async def _asked(agent: Client, wanted: Wanted, request: wire.FetchRequest) -> bool:
+    try:
+        await agent.call(SERVICE, "Fetch", request, wire.FetchResponse, timeout=SECONDS)
+    except RpcError as error:
+        if error.code in UNKNOWN:
+            return False
+        if error.code == Code.DEADLINE_EXCEEDED:
+            raise _late(wanted) from error
+        raise ImageNotFetched(f"{wanted.by}: the node's agent: {error.message}. Nothing was restored") from error
+    except TimeoutError:
+        raise _late(wanted) from None
+    except ConnectionError as error:
+        raise ImageNotFetched(
+            f"{wanted.by}: the node's agent has ended while it brought {wanted.name}. Nothing was restored"
+        ) from error
+    return True
+
+
+def _late(wanted: Wanted) -> ImageNotFetched:
+    return ImageNotFetched(
+        f"{wanted.by}: the node's agent has not brought the part of {wanted.name} that a restore begins with in"
+        f" {SECONDS:g} s; it continues to. Nothing was restored"
+    )

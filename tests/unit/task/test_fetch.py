@@ -1,0 +1,93 @@
+"""What a shim does with an image that is not on its node, by what the node's agent answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.checkpoint.image.requested import Wanted
+from kybernate_shim.messages import fetch_pb2 as wire
+from kybernate_shim.task import fetch as module
+from kybernate_shim.task.fetch import SERVICE, ImageNotFetched, fetch
+from kybernate_shim.trust.requester import Requester
+from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server
+
+POD = Requester("tenant", "team-a", "web")
+WANTED = Wanted("before-upgrade", "annotation x")
+Answer = Callable[[wire.FetchRequest, Call], Awaitable[wire.FetchResponse]]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "images.sock"
+    monkeypatch.setattr(module, "IMAGES_SOCKET", path)
+    return path
+
+
+def asked(path: Path, answer: Answer, wanted: Wanted = WANTED) -> bool:
+    async def scenario() -> bool:
+        server = Server({SERVICE: {"Fetch": Method(wire.FetchRequest, answer, cancellable=True)}})
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        await server.start(listener)
+        try:
+            return await fetch(wanted, POD, "c1")
+        finally:
+            await server.close(grace=0)
+
+    return asyncio.run(scenario())
+
+
+def test_agent_is_asked_for_the_pods_own_namespace(path: Path) -> None:
+    requests: list[wire.FetchRequest] = []
+
+    async def answer(request: wire.FetchRequest, call: Call) -> wire.FetchResponse:
+        requests.append(request)
+        return wire.FetchResponse(path="/anywhere")
+
+    assert asked(path, answer)
+    (request,) = requests
+    assert (request.namespace, request.name, request.container) == ("team-a", "before-upgrade", "c1")
+
+
+@pytest.mark.parametrize("name", ["../other/image", "/path", "a//b", ""])
+def test_what_is_no_name_is_not_asked_for(path: Path, name: str) -> None:
+    async def answer(request: wire.FetchRequest, call: Call) -> wire.FetchResponse:
+        raise AssertionError(request)
+
+    assert not asked(path, answer, Wanted(name, "annotation x"))
+
+
+def test_node_without_an_agent_has_no_more_images(path: Path) -> None:
+    assert not asyncio.run(fetch(WANTED, POD, "c1"))
+
+
+def test_image_that_no_tier_has_stays_missing(path: Path) -> None:
+    async def answer(request: wire.FetchRequest, call: Call) -> wire.FetchResponse:
+        raise RpcError(Code.NOT_FOUND, "no tier has it")
+
+    assert not asked(path, answer)
+
+
+def test_refusal_is_passed_on(path: Path) -> None:
+    async def answer(request: wire.FetchRequest, call: Call) -> wire.FetchResponse:
+        raise RpcError(Code.FAILED_PRECONDITION, "no room")
+
+    with pytest.raises(ImageNotFetched, match=r"annotation x: the node's agent: no room\. Nothing was restored"):
+        asked(path, answer)
+
+
+def test_agent_that_is_slow_does_not_hold_up_the_client(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.05)
+
+    async def answer(request: wire.FetchRequest, call: Call) -> wire.FetchResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(ImageNotFetched, match="has not brought the part of before-upgrade"):
+        asked(path, answer)
