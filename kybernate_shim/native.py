@@ -34,7 +34,7 @@ PRELOAD = Product(
     "libkybernate-arena.so",
     (
         *("lookup", "memory", "ranges", "owners", "physical", "placeholders", "blocks", "addresses", "imports"),
-        *("answer", "rwlocks"),
+        *("answer", "rwlocks", "heap"),
     ),
     (
         *("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libkybernate-arena.so"),

@@ -18,6 +18,7 @@ from kybernate_shim.linux.own_thread import in_own_thread
 
 GRACE_SECONDS = 5.0  # for a query of a process, and for what should have ended by its own deadline
 SHUT_SECONDS = 0.2  # in which allocations that were begun may end before the driver locks the process
+PROBE_SECONDS = 0.5  # in which a library answers that waits for no lock
 LOOK_SECONDS = 0.0005  # between two queries whether they have
 UNDO_SECONDS = 10.0  # for each verb that undoes something
 
@@ -34,6 +35,17 @@ async def shut(pid: int) -> None:
     """Keep a program from beginning an allocation for a moment."""
     with suppress(TimeoutError):
         await in_own_thread(partial(_shut_now, pid), SHUT_SECONDS + GRACE_SECONDS)
+
+
+async def can_work(pid: int) -> bool:
+    """Return whether no stopped thread of a process has a lock of the heap, without which nothing works in it.
+
+    What else is wrong with the library shows when it is asked for something.
+    """
+    try:
+        return await in_own_thread(partial(_answers, pid), PROBE_SECONDS + GRACE_SECONDS)
+    except TimeoutError:
+        return False
 
 
 async def in_one_place(pid: int, memory: Memory) -> bool:
@@ -55,6 +67,17 @@ def _shut_now(pid: int) -> None:
             with page:
                 while _in_allocation(page) and time.monotonic() < until:
                     time.sleep(LOOK_SECONDS)
+
+
+def _answers(pid: int) -> bool:
+    with suppress(control.ControlInvalid, control.ControlFailed, OSError):
+        if page := control.control_of(pid):
+            with page:
+                try:
+                    page.ask(control.Verb.PROBE, seconds=PROBE_SECONDS)
+                except control.ControlSilent:
+                    return False
+    return True
 
 
 def _in_allocation(page: control.Control) -> bool:

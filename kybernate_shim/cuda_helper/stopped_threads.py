@@ -19,13 +19,14 @@ from typing import Any
 
 from kybernate_shim.cuda_helper.driver_lock import DriverLock
 from kybernate_shim.cuda_helper.holders import Hold, Holders
-from kybernate_shim.cuda_helper.library_calls import in_one_place
+from kybernate_shim.cuda_helper.library_calls import can_work, in_one_place
 from kybernate_shim.cuda_helper.moved import NotMoved
 from kybernate_shim.cuda_helper.node_arena import NodeArena
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 
 STOP_SECONDS = 10.0
+PAUSES = (0.001, 0.003, 0.002, 0.007, 0.004, 0.011, 0.005, 0.013) * 2  # s between two attempts to stop, of no rhythm
 STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not be locked
 TAKE_OVER_SECONDS = 15.0  # for a call about a process that a helper before has left stopped
 
@@ -51,7 +52,7 @@ class StoppedThreads:
         """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
         if pid in self.stranded:
             raise InjectionFailed("they are stopped already, until the driver locks the process")
-        hold = await self._holders.stop(pid, STOP_SECONDS)
+        hold = await self._stop(pid)
         try:
             yield
         finally:
@@ -60,6 +61,21 @@ class StoppedThreads:
                 self._keeping[pid].add_done_callback(lambda _: self._keeping.pop(pid, None))
             else:
                 await asyncio.shield(hold.let_go())
+
+    async def _stop(self, pid: int) -> Hold:
+        """Stop the threads while none of them has a lock of the heap: the driver could not work, nor they resume."""
+        for pause in PAUSES:
+            hold = await self._holders.stop(pid, STOP_SECONDS)
+            free = False
+            try:
+                free = await can_work(pid)
+            finally:
+                if not free:
+                    await asyncio.shield(hold.let_go())
+            if free:
+                return hold
+            await asyncio.sleep(pause)
+        raise InjectionFailed(f"one of them had a lock of the heap at all {len(PAUSES)} attempts")
 
     def take_over(self, found: Iterable[Hold]) -> None:
         """Begin to end the steps of processes that a helper before this one has left stopped."""

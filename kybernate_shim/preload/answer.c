@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "driver.h"
+#include "heap.h"
 #include "physical.h"
 #include "placeholders.h"
 #include "versions.h"
@@ -147,8 +148,6 @@ static int rebuild(struct control *control)
 static int perform(struct control *control)
 {
     switch (control->verb) {
-    case PROBE:
-        return CUDA_SUCCESS;
     case SHARE:
         return share(control);
     case CLOSE:
@@ -185,7 +184,10 @@ static void *answer(void *argument)
             syscall(SYS_futex, &control->asked, FUTEX_WAIT, done, NULL, NULL, 0);
             continue;
         }
-        if (try_lock_blocks()) {
+        if (control->verb == PROBE) {
+            wait_for_heap(); /* without the table's lock, for which a thread that has the heap's may wait */
+            control->result = CUDA_SUCCESS;
+        } else if (try_lock_blocks()) {
             control->result = perform(control);
             notice_away(control);
             unlock_blocks();

@@ -19,7 +19,7 @@ enum { CONTROL_MAGIC = 0x4b594241, CONTROL_VERSION = 1, MAX_BLOCKS = 1 << 16 };
 
 /* What can be asked. Each answers 0, the driver's error, or a negative errno. */
 enum verb {
-    PROBE,    /* nothing: does the thread answer? */
+    PROBE,    /* nothing: does the thread answer, and get the locks of the heap? */
     SHARE,    /* open a descriptor for each block of the range that can be taken */
     CLOSE,    /* close every descriptor that SHARE and REBUILD have opened */
     RELEASE,  /* give up the memory of all shared blocks: their bytes are elsewhere now */

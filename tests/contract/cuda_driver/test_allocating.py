@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -13,11 +15,12 @@ import pytest
 
 from kybernate_shim.arena.control import BlockState, Control, ControlFailed, Verb, control_of
 from kybernate_shim.gpu.helper_client import CudaHelper, log_path
-from kybernate_shim.gpu.sequence import resume, suspend
+from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
 from tests.fakes.actor import eventually
 from tests.fakes.cuda import Gpus
-from tests.fakes.cuda.programs import Holder
+from tests.fakes.cuda.build import SOURCES
+from tests.fakes.cuda.programs import Holder, Program
 
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
 Hold = Callable[..., Holder]
@@ -26,11 +29,32 @@ pytestmark = pytest.mark.root
 PIECES, PIECE = 4, 2 << 20
 CALLS = 4  # of the driver for an allocation: reserve, create, map, set access
 CYCLES = 20
+HEAP_CYCLES = 6
 STEPS = ("make", "map", "open", "write", "close", "release")
 WORKER = 10 << 20  # what the arena's worker has of a GPU: a context, and room for hashes
 ANSWER = 5.0
 MOMENT = 0.2  # of the second that a table stays shut
 PATIENCE = 30.0
+
+
+# Computes, and has the lock of its heap, the only one, for a half of the time: to trim it takes so long.
+TRIMS = """
+import ctypes, threading, time
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+pieces = [libc.malloc(9000) for _ in range(20000)]  # an idle page in each
+for piece in pieces[::2]:
+    libc.free(ctypes.c_void_p(piece))
+def trim():
+    while True:
+        began = time.monotonic()
+        libc.malloc_trim(0)
+        time.sleep(time.monotonic() - began)
+threading.Thread(target=trim, daemon=True).start()
+import computes
+computes.main()
+"""
+HASTY = StepSeconds(lock=PATIENCE, checkpoint=5, restore=5, unlock=PATIENCE, settle=PATIENCE)
 
 
 @pytest.fixture
@@ -74,6 +98,28 @@ def test_program_that_allocates_without_a_pause_is_hardly_ever_caught_at_it(
 
     use_arena(body)
     assert len(busy(socket)) < CYCLES // 5
+
+
+def test_program_is_not_stopped_where_it_has_the_lock_of_its_heap(
+    use_arena: Run, gpus: Gpus, libraries: Path, preload: Path
+) -> None:
+    """The driver needs that lock, and could never lock the process again."""
+    variables = {"LD_PRELOAD": str(preload), "PYTHONPATH": str(SOURCES), "MALLOC_ARENA_MAX": "1"}
+    program = Program(
+        [sys.executable, "-c", TRIMS, "4", "1"], dict(os.environ) | gpus.environment(libraries) | variables
+    )
+
+    async def body(helper: CudaHelper) -> None:
+        program.wait_for_steps(1)
+        for _ in range(HEAP_CYCLES):
+            await suspend(helper, lambda: [program.pid], HASTY, arena=True)
+            await resume(helper, [program.pid], limits=HASTY)
+            program.computes_on()
+
+    try:
+        use_arena(body)
+    finally:
+        program.kill()
 
 
 def test_older_library_is_caught_and_let_go_until_it_is_between_two(
