@@ -21,7 +21,7 @@ from kybernate.store.objects import Objects
 # Names of chunks are random, so that each row is on another page: of a million, most pages should be in memory.
 CACHE = "PRAGMA cache_size = -32768"
 SETTINGS = f"PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; {CACHE}; PRAGMA temp.cache_size = -57344"
-# While it sorts, SQLite takes as much for a run, and merges the runs. One that the processor's cache does not hold
+# While it sorts, SQLite takes as much for a run, and merges the runs. One that the CPU's cache does not hold
 # costs more for each row.
 SORT_CACHE = "PRAGMA cache_size = -4096"
 SCHEMA = """

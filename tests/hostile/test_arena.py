@@ -168,14 +168,6 @@ HONEST = "stay(control, SHARED)"
 LIE = f"(control->blocks[8].state != HERE ? leave(control, SHARED, 0, control->used) : {HONEST})"  # FORGET gives all up
 
 
-@pytest.mark.parametrize(
-    ("method", "nth", "after"),
-    [
-        ("arena.memory.Memory.update", 1, True),
-        ("cuda_worker.copier.ArenaCopier.out", 3, True),
-        ("arena.memory.Memory.confirm", 1, False),
-    ],
-)
 def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
     use_arena: Run,
     secrets: None,
@@ -184,13 +176,10 @@ def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
     fault: Callable[..., Path],
     memory: Memory,
     tmp_path: Path,
-    method: str,
-    nth: int,
-    after: bool,
 ) -> None:
     """The library gives memory up that is shared for the copy, and the worker dies before that is made."""
     attacker = attackers(start_holder, library=hostile(HONEST, LIE))
-    marker = fault(method, nth, after=after)
+    marker = fault("arena.memory.Memory.update", 1, after=True)
 
     async def body(helper: CudaHelper) -> None:
         with pytest.raises(CudaError, match="not in the arena: they were never copied, and the process has released"):
@@ -207,13 +196,44 @@ def test_memory_that_was_never_copied_is_not_replaced_by_anothers(
 
 @pytest.mark.parametrize(
     ("method", "nth", "after"),
+    [("cuda_worker.copier.ArenaCopier.out", 3, True), ("arena.memory.Memory.confirm", 1, False)],
+)
+def test_memory_that_is_given_up_before_its_copy_is_the_programs_own(
+    use_arena: Run,
+    secrets: None,
+    start_holder: Hold,
+    hostile: Callable[[str, str], Path],
+    fault: Callable[..., Path],
+    memory: Memory,
+    tmp_path: Path,
+    method: str,
+    nth: int,
+    after: bool,
+) -> None:
+    """The worker dies before the copy is made, which another one makes of what a holder has kept."""
+    attacker = attackers(start_holder, library=hostile(HONEST, LIE))
+    marker = fault(method, nth, after=after)
+
+    async def body(helper: CudaHelper) -> None:
+        assert (await out(helper, attacker)).taken.bytes == PIECES * PIECE
+        assert marker.exists()
+        assert not memory.record(ArenaOwner.of(attacker.pid)).pending
+        assert saved_values(memory, attacker, tmp_path) == set(ATTACKERS)
+        await resume(helper, [attacker.pid], limits=LIMITS)
+
+    use_arena(body)
+    assert attacker.is_right()
+
+
+@pytest.mark.parametrize(
+    ("method", "nth", "after", "finished"),  # whether another worker finishes what the dead one has begun
     [
-        ("arena.memory.Memory.update", 1, False),
-        ("arena.memory.Memory.update", 1, True),
-        ("cuda_worker.copier.ArenaCopier.out", 2, True),
-        ("arena.memory.Memory.confirm", 2, False),
-        ("arena.memory.Memory.confirm", 2, True),
-        ("arena.memory.Memory.confirm", 5, True),
+        ("arena.memory.Memory.update", 1, False, False),
+        ("arena.memory.Memory.update", 1, True, False),
+        ("cuda_worker.copier.ArenaCopier.out", 2, True, True),
+        ("arena.memory.Memory.confirm", 2, False, True),
+        ("arena.memory.Memory.confirm", 2, True, True),
+        ("arena.memory.Memory.confirm", 5, True, True),
     ],
 )
 def test_process_has_its_own_bytes_wherever_the_worker_dies(
@@ -225,6 +245,7 @@ def test_process_has_its_own_bytes_wherever_the_worker_dies(
     method: str,
     nth: int,
     after: bool,
+    finished: bool,
 ) -> None:
     holder = attackers(start_holder)
     marker = fault(method, nth, after=after)
@@ -232,7 +253,10 @@ def test_process_has_its_own_bytes_wherever_the_worker_dies(
     async def body(helper: CudaHelper) -> None:
         suspended = await out(helper, holder)
         assert marker.exists()
-        assert "was killed by SIGKILL" in suspended.taken.reasons[holder.pid]
+        if finished:
+            assert suspended.taken.bytes == PIECES * PIECE
+        else:
+            assert "was killed by SIGKILL" in suspended.taken.reasons[holder.pid]
         await resume(helper, [holder.pid], limits=LIMITS)
         assert holder.is_right()
         assert (await out(helper, holder)).taken.bytes == PIECES * PIECE

@@ -28,7 +28,7 @@ METHOD: Final = f"/{NODE}.Peers/OpenImage"  # who may call it may read
 TARGET: Final = re.compile(rb"/images/([0-9a-f]{32})/([0-9]{1,6})")
 RANGE: Final = re.compile(rb"bytes=([0-9]{1,18})-([0-9]{1,18})")
 MOST_HEADERS: Final = 8 << 10
-BLOCK: Final = 2 << 20  # read from the disk, and handed to TLS, at a time; with half of it, a tenth more processor time
+BLOCK: Final = 2 << 20  # read from the disk, and handed to TLS, at a time; with half of it, a tenth more CPU time
 IDLE_SECONDS: Final = 60.0
 STALL_SECONDS: Final = 30.0  # in which a client takes a block, or is gone
 
