@@ -226,6 +226,7 @@ class ArenaManager:
 
     async def tidy(self, now: float) -> None:
         """Release what no job has needed for a while: prefetched memory, and the worker with its contexts."""
+        await self.copies.tidy()
         if await self.arena.tidy(now):
             await self._holders.close()
 

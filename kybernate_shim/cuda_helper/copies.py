@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from kybernate_shim.arena.refusals import ArenaRefusal
@@ -27,14 +26,33 @@ from kybernate_shim.worker_protocol.messages import Encoded
 ATTEMPTS = 2  # to finish the copies of a worker that has died
 
 
+class _Heard:
+    """What the worker reports of a copy: `released`, and what need not be kept any more."""
+
+    def __init__(self, custody: Custody | None) -> None:
+        self.released = asyncio.Event()
+        self._custody = custody
+        self._giving_up: set[asyncio.Task[None]] = set()
+
+    def __call__(self, message: Encoded) -> None:
+        event = COPY_EVENTS.decoded(message)
+        if not isinstance(event, Copied):
+            self.released.set()
+        elif self._custody is not None:
+            self._giving_up.add(task := asyncio.create_task(self._custody.give_up(event.blocks)))
+            task.add_done_callback(self._giving_up.discard)
+
+    async def given_up(self) -> None:
+        await asyncio.gather(*self._giving_up)
+
+
 @dataclass
 class _Begun:
     """A copy on its way, or one that has failed. `custody` is None where the process releases what is copied."""
 
     custody: Custody | None
-    task: asyncio.Task[MoveAnswer] | None = None
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-    giving_up: set[asyncio.Task[None]] = field(default_factory=set)
+    task: asyncio.Task[MoveAnswer]
+    heard: _Heard | None = None
 
 
 class Copies:
@@ -51,10 +69,11 @@ class Copies:
 
         Raises WorkerError and WorkerNotReady. `ended` has to be awaited in any case.
         """
-        begun = self._begun[pid] = _Begun(await self._kept(pid, ready))
-        job = Copy(pid, seconds, begun.custody is not None)
-        begun.task = asyncio.create_task(self._arena.do(job, partial(self._heard, begun)))
-        released = asyncio.create_task(begun.released.wait())
+        custody = await self._kept(pid, ready)
+        heard = _Heard(custody)
+        copying = self._arena.do(Copy(pid, seconds, custody is not None), heard)
+        begun = self._begun[pid] = _Begun(custody, asyncio.create_task(copying), heard)
+        released = asyncio.create_task(heard.released.wait())
         await asyncio.wait({begun.task, released}, return_when=asyncio.FIRST_COMPLETED)
         released.cancel()
         if begun.task.done():
@@ -94,10 +113,16 @@ class Copies:
         if failure and begun.custody is not None and not has_ended(pid):
             why = each_once(filter(None, reasons))
             raise NotMoved(f"process {pid} stays locked, and its memory on the GPU: {why}", away=True)
+        if begun.heard is not None:
+            await begun.heard.given_up()
         if begun.custody is not None:
-            await asyncio.gather(*begun.giving_up)
             await begun.custody.end()
         self._begun.pop(pid, None)
+
+    async def tidy(self) -> None:
+        """Give up what is kept of processes that have ended: no call about them may come."""
+        for pid in [pid for pid, begun in self._begun.items() if begun.task.done() and has_ended(pid)]:
+            await self.ended(pid, 0.0)
 
     async def close(self) -> None:
         """Wait for copies that are on their way."""
@@ -113,22 +138,13 @@ class Copies:
             self._log.warning("arena.not_kept", pid=pid, error=str(error))
             return None
 
-    def _heard(self, begun: _Begun, message: Encoded) -> None:
-        event = COPY_EVENTS.decoded(message)
-        if not isinstance(event, Copied):
-            begun.released.set()
-        elif begun.custody is not None:
-            begun.giving_up.add(task := asyncio.create_task(begun.custody.give_up(event.blocks)))
-            task.add_done_callback(begun.giving_up.discard)
-
     async def _finish(self, custody: Custody, seconds: float) -> MoveAnswer:
         keeping = custody.keeping
         return await self._arena.do(Finish(custody.pid, seconds, keeping.keeper, keeping.descriptors))
 
 
-async def _failure_of(task: asyncio.Task[MoveAnswer] | None) -> str:
+async def _failure_of(task: asyncio.Task[MoveAnswer]) -> str:
     """Wait for a copy, and return why it has failed, "" where it has not. It continues if this is cancelled."""
-    assert task is not None
     await asyncio.wait({task})
     try:
         answer = task.result()

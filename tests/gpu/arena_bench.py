@@ -51,9 +51,9 @@ WAYS = ("arena", "plain")
 LIMITS_GPU = "H200"
 LIMITS = {
     (16, "swap", 1.0): 0.95,
-    (16, "suspend", 1.0): 0.70,
+    (16, "suspend", 1.0): 0.50,
     (16, "resume", 1.0): 0.55,
-    (40, "suspend", 1.0): 1.20,
+    (40, "suspend", 1.0): 1.00,
     (40, "resume", 1.0): 1.00,
     (40, "suspend", 0.05): 0.55,
 }

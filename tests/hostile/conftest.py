@@ -43,8 +43,8 @@ def other_tenant(cri: Cri) -> Iterator[Tenant]:
 def no_helper() -> Iterator[None]:
     """End the CUDA helper that a suspend or a report of the node starts, and remove its files."""
     yield
-    for process in psutil.process_iter():
-        if "kybernate_shim.cuda_helper.helper" in process.cmdline():
+    for process in psutil.process_iter(["cmdline"]):
+        if "kybernate_shim.cuda_helper.helper" in (process.info["cmdline"] or []):  # nothing of a zombie's
             process.terminate()
             process.wait(10)
     for path in Path("/run/kybernate").glob("cuda.*"):
