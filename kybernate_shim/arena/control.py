@@ -144,6 +144,11 @@ class Control:
         """Return how many handles and mappings the process has of memory that another one has made."""
         return self._word(IMPORTS)
 
+    @property
+    def answered(self) -> bool:
+        """Whether the library is at no question any more."""
+        return self._word(ANSWERED) == self._word(ASKED)
+
     def ask(self, verb: Verb, *, seconds: float, first: int = 0, count: int = MOST_BLOCKS) -> None:
         """Have the library do something to the blocks from `first` on, and wait.
 

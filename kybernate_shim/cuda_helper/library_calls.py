@@ -40,7 +40,8 @@ async def shut(pid: int) -> None:
 async def can_work(pid: int) -> bool:
     """Return whether no stopped thread of a process has a lock of the heap, without which nothing works in it.
 
-    What else is wrong with the library shows when it is asked for something.
+    What else is wrong with the library shows when it is asked for something. A library that is at an earlier question,
+    because the driver is locked, answers when that is unlocked.
     """
     try:
         return await in_own_thread(partial(_answers, pid), PROBE_SECONDS + GRACE_SECONDS)
@@ -74,7 +75,8 @@ def _answers(pid: int) -> bool:
         if page := control.control_of(pid):
             with page:
                 try:
-                    page.ask(control.Verb.PROBE, seconds=PROBE_SECONDS)
+                    if page.answered:
+                        page.ask(control.Verb.PROBE, seconds=PROBE_SECONDS)
                 except control.ControlSilent:
                     return False
     return True

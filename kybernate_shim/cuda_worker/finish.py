@@ -7,16 +7,14 @@ copied: what it still has may change.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from itertools import groupby
+from collections.abc import Mapping
 
 from kybernate_shim.arena.control import BlockState, ControlInvalid, Verb, take_descriptor
 from kybernate_shim.arena.extents import Kept, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.cuda_worker.copier import ArenaCopier
-from kybernate_shim.cuda_worker.program_blocks import BATCH, ProgramBlocks
+from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 
 
@@ -42,30 +40,18 @@ def finish(
         raise ControlInvalid(f"the bytes of blocks {missing} are neither in the arena nor kept")
     pidfd = os.pidfd_open(keeper)
     try:
-        for group in _groups(away):
-            _copy_group(copies, program, pidfd, blocks[group], kept)
-            memory.confirm(owner, blocks, group)
+        for number in away:  # each by itself: if this worker dies as well, the next one has less to do
+            _copy_block(copies, program, pidfd, blocks[number], kept)
+            memory.confirm(owner, blocks, slice(number, number + 1))
     finally:
         os.close(pidfd)
     return MoveAnswer(bytes=sum(blocks[number].size for number in away))
 
 
-def _copy_group(
-    copies: ArenaCopier, program: ProgramBlocks, pidfd: int, blocks: list[Kept], kept: Mapping[int, int]
-) -> None:
-    with ExitStack() as stack:
-        descriptors = []
-        for one in blocks:
-            descriptors.append(take_descriptor(pidfd, kept[one.index]))
-            stack.callback(os.close, descriptors[-1])
-        mapped = stack.enter_context(copies.mapped(descriptors, [one.size for one in blocks]))
-        copies.out(mapped, [list(parts(one.extents)) for one in blocks], program.job.check)
-
-
-def _groups(numbers: list[int]) -> Iterator[slice]:
-    """Cut increasing numbers into runs without a gap, each of at most a batch."""
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        for at in range(0, len(found), BATCH):
-            part = found[at : at + BATCH]
-            yield slice(part[0], part[-1] + 1)
+def _copy_block(copies: ArenaCopier, program: ProgramBlocks, pidfd: int, block: Kept, kept: Mapping[int, int]) -> None:
+    descriptor = take_descriptor(pidfd, kept[block.index])
+    try:
+        with copies.mapped([descriptor], [block.size]) as mapped:
+            copies.out(mapped, [list(parts(block.extents))], program.job.check)
+    finally:
+        os.close(descriptor)

@@ -21,6 +21,13 @@ def helpers(socket: Path) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.info["create_time"])
 
 
+def arenas_worker(socket: Path) -> psutil.Process:
+    """Return the worker that the only helper of `socket` has for the arena."""
+    (helper,) = helpers(socket)
+    (found,) = [child for child in helper.children() if "arena" in child.cmdline()]
+    return found
+
+
 def kill_helper(socket: Path) -> None:
     """Kill the only helper of `socket` and its workers, and remove the socket, so that another can be started."""
     (helper,) = helpers(socket)

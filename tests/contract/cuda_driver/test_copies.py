@@ -18,8 +18,9 @@ from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_client import CudaHelper, State
 from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
+from tests.contract.cuda_driver.copying import COPY, HASHES, until
 from tests.contract.cuda_driver.cycles import LIMITS
-from tests.contract.cuda_driver.helper_processes import helpers, kill, kill_helper
+from tests.contract.cuda_driver.helper_processes import arenas_worker, kill, kill_helper
 from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Holder
 
@@ -30,24 +31,11 @@ MIB = 1 << 20
 PIECES = 6  # blocks of 2 MiB, each copied by itself
 WORKER = 10 * MIB  # what the arena's worker has of a GPU: a context, and room for hashes
 CONTEXT = 8 * MIB
-COPY = "cuMemcpyDtoHAsync_v2"
-HASHES = 2  # copies by which hashes are read before
 
 
 @pytest.fixture
 def program(start_holder: Callable[..., Holder]) -> Holder:
     return start_holder(PIECES, allocations=PIECES)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  # of another process
-            await asyncio.sleep(0.01)
-
-
-def arenas_worker(socket: Path) -> psutil.Process:
-    (found,) = [child for child in helpers(socket)[0].children() if "arena" in child.cmdline()]
-    return found
 
 
 def keepers(program: Holder, worker: psutil.Process) -> list[psutil.Process]:

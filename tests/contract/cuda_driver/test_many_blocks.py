@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,9 @@ from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import Suspended, resume, suspend
+from tests.contract.cuda_driver.copying import COPY, HASHES, until
 from tests.contract.cuda_driver.cycles import LIMITS, cycle
+from tests.contract.cuda_driver.helper_processes import arenas_worker
 from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Holder
 
@@ -79,12 +82,17 @@ def test_call_of_the_program_that_fails_loses_nothing(use_arena: Run, hold: Hold
 @pytest.mark.parametrize("how", ["1", "crash"])
 @pytest.mark.parametrize("nth", [15, 45, 56, 67, 78])
 def test_worker_that_fails_between_two_blocks_loses_nothing(
-    use_arena: Run, hold: Hold, monkeypatch: pytest.MonkeyPatch, how: str, nth: int
+    use_arena: Run, hold: Hold, gpus: Gpus, socket: Path, monkeypatch: pytest.MonkeyPatch, how: str, nth: int
 ) -> None:
-    monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:{how}")
+    """A call fails in each worker; or one worker dies, and another one ends what that has begun."""
+    if how != "crash":
+        monkeypatch.setenv("FAKE_CUDA_FAIL", f"vmm:{nth}:{how}")
     holder = hold()
 
     async def body(helper: CudaHelper) -> None:
+        if how == "crash":
+            await helper.warm([holder.pid], 20)
+            gpus.switch(f"vmm:{nth}:crash@{arenas_worker(socket).pid}")
         for _ in range(2):
             taken = (await out(helper, holder)).taken
             assert taken.bytes == BLOCKS * PIECE or taken.reasons
@@ -95,16 +103,46 @@ def test_worker_that_fails_between_two_blocks_loses_nothing(
     assert states(holder) == {BlockState.HERE}
 
 
+@pytest.fixture
+def stubborn(hold: Hold) -> Holder:
+    """A program that does not release one of its blocks when it is first asked to."""
+    return hold(switches=f"vmm:{4 * BLOCKS + BLOCKS + 2 * 2 + 1}:2")
+
+
+def test_block_that_is_released_at_the_second_attempt_is_away(use_arena: Run, stubborn: Holder) -> None:
+    async def body(helper: CudaHelper) -> None:
+        taken = (await out(helper, stubborn)).taken
+        assert taken.bytes == BLOCKS * PIECE
+        assert states(stubborn) == {BlockState.AWAY}
+        await resume(helper, [stubborn.pid], limits=LIMITS)
+
+    use_arena(body)
+    assert stubborn.is_right()
+
+
 def test_program_that_releases_no_block_goes_on_with_all(
-    use_arena: Run, hold: Hold, memory: Memory, socket: Path
+    use_arena: Run, hold: Hold, gpus: Gpus, memory: Memory, socket: Path
 ) -> None:
-    """Its first group is given up, its second is not: what is in the arena comes back before it continues."""
-    holder = hold(switches=f"vmm:{4 * BLOCKS + BLOCKS + 2 * 2 + 1}:2")
+    """It does not release its first block at both attempts: what is in the arena comes back before it continues."""
+    holder = hold()
 
     async def body(helper: CudaHelper) -> None:
-        taken = (await out(helper, holder)).taken
+        await helper.warm([holder.pid], 20)
+        worker = arenas_worker(socket).pid
+
+        def copies() -> int:
+            return [(one.pid, one.name) for one in gpus.calls()].count((worker, COPY))
+
+        gpus.record()
+        gpus.switch(f"{COPY}:{HASHES}:hold@{worker}")
+        suspending = asyncio.ensure_future(out(helper, holder))
+        await until(lambda: copies() == HASHES)
+        gpus.switch(f"vmm:1:2@{holder.pid},{COPY}:1:hold@{worker}")
+        await until(lambda: copies() > HASHES)
+        gpus.switch(f"vmm:1:2@{holder.pid}")
+        taken = (await suspending).taken
         assert taken.bytes == 0
-        assert "a part of its memory is in the arena" in taken.reasons[holder.pid]
+        assert "answers release with: CUDA error 2" in taken.reasons[holder.pid]
         assert states(holder) == {BlockState.HERE}
         await resume(helper, [holder.pid], limits=LIMITS)
 

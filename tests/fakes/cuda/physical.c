@@ -20,7 +20,7 @@ enum { CHUNK = 64 << 10 }; /* of zeros, which are not written */
 
 static struct memory memories[MOST_VIRTUAL];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static unsigned calls;
+static struct counted calls;
 
 CUresult begin_virtual_function(const char *name)
 {
@@ -29,7 +29,8 @@ CUresult begin_virtual_function(const char *name)
         return result;
     pthread_mutex_lock(&lock);
     const char *switches = getenv("FAKE_CUDA_FAIL");
-    struct switched what = switched(switches ? switches : "", "vmm", ++calls, 0);
+    count(&calls);
+    struct switched what = switched_counted(switches ? switches : "", "vmm", calls, getpid());
     if (what.action != ERROR) {
         act_before(what);
         return CUDA_SUCCESS;

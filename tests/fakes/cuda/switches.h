@@ -5,7 +5,7 @@
  *   VERB  init state tid lock checkpoint restore unlock; vmm (any call on virtual memory), launch (of a kernel);
  *         in the file also a function of the driver, such as cuMemMap
  *   N     the N-th call of this verb on this process, or * for every one; of vmm, launch and functions, the N-th call
- *         by it. In the file, verbs and functions count from when the file was written
+ *         by it. In the file, all but launches count from when the file was written
  *   WHAT  an error code (left out: 999), which is given without doing anything,
  *         hang        the caller hangs before anything is done
  *         hang-after  the caller hangs when it has been done (verbs only)
@@ -13,7 +13,7 @@
  *         stuck       the target never answers: no process can help it any more (verbs only)
  *         crash       the caller dies of SIGSEGV
  *         kill        the caller is killed by SIGKILL
- *   PID   only this process, by the pid that the caller uses; of a function, only if this process calls it
+ *   PID   only this process, by the pid that the caller uses; of vmm and a function, only if this process calls it
  * While there is a file `calls`, each call of a verb or a function adds a line to it, see `record_call`.
  * Other switches are files too: `missing` holds names of calls that this driver does not have, `seconds-per-gib` (or
  * FAKE_CUDA_SECONDS_PER_GIB of the target) the time that checkpoint and restore take.

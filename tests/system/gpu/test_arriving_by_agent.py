@@ -11,7 +11,7 @@ import pytest
 
 from kybernate.messages import agent_pb2 as wire
 from tests.contract.store.servers import BUCKET
-from tests.fakes.cuda import Cards
+from tests.fakes.cuda import Gpus
 from tests.system import node_agent
 from tests.system.checkpoints import kybernate, refused
 from tests.system.ctr import Ctr, eventually
@@ -62,7 +62,7 @@ def start(agent: NodeAgent) -> None:
 
 
 def test_restore_from_the_store_is_an_operation(
-    ctr: Ctr, cards: Cards, agent: NodeAgent, stored: Path, name: str
+    ctr: Ctr, gpus: Gpus, agent: NodeAgent, stored: Path, name: str
 ) -> None:
     id = ctr.new_id("gpu")
     with restored(ctr, id, stored) as container:
@@ -82,7 +82,7 @@ def test_restore_from_the_store_is_an_operation(
 
 
 def test_repeated_request_is_the_same_operation_and_cancelling_it_leaves_nothing(
-    ctr: Ctr, cards: Cards, store: Store, agent: NodeAgent, stored: Path, name: str
+    ctr: Ctr, gpus: Gpus, store: Store, agent: NodeAgent, stored: Path, name: str
 ) -> None:
     id, before = ctr.new_id("gpu"), stored.read_text()
     store.slowed.hold(store.last_pack().name)
@@ -94,11 +94,11 @@ def test_repeated_request_is_the_same_operation_and_cancelling_it_leaves_nothing
     agent.operation("CancelOperation", wire.CancelOperationRequest(id=begun.id))
     assert agent.ended(begun.id).state == wire.CANCELLED
     store.slowed.release()
-    assert_nothing_is_left(cards, id, stored, before)
+    assert_nothing_is_left(gpus, id, stored, before)
 
 
 def test_restore_outlives_the_agent(
-    ctr: Ctr, cards: Cards, store: Store, agent: NodeAgent, stored: Path, name: str
+    ctr: Ctr, gpus: Gpus, store: Store, agent: NodeAgent, stored: Path, name: str
 ) -> None:
     """Killed before there is a container, and while a shim waits for VRAM: the next agent begins again."""
     id, before = ctr.new_id("gpu"), stored.read_text()
