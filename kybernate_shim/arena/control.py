@@ -145,9 +145,9 @@ class Control:
         return self._word(IMPORTS)
 
     @property
-    def answered(self) -> bool:
-        """Whether the library is at no question any more."""
-        return self._word(ANSWERED) == self._word(ASKED)
+    def unanswered(self) -> int | None:
+        """The verb that the library has not answered yet, None where it has answered all."""
+        return None if self._word(ANSWERED) == self._word(ASKED) else self._word(VERB)
 
     def ask(self, verb: Verb, *, seconds: float, first: int = 0, count: int = MOST_BLOCKS) -> None:
         """Have the library do something to the blocks from `first` on, and wait.

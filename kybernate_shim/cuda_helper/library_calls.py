@@ -75,7 +75,7 @@ def _answers(pid: int) -> bool:
         if page := control.control_of(pid):
             with page:
                 try:
-                    if page.answered:
+                    if page.unanswered in (None, control.Verb.PROBE):
                         page.ask(control.Verb.PROBE, seconds=PROBE_SECONDS)
                 except control.ControlSilent:
                     return False
