@@ -128,6 +128,15 @@ class NodeAgent:
                 request, timeout=seconds, wait_for_ready=True
             )
 
+    def registered(self, image: str) -> Any:
+        """Return an image that the registry has by now, None where it has none of that name."""
+        try:
+            return self.call("Checkpoints", "GetImage", wire.GetImageRequest(image=image))
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return None
+
     def operation(self, method: str, request: Any) -> wire.Operation:
         answer: wire.Operation = self.call("Operations", method, request)
         return answer

@@ -117,7 +117,7 @@ def image(both: Two, ours: Ctr, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     with holding(ours, MIB) as witness:
         name = f"peer-{witness.id}"
         kybernate("checkpoint", witness.id, name, "--exit")
-    eventually(lambda: both.one.call("Checkpoints", "GetImage", wire.GetImageRequest(image=name)))
+    eventually(lambda: both.one.registered(name))
     yield name
     shutil.rmtree(ROOT / name, ignore_errors=True)
 

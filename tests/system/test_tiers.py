@@ -74,7 +74,7 @@ def image(agent: NodeAgent, ours: Ctr) -> Iterator[str]:
     with holding(ours, MIB) as witness:
         name = f"tiers-{witness.id}"
         kybernate("checkpoint", witness.id, name, "--exit")
-    eventually(lambda: agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=name)))
+    eventually(lambda: agent.registered(name))
     yield name
     for root in (ROOT, MEMORY):
         shutil.rmtree(root / name, ignore_errors=True)
@@ -255,7 +255,7 @@ def test_old_images_of_a_workload_go_by_policy(agent: NodeAgent, ours: Ctr) -> N
         names = [f"tiers-{witness.id}-{number}" for number in range(3)]
         for name in names:
             kybernate("checkpoint", witness.id, name)
-        found = eventually(lambda: agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=names[2])))
+        found = eventually(lambda: agent.registered(names[2]))
         agent.call("Checkpoints", "PinImage", wire.PinImageRequest(image=names[0], pinned=True))
         agent.stop()
         agent.settings += "[tiers.policy]\ninterval = 1\nttl = 1\n"
@@ -276,7 +276,7 @@ def test_command_ends_with_its_own_status_however_its_librarys_threads_end(agent
 def test_unknown_tier_is_refused(agent: NodeAgent, ours: Ctr) -> None:
     with counting(ours) as witness:
         kybernate("checkpoint", witness.id, f"tiers-{witness.id}")
-        eventually(lambda: agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=f"tiers-{witness.id}")))
+        eventually(lambda: agent.registered(f"tiers-{witness.id}"))
         with pytest.raises(CommandFailed, match="'tape' is no tier of this node: ram, disk, object"):
             kybernate("promote", f"tiers-{witness.id}", "--to", "tape")
         shutil.rmtree(ROOT / f"tiers-{witness.id}")
