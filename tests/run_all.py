@@ -95,14 +95,18 @@ class Suite:
     @property
     def failed(self) -> list[str]:
         """The tests that failed, in order."""
+        return list(dict.fromkeys(self._failures()))
+
+    def _failures(self) -> list[str]:
+        """The test of each failure: one that fails in its call may fail in its teardown, too."""
         found = (FAILED_NOW.search(line) for line in self.lines)
-        return list(dict.fromkeys(one[1] for one in found if one))
+        return [one[1] for one in found if one]
 
     def repeated(self) -> Suite | None:
         """Return the suite of what failed here; None where that is not known by its names."""
         counts = self.counts()
         failed = counts.get("failed", 0) + counts.get("error", 0)
-        if not failed or len(self.failed) != failed:
+        if not failed or len(self._failures()) != failed:
             return None
         return Suite(f"{self.name} again", [*self.alone, *self.failed], self.alone)
 

@@ -21,6 +21,16 @@ def test_busy(text):
     MARK.touch()
     assert was_there, "first: the machine is busy"
 """
+FAILS_IN_TEARDOWN_TOO = (
+    FAILS_ONCE.replace("def test_busy(text):", "def test_busy(text, leaves):")
+    + """
+@pytest.fixture
+def leaves():
+    was_there = MARK.exists()
+    yield
+    assert was_there, "something is left over"
+"""
+)
 FAILS = "def test_wrong() -> None:\n    assert 1 == 2, 'the reason'\n"
 
 
@@ -101,8 +111,9 @@ def test_suite_without_a_test_is_a_failure_with_its_last_words(
     assert said.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
 
 
-def test_what_passes_alone_is_good_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    suites = [suite(folder, "good", PASSES), suite(folder, "busy", PASSES + FAILS_ONCE)]
+@pytest.mark.parametrize("text", [FAILS_ONCE, FAILS_IN_TEARDOWN_TOO], ids=["call", "call and teardown"])
+def test_what_passes_alone_is_good_and_named(folder: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    suites = [suite(folder, "good", PASSES), suite(folder, "busy", PASSES + text)]
     run_side_by_side(suites, 1)
     assert summary(suites, repeat_alone(suites)) == 0
     said = capsys.readouterr().out.splitlines()
