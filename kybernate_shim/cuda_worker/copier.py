@@ -34,7 +34,7 @@ from kybernate_shim.linux.populate import populate
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
 AHEAD = 8 << 20  # of one call that prefetches; divides COPY
-SHORT = 4 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides AHEAD
+SHORT = 4 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides PINNED
 STREAMS = 4  # of each move: one process may leave while another comes
 GENTLE_STREAMS = 2  # of a move that leaves room on the link: one copies while the next copy is being queued
 SLICE = 1 << 30  # bytes of one move that are queued at a time: some 20 ms of the link, which others wait for

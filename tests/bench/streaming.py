@@ -28,6 +28,7 @@ from typing import Any
 
 from tests.bench.figures import HEADING, Figure, record, row, seconds
 from tests.bench.free_memory import free_memory_kept
+from tests.bench.page_cache import evict
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, rclone
 from tests.fakes.cuda import Gpus
 from tests.system import gpu
@@ -82,9 +83,9 @@ class Bench:
         shutil.copytree(self.area / "image", self.memory / "image")
         self._restore("from ram", str(self.memory / "image"))
         shutil.rmtree(self.memory / "image")
-        self._forget()
+        evict(self.area / "image")
         self._restore("from disk", str(self.area / "image"))
-        self._forget()
+        evict(self.area / "image")
         self._timed("reading", lambda: subprocess.run(f"cat {self.area}/image/* > /dev/null", shell=True, check=True))
 
     def _restore(self, way: str, *image: str) -> None:
@@ -105,13 +106,6 @@ class Bench:
     def _note(self, way: str, steps: list[dict[str, Any]]) -> None:
         for step in steps:
             self.steps[f"{way}: {step['name']}"].append(step["seconds"])
-
-    def _forget(self) -> None:
-        """Have none of the image on the disk in the page cache."""
-        for path in (self.area / "image").iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _timed(self, way: str, work: Callable[[], object]) -> None:
         before = _processor_seconds()

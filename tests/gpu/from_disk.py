@@ -6,11 +6,12 @@ have a cache on the host.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.bench.page_cache import evict
 
 IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -42,11 +43,3 @@ def cat(image: Path) -> float:
     began = time.monotonic()
     subprocess.run(["cat", *sorted(image.iterdir())], stdout=subprocess.DEVNULL, check=True)
     return time.monotonic() - began
-
-
-def evict(image: Path) -> None:
-    """Write back what is dirty, and drop it from the page cache."""
-    for path in image.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
