@@ -193,6 +193,11 @@ class Control:
         return ctypes.addressof(self._start) + place
 
 
+def must_run(thread: str) -> bool:
+    """Return, by its name, whether a thread has to work for the driver and the library while the others are stopped."""
+    return thread == NAME or thread.startswith(DRIVER_THREADS)
+
+
 def is_there(pid: int) -> bool:
     """Return whether the library is loaded in a process and has taken memory over. Raises OSError."""
     return bool(_pages(pid))

@@ -19,6 +19,7 @@ from kybernate_shim.config import GpuSettings
 from kybernate_shim.cuda_helper import workers as pool
 from kybernate_shim.cuda_helper.answers import device, outcome_of
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
+from kybernate_shim.cuda_helper.covers import covering
 from kybernate_shim.cuda_helper.former_names import with_former_names
 from kybernate_shim.cuda_helper.holders import Holders
 from kybernate_shim.cuda_helper.log_events import event_of
@@ -156,7 +157,8 @@ class CudaService:
         for pid in request.pids:
             await self.arena_manager.drop(pid)
         with self.arena_manager.leaving(request.pids):
-            reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
+            async with nullcontext() if request.threads_stopped else covering(request.pids, self._log):
+                reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
             for outcome in reply.outcomes:
                 await self._copied(outcome, request.timeout_ms / 1000)
         return reply

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
 
-from kybernate_shim.arena.control import DRIVER_THREADS, NAME, take_descriptor
+from kybernate_shim.arena.control import must_run, take_descriptor
 from kybernate_shim.linux.limits import raise_descriptors
 from kybernate_shim.linux.process import has_ended, set_oom_score_adj
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
@@ -179,11 +179,6 @@ class KeptMemory:
         for _, descriptor in self.keeping.descriptors:
             os.close(descriptor)
         self.keeping = Keeping()
-
-
-def must_run(thread: str) -> bool:
-    """Return, by its name, whether a thread has to work while the others are stopped."""
-    return thread == NAME or thread.startswith(DRIVER_THREADS)
 
 
 def main(path: Path) -> None:

@@ -181,9 +181,14 @@ class CudaHelper:
         """Let queued work drain, at most `timeout` seconds, and keep new calls to the driver waiting."""
         return await self._verb("Lock", pids, timeout)
 
-    async def checkpoint(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
-        """Move the VRAM of locked processes into their own host memory; the GPU is free afterwards."""
-        return await self._verb("Checkpoint", pids, timeout)
+    async def checkpoint(
+        self, pids: Sequence[int], timeout: float, *, threads_stopped: bool = False
+    ) -> dict[int, float]:
+        """Move the VRAM of locked processes into their own host memory; the GPU is free afterwards.
+
+        Their threads are stopped meanwhile, by the helper unless the caller has done that (see `linux.ptrace.covers`).
+        """
+        return await self._verb("Checkpoint", pids, timeout, threads_stopped=threads_stopped)
 
     async def restore(self, pids: Sequence[int], timeout: float, pairs: Sequence[GpuPair] = ()) -> dict[int, float]:
         """Reload it; the processes stay locked. `pairs` is a permutation of all GPUs of the node, or nothing.
@@ -248,10 +253,12 @@ class CudaHelper:
             sum(outcome.spared_bytes for outcome in reply.outcomes),
         )
 
-    async def _verb(self, method: str, pids: Sequence[int], timeout: float) -> dict[int, float]:
+    async def _verb(
+        self, method: str, pids: Sequence[int], timeout: float, *, threads_stopped: bool = False
+    ) -> dict[int, float]:
         if not pids:
             return {}
-        request = wire.VerbRequest(pids=pids, timeout_ms=_milliseconds(timeout))
+        request = wire.VerbRequest(pids=pids, timeout_ms=_milliseconds(timeout), threads_stopped=threads_stopped)
         return _seconds(method.lower(), await self._change(method, request, timeout), timeout)
 
     async def _change(self, method: str, request: Message, timeout: float) -> wire.VerbResponse:

@@ -27,7 +27,8 @@ from kybernate_shim.gpu.processes import ListPids, lock_all
 from kybernate_shim.steps import Step
 
 T = TypeVar("T")
-Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[None]]  # pids, and the bytes offloaded before
+# Of pids, and the bytes offloaded before; its value says whether it has their threads stopped.
+Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[bool]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ async def suspend(
     record: Callable[[Sequence[int]], None] = lambda pids: None,
     last_look: Callable[[Sequence[int]], None] | None = None,
     while_locked: Callable[[Sequence[int]], Awaitable[None]] | None = None,
-    around: Around = lambda pids, offloaded: nullcontext(),
+    around: Around = lambda pids, offloaded: nullcontext(False),
     arena: bool = False,
 ) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
@@ -116,8 +117,9 @@ async def suspend(
         if arena:
             offload = helper.offload(suspended.pids, limits.checkpoint)
             suspended.taken = await _moved(suspended.steps, "arena-take", offload)
-        async with around(suspended.pids, suspended.taken.bytes):
-            await _timed(suspended.steps, "cuda-checkpoint", helper.checkpoint(suspended.pids, limits.checkpoint))
+        async with around(suspended.pids, suspended.taken.bytes) as stopped:
+            checkpoint = helper.checkpoint(suspended.pids, limits.checkpoint, threads_stopped=stopped)
+            await _timed(suspended.steps, "cuda-checkpoint", checkpoint)
     except BaseException as error:  # CancelledError included: cancelled must not mean locked forever
         await undisturbed(_add_notes(error, bring_back(helper, touched, limits)))
         raise

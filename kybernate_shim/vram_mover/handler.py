@@ -15,6 +15,7 @@ from kybernate_shim.arena.extents import Kept
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.linux.process import comm_of
 from kybernate_shim.linux.process_memory import Region, read_maps
+from kybernate_shim.linux.ptrace.covers import Span, cover, shared_mappings
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, threads_named
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
@@ -77,6 +78,7 @@ class MoverJobHandler:
         self._expiry = threading.Timer(0, self._release)
         self._before: dict[int, list[Region]] = {}
         self._found: dict[int, list[Region]] = {}
+        self._uncovered: dict[int, str] = {}
         self._driven: dict[int, driven.Driven] = {}
         self._reading = ExitStack()
         self._proofs: list[Proof] = []
@@ -139,6 +141,7 @@ class MoverJobHandler:
             for pid in job.pids:
                 held = holds.enter_context(SeizedProcess(pid, spare=_drivers_threads(pid), seconds=HOLD_SECONDS))
                 self._before[pid] = read_maps(pid)
+                holds.callback(self._cover, held, shared_mappings(pid))
                 path = image / file_name(job.names[pid], 0)
                 if in_memory and (one := driven.offer(held, path, how, allowance, job.expected)) is not None:
                     self._driven[pid] = one
@@ -180,7 +183,15 @@ class MoverJobHandler:
         self._found = found
         taken = {pid: one.region for pid, one in self._driven.items() if one.region is not None}
         self._driven = {pid: self._driven[pid] for pid in taken}
-        return Compared({pid: sum(region.size for region in found) for pid, found in self._found.items()}, taken)
+        sizes = {pid: sum(region.size for region in found) for pid, found in self._found.items()}
+        return Compared(sizes, taken, self._uncovered)
+
+    def _cover(self, held: SeizedProcess, before: list[Span]) -> None:
+        """Cover what the driver has taken away by the time that the threads resume."""
+        try:
+            cover(held, before)
+        except (InjectionFailed, OSError) as error:
+            self._uncovered[held.pid] = str(error)
 
     def end_watch(self, job: EndWatch) -> None:
         self._release()

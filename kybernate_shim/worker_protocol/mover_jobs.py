@@ -66,10 +66,14 @@ class Dropping(Message, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What has appeared, in bytes by pid; and by pid what the driver has put into files, which has no digest yet."""
+    """What has appeared, in bytes by pid; and by pid what the driver has put into files, which has no digest yet.
+
+    `uncovered` says by pid why mappings that the driver took away could not be covered (see `linux.ptrace.covers`).
+    """
 
     found: dict[int, int]
     driven: dict[int, SavedRegion]
+    uncovered: dict[int, str] = {}
 
 
 @dataclass(frozen=True)

@@ -144,9 +144,9 @@ class CudaAccelerator:
         return left
 
     @asynccontextmanager
-    async def _prefaulted(self, pids: Sequence[int], offloaded: int, *, size: int) -> AsyncIterator[None]:
+    async def _prefaulted(self, pids: Sequence[int], offloaded: int, *, size: int) -> AsyncIterator[bool]:
         async with prefaulted(self._gpus.target.children, self._gpus.settings, self._gpus.log, pids, size - offloaded):
-            yield
+            yield False  # of the threads, the driver's are watched, and none is stopped
 
     async def _undo(self, helper: CudaHelper, left: Left, cause: BaseException) -> None:
         stuck = await sequence.bring_back(helper, left.pids, self._gpus.limits)

@@ -87,10 +87,11 @@ class VramOffload:
     @asynccontextmanager
     async def watching(
         self, pids: Sequence[int], offloaded: int = 0, *, image: Path, size: int = 0
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[bool]:
         """Enclose the CUDA checkpoint of `pids`, of `size` bytes, and find out where in them it puts the VRAM.
 
         Where `image` is in memory, the driver is redirected to write it there. The arena has `offloaded` bytes of them.
+        The value says whether their threads are stopped.
 
         Their threads are stopped meanwhile, but only as long as a slow driver takes: the driver would wait forever for
         a lock, such as an allocator's, that one of them happens to hold. Then they resume, and the bytes take the plain
@@ -100,11 +101,11 @@ class VramOffload:
             if not pids:
                 self.data_path = DataPath("plain", "the processes were suspended before")
             if self._settings.data_path != "fast" or not pids or not await self._watch(pids, image, size - offloaded):
-                yield
+                yield False
                 return
             assert self._worker is not None
             try:
-                yield
+                yield True
             except BaseException:
                 await undisturbed(self._stop_watching())
                 raise
@@ -115,6 +116,8 @@ class VramOffload:
                 await self._go_plain(error)
             else:
                 self._found, self._driven = answer.found, answer.driven
+                for pid, why in answer.uncovered.items():
+                    self._log.warning("cuda.not_covered", pid=pid, error=why)
                 if self._driven:
                     self.data_path = DataPath("fast", BY_THE_DRIVER)
 

@@ -36,24 +36,6 @@ ANSWER = 5.0
 MOMENT = 0.2  # of the second that a table stays shut
 PATIENCE = 30.0
 
-
-# Computes, and has the lock of its heap, the only one, for a half of the time: to trim it takes so long.
-TRIMS = """
-import ctypes, threading, time
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-pieces = [libc.malloc(9000) for _ in range(20000)]  # an idle page in each
-for piece in pieces[::2]:
-    libc.free(ctypes.c_void_p(piece))
-def trim():
-    while True:
-        began = time.monotonic()
-        libc.malloc_trim(0)
-        time.sleep(time.monotonic() - began)
-threading.Thread(target=trim, daemon=True).start()
-import computes
-computes.main()
-"""
 HASTY = StepSeconds(lock=PATIENCE, checkpoint=5, restore=5, unlock=PATIENCE, settle=PATIENCE)
 
 
@@ -104,9 +86,9 @@ def test_program_is_not_stopped_where_it_has_the_lock_of_its_heap(
     use_arena: Run, gpus: Gpus, libraries: Path, preload: Path
 ) -> None:
     """The driver needs that lock, and could never lock the process again."""
-    variables = {"LD_PRELOAD": str(preload), "PYTHONPATH": str(SOURCES), "MALLOC_ARENA_MAX": "1"}
+    variables = {"LD_PRELOAD": str(preload), "MALLOC_ARENA_MAX": "1"}
     program = Program(
-        [sys.executable, "-c", TRIMS, "4", "1"], dict(os.environ) | gpus.environment(libraries) | variables
+        [sys.executable, SOURCES / "trims.py", "4", "1"], dict(os.environ) | gpus.environment(libraries) | variables
     )
 
     async def body(helper: CudaHelper) -> None:

@@ -3,15 +3,18 @@
  * Prints "step N checksum X" per step, forever; each word of device memory advances by one step of a generator whose
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
  * With BUSY_MS the GPU works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
- * environment, its memory is managed memory.
+ * environment, its memory is managed memory; with COMPUTES_POLLS, a thread asks again and again,
+ * so many microseconds apart, whether work is done.
  * It loads libcuda.so.1 at run time. A test workload.
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "abi.h"
 
@@ -94,6 +97,38 @@ static void name_wrong(const uint32_t *words, uint32_t factor, uint32_t offset, 
     printf("wrong: word %" PRIu64 " at step %" PRIu64 "\n", i, step);
 }
 
+typedef CUresult (*of_object)(void *);
+
+static void *poll_gpu(void *context)
+{
+    static const char *const CALLS[] = {"cuEventQuery", "cuEventSynchronize", "cuStreamQuery", "cuStreamSynchronize"};
+    enum { COUNT = sizeof CALLS / sizeof *CALLS };
+    of_object calls[COUNT];
+    CUresult (*elapsed)(float *, void *, void *);
+    void *event;
+    float milliseconds;
+    CALL("cuCtxSetCurrent", (CUcontext), context);
+    CALL("cuEventCreate", (void **, unsigned int), &event, 0);
+    CALL("cuEventRecord", (void *, CUstream), event, NULL);
+    elapsed = (CUresult(*)(float *, void *, void *))dlsym(library, "cuEventElapsedTime");
+    for (int i = 0; i < COUNT; i++) /* before it begins, for dlsym has a lock */
+        calls[i] = (of_object)dlsym(library, CALLS[i]);
+    for (;; usleep((useconds_t)atoi(getenv("COMPUTES_POLLS")))) {
+        for (int i = 0; i < COUNT; i++)
+            check(calls[i](event), CALLS[i]);
+        check(elapsed(&milliseconds, event, event), "cuEventElapsedTime");
+    }
+    return NULL;
+}
+
+static void start_polling(void)
+{
+    pthread_t thread;
+    CUcontext context;
+    CALL("cuCtxGetCurrent", (CUcontext *), &context);
+    check(pthread_create(&thread, NULL, poll_gpu, context) ? 999 : CUDA_SUCCESS, "pthread_create");
+}
+
 int main(int argc, char **argv)
 {
     uint64_t count = strtoull(argc > 1 ? argv[1] : "4", NULL, 10) << 18;
@@ -110,6 +145,8 @@ int main(int argc, char **argv)
     }
     CUmodule module = set_up(argc > 3 ? atoi(argv[3]) : 0, count, words, &memory);
     CUfunction advance = find(module, "advance"), spin = find(module, "spin");
+    if (getenv("COMPUTES_POLLS"))
+        start_polling();
     for (uint64_t step = 1;; step++) {
         uint32_t sum;
         launch(advance, (void *[]){&memory, &count});

@@ -2,7 +2,9 @@
  *
  * On the GPU, memory is a shared mapping of that file. In addition the process maps a TCP socket, which CRIU refuses
  * ("Can't find packet socket ... to mmap"), as it refuses the real driver's device mappings; unlike a device it needs
- * no permission, so that it works in any container. A test double: see abi.h.
+ * no permission, so that it works in any container. The account stands for the semaphores that the real driver maps,
+ * too: what polls the GPU reads there without a lock, and while the process is checkpointed the addresses are only
+ * reserved. A test double: see abi.h.
  */
 #include <netinet/in.h>
 #include <sys/mman.h>
@@ -36,7 +38,7 @@ void release_gpus(void)
 {
     release_devices();
     munmap(held.socket_page, PAGE);
-    munmap(held.account, PAGE);
+    mmap(held.account, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     unlink(held.path);
     close(held.fd);
     held.fd = -1;
@@ -48,11 +50,20 @@ CUresult hold_gpus(void)
     if (held.fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     held.end = PAGE;
-    held.account = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, held.fd, 0);
+    int flags = MAP_SHARED | (held.account ? MAP_FIXED : 0); /* where it was before a checkpoint */
+    held.account = mmap(held.account, PAGE, PROT_READ | PROT_WRITE, flags, held.fd, 0);
     if (held.account == MAP_FAILED)
         return CUDA_ERROR_OPERATING_SYSTEM;
     madvise(held.account, PAGE, MADV_DONTFORK);
     return hold_devices() ? hold_undumpable() : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult read_semaphores(void)
+{
+    if (!process.started)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    (void)*(volatile char *)held.account;
+    return CUDA_SUCCESS;
 }
 
 char *map_on_gpu(uint64_t size)

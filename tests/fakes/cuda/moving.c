@@ -50,6 +50,7 @@ CUresult move_to_host(void)
     if (total && !data)
         return CUDA_ERROR_OUT_OF_MEMORY;
     take_time(total);
+    use_heap();
     host_copy.data = data;
     host_copy.size = total;
     virtual_to_host(allocated_to_host(data));

@@ -22,6 +22,9 @@ struct process {
 
 extern struct process process;
 
+/* gate.c: allocate from the program's heap, as the driver does, whose lock another thread may have. */
+void use_heap(void);
+
 /* gate.c: pass the gate as the driver's function `name`: CUDA_SUCCESS, and leave() is owed; CUDA_ERROR_NOT_INITIALIZED,
  * or what the switches want. Blocks while locked. A thread that waits holds nothing, so that it can be stopped there. */
 CUresult enter_function(const char *name);
@@ -45,6 +48,8 @@ CUresult start_restorer(void);
 /* holding.c: the process takes a place on the machine's GPUs, holding what CRIU refuses to dump; and leaves it. */
 CUresult hold_gpus(void);
 void release_gpus(void);
+/* Look whether work is done, as calls do that take no lock for it; all is. */
+CUresult read_semaphores(void);
 CUresult charge_bytes(int device, uint64_t size);
 void discharge_bytes(int device, uint64_t size);
 

@@ -22,6 +22,8 @@ from tests.system.checkpoints import PYTHON, ask
 from tests.system.ctr import Ctr, eventually
 from tests.system.gpu.node import COMPUTES, GPUS, INSIDE, LIBRARIES
 
+POLLING = ["--env", "COMPUTES_POLLS=2000"]  # microseconds, so that it costs a container next to nothing
+
 
 def cgroup_of(pid: int) -> str:
     try:
@@ -104,7 +106,7 @@ def computing(
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     given, log = log, log or Path(f"/tmp/{id}.out")
-    wanted = ["--log-uri", f"file://{log}", *mounts(), "--device", "/dev/nvidia0", *flags]
+    wanted = ["--log-uri", f"file://{log}", *mounts(), "--device", "/dev/nvidia0", *POLLING, *flags]
     try:
         with own.running(*(argv or command(programs)), id=id, flags=wanted):
             container = Computing(id, log, programs)

@@ -15,9 +15,10 @@ import msgspec
 import psutil
 import pytest
 
+from kybernate_shim.arena.control import must_run
 from kybernate_shim.cuda_helper.holders import Holders
 from kybernate_shim.cuda_holder import holder as holders_process
-from kybernate_shim.cuda_holder.holder import Holder, must_run
+from kybernate_shim.cuda_holder.holder import Holder
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.frames import MessageReader, framed
 from kybernate_shim.worker_protocol.holder_jobs import Held, Stop

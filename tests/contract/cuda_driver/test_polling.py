@@ -1,0 +1,127 @@
+"""Programs that ask all the time whether the GPU's work is done, which the driver answers without its lock.
+
+The real driver reads the GPU's semaphores for that, also when it has taken them out of a process that it checkpointed.
+"""
+
+# ruff: noqa: F811  # fixtures that are imported, and are arguments of tests
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.sequence import resume, suspend
+from kybernate_shim.linux.process_memory import read_maps
+from kybernate_shim.linux.ptrace.seized import SeizedProcess
+from tests.contract.cuda_driver.arena_moves import Run, back, out, until, use  # noqa: F401  # a fixture
+from tests.contract.cuda_driver.cycles import LIMITS
+from tests.contract.cuda_driver.helper_processes import PATIENCE, kill_helpers
+from tests.fakes.cuda import Gpus
+from tests.fakes.cuda.build import SOURCES
+from tests.fakes.cuda.programs import Program
+
+pytestmark = pytest.mark.root
+Start = Callable[..., Program]
+POLLS = {"COMPUTES_POLLS": "20"}
+HEAP_CYCLES = 6
+
+
+def state_of_main_thread(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_program_that_polls_is_suspended_and_resumed(use: Run, start: Start, gpus: Gpus) -> None:
+    programs = [start(device=index, variables=POLLS) for index in (0, 1)]
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(10):
+            suspended = await suspend(helper, lambda: [one.pid for one in programs], LIMITS)
+            assert gpus.used() == [0, 0]
+            for program in programs:
+                program.stands_still(0.02)
+            await resume(helper, suspended.pids, limits=LIMITS)
+            for program in programs:
+                program.wait_for_steps(1)
+
+    use(body)
+
+
+def test_program_that_polls_is_suspended_through_the_arena(use: Run, start: Start, preload: Path) -> None:
+    program = start(variables=POLLS, preload=preload)
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(5):
+            assert not (await out(helper, program)).taken.reasons
+            program.stands_still(0.02)
+            await back(helper, program)
+            program.wait_for_steps(1)
+
+    use(body)
+
+
+def test_covers_are_gone_after_a_resume(use: Run, start: Start) -> None:
+    program = start(variables=POLLS)
+
+    async def body(helper: CudaHelper) -> None:
+        await suspend(helper, lambda: [program.pid], LIMITS)
+        await resume(helper, [program.pid], limits=LIMITS)
+        once = len(read_maps(program.pid))
+        for _ in range(5):
+            await suspend(helper, lambda: [program.pid], LIMITS)
+            await resume(helper, [program.pid], limits=LIMITS)
+        assert len(read_maps(program.pid)) == once
+
+    use(body)
+
+
+def test_threads_that_have_what_the_driver_waits_for_continue(use: Run, gpus: Gpus, libraries: Path) -> None:
+    """A thread may be stopped where it has the lock of the heap. The driver needs that, too, for its checkpoint."""
+    environment = dict(os.environ) | gpus.environment(libraries) | {"MALLOC_ARENA_MAX": "1"}
+    program = Program([sys.executable, SOURCES / "trims.py", "4", "1"], environment)
+
+    async def body(helper: CudaHelper) -> None:
+        program.wait_for_steps(1)
+        for _ in range(HEAP_CYCLES):
+            await suspend(helper, lambda: [program.pid], LIMITS)
+            await resume(helper, [program.pid], limits=LIMITS)
+            program.computes_on()
+
+    try:
+        use(body)
+    finally:
+        program.kill()
+
+
+def test_process_that_a_debugger_has_is_suspended_all_the_same(use: Run, start: Start) -> None:
+    program = start()
+
+    async def body(helper: CudaHelper) -> None:
+        with SeizedProcess(program.pid):
+            await helper.lock([program.pid], 5)
+            await helper.checkpoint([program.pid], 5)
+        states = (await helper.states([program.pid])).processes
+        assert states[program.pid].state is State.CHECKPOINTED
+        await resume(helper, [program.pid], limits=LIMITS)
+        program.wait_for_steps(1)
+
+    use(body)
+
+
+def test_helper_that_is_killed_leaves_no_thread_stopped(use: Run, start: Start, gpus: Gpus, socket: Path) -> None:
+    program = start()
+    gpus.switch(f"checkpoint:1:hang@{program.pid}")
+
+    async def body(helper: CudaHelper) -> None:
+        await helper.lock([program.pid], PATIENCE)
+        asking = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
+        await until(lambda: state_of_main_thread(program.pid) == "t")
+        kill_helpers(socket)
+        await asyncio.wait([asking])
+        await until(lambda: state_of_main_thread(program.pid) != "t")
+
+    use(body)
