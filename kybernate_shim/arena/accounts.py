@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from kybernate_shim.arena.records import Record
+
 POD = re.compile(r"\bpod([0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12})\b|-pod([0-9a-f_]{36})\.slice")
 CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 
@@ -32,3 +34,15 @@ def account_in(text: str) -> str:
         return f"container {found[1]}"
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     return f"cgroup {max(paths, key=len, default='/')}"
+
+
+def drop_copies(copies: list[tuple[Path, Record]], account: str, most: int) -> None:
+    """Drop those `copies` of an account, the oldest first, which are the first, until it has at most so many bytes."""
+    own = [one for one in copies if one[1].account == account]
+    size = sum(record.room_bytes for _, record in own)
+    for one in own:
+        if size <= most:
+            return
+        size -= one[1].room_bytes
+        one[0].unlink()
+        copies.remove(one)

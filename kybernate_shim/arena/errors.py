@@ -31,6 +31,13 @@ class ArenaIncomplete(Exception):
         )
 
 
+class FillingEnded(Exception):
+    """What a process has in the arena is not all there, and the process that was filling it has given up or ended."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(f"process {pid}, which was reading the bytes from an image, has given up or ended")
+
+
 class ArenaInUse(Exception):
     """An earlier job still works with the bytes of a process."""
 

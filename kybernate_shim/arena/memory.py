@@ -8,11 +8,13 @@ are in it, named by its pid and start time, so that the part of a process that h
     PID-START.json   the process has, or may have, no other bytes than these
     PID-START.copy   it has its bytes back; these are kept until the room is needed, the oldest are evicted first
     PID-START.lock   locked by a job that reads or writes the bytes
+    PID-START.filled how many of its bytes have come from an image, in order, a line each time
     banks            which part of the memory lies on which NUMA node
 
 What changes its owner is not zeroed. It is unreadable instead: room that `update` has found is pending, and only what
 was copied there makes it readable, by `confirm`, block by block as a whole. So nothing that a process before has left
-is ever read: not by a resume, nor for an image or a prefetch. Zeroing would cost as much as the copy, and room cannot
+is ever read: not by a resume, nor for an image or a prefetch. What comes from an image is handed over before all of it
+is there, and read as far as it is `filled`. Zeroing would cost as much as the copy, and room cannot
 be given back to the kernel instead, because the GPUs have it pinned. Room also stays with a process that has ended,
 while a job still works with it: the job of a process that hangs must not read or write what is another's by then.
 
@@ -28,18 +30,25 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from kybernate_shim.arena import banks, records, tmpfs
-from kybernate_shim.arena.accounts import account_of
+from kybernate_shim.arena.accounts import account_of, drop_copies
 from kybernate_shim.arena.banks import Bank, Room
-from kybernate_shim.arena.errors import ArenaFull, ArenaIncomplete, ArenaInUse, ArenaUnavailable, ShareFull
-from kybernate_shim.arena.extents import Extent, Kept, Part, gaps, total, without_end
+from kybernate_shim.arena.errors import (
+    ArenaFull,
+    ArenaIncomplete,
+    ArenaInUse,
+    ArenaUnavailable,
+    FillingEnded,
+    ShareFull,
+)
+from kybernate_shim.arena.extents import Extent, Kept, gaps, total, without_end
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes
-from kybernate_shim.arena.records import Record, read, write
+from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes, Update
+from kybernate_shim.arena.records import Filler, Record, read, read_number, write, write_number
 from kybernate_shim.config import NO_NODE, NodeSizes
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.locks import held, lock_file, try_lock_file
@@ -49,21 +58,6 @@ from kybernate_shim.sizes import GRAIN
 
 FOLDER = RUN / "arena"
 KEY_BYTES = 32
-
-
-@dataclass(frozen=True)
-class Update:
-    """What `update` has found room for: all blocks, and the parts of each of them that have to be copied there.
-
-    Of the blocks, `clean` bytes are there already, and `zero` bytes need not be. `kept` is true once all is copied, and
-    believed once it is confirmed.
-    """
-
-    kept: list[Kept]
-    key: bytes
-    changed: list[list[Part]]
-    clean: int
-    zero: int
 
 
 class Memory:
@@ -153,14 +147,11 @@ class Memory:
     def _is_vacant(self) -> bool:
         self._taken()
         return not any(self._folder.glob("*.json")) and not any(
-            self._in_use(_owner_of(lock)) for lock in self._folder.glob("*.lock")
+            self._in_use(ArenaOwner.named(lock)) for lock in self._folder.glob("*.lock")
         )
 
     def free(self) -> int:
-        """The bytes that can be had: no living process has more than a copy there.
-
-        Of an arena that is larger than it is wanted by now, no more than that.
-        """
+        """The bytes, of those that are wanted by now, that can be had: no living process has more than a copy there."""
         with self._gate():
             return self._free(self._taken()).bytes
 
@@ -212,6 +203,7 @@ class Memory:
             stays = [extent for plan in plans for extent in plan.stays]
             room = self._room(owner, sizes[Fate.CHANGED], stays, account)
             self._copy_record(owner).unlink(missing_ok=True)
+            self._filled(owner).unlink(missing_ok=True)
             nodes = near or [NO_NODE] * len(plans)
             settled = [plan.settle(partial(room.take, near=node)) for plan, node in zip(plans, nodes, strict=True)]
             write(self._record(owner), Record([], key, [trusted for _, trusted in settled], account))
@@ -242,15 +234,35 @@ class Memory:
         return {other: record.kept for other, record in shared.items()}
 
     def hand_over(self, owner: ArenaOwner, shares: Mapping[ArenaOwner, Sequence[Kept]]) -> None:
-        """Let what `owner` has here belong to others. Raises ArenaIncomplete for bytes that are not confirmed."""
+        """Let what `owner` has here, and fills in the order of `shares`, belong to others.
+
+        Where not all of it is confirmed, they may read as far as it is `filled`, and `owner` has the room, too, until
+        it gives that up. Raises ArenaIncomplete for bytes that it has no room for.
+        """
+        base = 0
         with self._gate():
-            there = set(read(self._record(owner)).kept)
-            for kept in shares.values():
-                if missing := sum(one.size for one in kept if one not in there):
-                    raise ArenaIncomplete(owner.pid, missing)
+            record = read(self._record(owner))
+            wanted = [one for kept in shares.values() for one in kept]
+            if missing := sum(one.size for one in set(wanted) - {*record.kept, *record.pending}):
+                raise ArenaIncomplete(owner.pid, missing)
+            there = set(wanted) <= set(record.kept)
             for other, kept in shares.items():
-                write(self._record(other), Record(list(kept), account=account_of(other.pid)))
-            self.give_up(owner)
+                handed = Record(list(kept), account=account_of(other.pid))
+                filled = replace(handed, kept=[], pending=handed.kept, filler=Filler(owner, base))
+                write(self._record(other), handed if there else filled)
+                base += sum(one.size for one in kept)
+            if there:
+                self.give_up(owner)
+
+    def fill(self, owner: ArenaOwner, size: int) -> None:
+        """Record that the first `size` bytes of what `owner` has are there."""
+        write_number(self._filled(owner), size)
+
+    def filled(self, owner: ArenaOwner) -> int:
+        """Return how many of the bytes that `owner` has are there, in order. Raises FillingEnded."""
+        if not owner.alive or not self._record(owner).exists():
+            raise FillingEnded(owner.pid)
+        return read_number(self._filled(owner))
 
     def kept(self, owner: ArenaOwner) -> list[Kept]:
         """Return what `owner` has here and nowhere else, nothing for a process that has never been."""
@@ -305,6 +317,7 @@ class Memory:
     def give_up(self, owner: ArenaOwner) -> None:
         """Forget the owner's bytes. Idempotent."""
         self._record(owner).unlink(missing_ok=True)
+        self._filled(owner).unlink(missing_ok=True)
 
     @property
     def _limit(self) -> int:
@@ -326,7 +339,7 @@ class Memory:
             held = sum(record.room_bytes for record in self._records(but=owner) if record.account == account)
             if held + more > self._limit:
                 raise ShareFull(more, account, held, self._limit)
-            _make_room(copies, account, self._limit - held - more)
+            drop_copies(copies, account, self._limit - held - more)
         while (room := self._free([*taken, *(extent for _, copy in copies for extent in copy.room)])).bytes < wanted:
             copies.pop(0)[0].unlink()
         return room
@@ -347,8 +360,10 @@ class Memory:
 
     def _taken(self) -> list[Extent]:
         """Return the extents that living processes have nowhere else, and remove the records of the others."""
-        for record in [path for path in self._folder.iterdir() if path.suffix in (".json", ".copy", ".lock")]:
-            owner = _owner_of(record)
+        for record in [
+            path for path in self._folder.iterdir() if path.suffix in (".json", ".copy", ".lock", ".filled")
+        ]:
+            owner = ArenaOwner.named(record)
             if not owner.alive and not self._in_use(owner):
                 record.unlink(missing_ok=True)
         return [extent for record in self._records() for extent in record.room]
@@ -373,24 +388,11 @@ class Memory:
     def _copy_record(self, owner: ArenaOwner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.copy"
 
+    def _filled(self, owner: ArenaOwner) -> Path:
+        return self._folder / f"{owner.pid}-{owner.started}.filled"
+
     def _lock(self, owner: ArenaOwner) -> Path:
         return self._folder / f"{owner.pid}-{owner.started}.lock"
 
     def _gate(self) -> AbstractContextManager[bool]:
         return held(lock_file(self._folder / "gate"))
-
-
-def _owner_of(record: Path) -> ArenaOwner:
-    return ArenaOwner(*map(int, record.stem.split("-")))
-
-
-def _make_room(copies: list[tuple[Path, Record]], account: str, most: int) -> None:
-    """Drop copies of an account, the oldest first, until they have at most so many bytes."""
-    own = [one for one in copies if one[1].account == account]
-    size = sum(record.room_bytes for _, record in own)
-    for one in own:
-        if size <= most:
-            return
-        size -= one[1].room_bytes
-        one[0].unlink()
-        copies.remove(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kybernate_shim.linux.process import is_exiting, start_time
 
@@ -18,6 +19,11 @@ class ArenaOwner:
     def of(cls, pid: int) -> ArenaOwner:
         """Describe a process that lives. Raises FileNotFoundError or ProcessLookupError."""
         return cls(pid, start_time(pid))
+
+    @classmethod
+    def named(cls, record: Path) -> ArenaOwner:
+        """Return whose record a file is, by its name, PID-START."""
+        return cls(*map(int, record.stem.split("-")))
 
     @property
     def alive(self) -> bool:

@@ -120,3 +120,18 @@ def _fates(seen: PieceHashes, known: bytes) -> bytes:
             for bits, now, then in zip(seen.any, *marks, strict=True)
         ]
     )
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `Memory.update` has found room for: all blocks, and the parts of each of them that have to be copied there.
+
+    Of the blocks, `clean` bytes are there already, and `zero` bytes need not be. `kept` is true once all is copied, and
+    believed once it is confirmed.
+    """
+
+    kept: list[Kept]
+    key: bytes
+    changed: list[list[Part]]
+    clean: int
+    zero: int

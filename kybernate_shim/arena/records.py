@@ -4,7 +4,8 @@ A record is written in two steps. First it names room for all blocks, which is p
 for it still has what its owner before has left. Then each group of blocks is confirmed, by lines at the end of the
 file, as soon as all of its bytes are there. A process that dies while it writes such lines has confirmed nothing.
 
-    {"key": ..., "account": ..., "there": N, "blocks": [[index, address, size, [[start, size], ...]], ...]}
+    {"key": ..., "account": ..., "there": N, "filler": [PID, START, BASE],
+     "blocks": [[index, address, size, [[start, size], ...]], ...]}
     the hashes of each block, a line in hexadecimal; the first N blocks are confirmed
     for each group that is confirmed later: the hashes of each of its blocks, and "there FIRST END"
 """
@@ -19,9 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from kybernate_shim.arena.extents import Extent, Kept, total
+from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.linux.atomic_write import replacing
 
 THERE = "there "
+
+
+@dataclass(frozen=True)
+class Filler:
+    """The process that fills the blocks of a record, one after the other; they begin at byte `base` of all it fills."""
+
+    owner: ArenaOwner
+    base: int
 
 
 @dataclass(frozen=True)
@@ -29,13 +39,14 @@ class Record:
     """What the arena has of a process: the blocks `kept` there, and room for those that are `pending`.
 
     `key` is the one of the hashes; empty where nothing was hashed. `account` is the pod or container that is charged
-    for the room.
+    for the room. Where there is a `filler`, what is pending may be read as far as it has come (`Memory.filled`).
     """
 
     kept: list[Kept]
     key: bytes = b""
     pending: list[Kept] = field(default_factory=list)
     account: str = ""
+    filler: Filler | None = None
 
     @property
     def extents(self) -> Iterator[Extent]:
@@ -69,7 +80,11 @@ def read(path: Path) -> Record:
     _confirm(blocks, there, lines[len(blocks) :])
     kept = [one for number, one in enumerate(blocks) if number in there]
     pending = [one for number, one in enumerate(blocks) if number not in there]
-    return Record(kept, bytes.fromhex(document["key"]), pending, document.get("account", ""))
+    filler = None
+    if found := document.get("filler"):
+        pid, started, base = found
+        filler = Filler(ArenaOwner(pid, started), base)
+    return Record(kept, bytes.fromhex(document["key"]), pending, document.get("account", ""), filler)
 
 
 def _confirm(blocks: list[Kept], there: set[int], lines: Sequence[str]) -> None:
@@ -93,7 +108,10 @@ def write(path: Path, record: Record) -> None:
     """
     all_blocks = [*record.kept, *record.pending]
     blocks = [[one.index, one.address, one.size, [[e.start, e.size] for e in one.extents]] for one in all_blocks]
-    head = {"key": record.key.hex(), "account": record.account, "there": len(record.kept), "blocks": blocks}
+    head: dict[str, Any] = {"key": record.key.hex(), "account": record.account, "there": len(record.kept)}
+    if (filler := record.filler) is not None:
+        head["filler"] = [filler.owner.pid, filler.owner.started, filler.base]
+    head["blocks"] = blocks
     lines = [json.dumps(head), *(one.marks.hex() for one in all_blocks)]
     with replacing(path) as stream:
         stream.writelines(f"{line}\n" for line in lines)
@@ -108,3 +126,19 @@ def confirm(path: Path, blocks: Sequence[Kept], first: int, end: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     with os.fdopen(fd, "w") as stream:
         stream.write(text)
+
+
+def write_number(path: Path, number: int) -> None:
+    """Add how many bytes have come by now, as a line."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as stream:
+        stream.write(f"{number}\n")
+
+
+def read_number(path: Path) -> int:
+    """Return the last number of `write_number`, 0 where there is none; never one of which a part was written."""
+    try:
+        *_, last, _ = ["0", *path.read_text().split("\n")]
+    except FileNotFoundError:
+        return 0
+    return int(last)

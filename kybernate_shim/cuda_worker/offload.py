@@ -29,9 +29,9 @@ from kybernate_shim.arena.control import (
     ControlInvalid,
     Verb,
 )
-from kybernate_shim.arena.memory import KEY_BYTES, Memory, Update
+from kybernate_shim.arena.memory import KEY_BYTES, Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.arena.pieces import PieceHashes
+from kybernate_shim.arena.pieces import PieceHashes, Update
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped
 from kybernate_shim.cuda_worker.deadline import JobDeadline

@@ -2,9 +2,9 @@
 
 The program makes new memory, every block is copied into it, and then the program commits: until then, the bytes are in
 the arena. States AWAY and REBUILT in the program's table of blocks mean the arena, all others VRAM. The table is a
-claim: only what has been confirmed in the arena's own record is ever copied to a program. Where the arena has no hashes
-of what it keeps, as after a restore, they are made of the new memory. The arena keeps its copy: the next offload copies
-only what has changed since.
+claim: only what the arena's own record confirms is ever copied to a program, and what comes from an image as far as it
+has come (see `filling`). Where the arena has no hashes of what it keeps, as after a restore, they are made of
+the new memory. The arena keeps its copy: the next offload copies only what has changed since.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from kybernate_shim.arena.control import Block, BlockState, ControlInvalid, Verb
-from kybernate_shim.arena.extents import Kept, parts, total
+from kybernate_shim.arena.extents import Kept, total
 from kybernate_shim.arena.memory import KEY_BYTES, Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import is_known
 from kybernate_shim.arena.records import Record
 from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped, Prefetched
+from kybernate_shim.cuda_worker.filling import Filling, readable
 from kybernate_shim.cuda_worker.offload import hashes_of
 from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
@@ -50,15 +51,16 @@ class Settling:
         """Copy what `record` has of the program into new memory of it, as far as it has not been `prefetched`."""
         blind = ""
         away = places((block for block in self.program.blocks() if block.state is BlockState.AWAY), record)
+        filling = Filling(self.memory, record, self.program.job)
         try:
             with ExitStack() as stack:
                 blocks: list[Mapped] = []
                 for batch in batches(away):
                     with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
                         new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
-                    wanted = [list(parts(one.extents)) for one in batch]
                     gently = self.gently({block.gpu for block in new})
-                    self.copier().back(new, wanted, prefetched, gently=gently, check=self.program.job.check)
+                    for portion in filling.portions(batch):
+                        self.copier().back(new, portion, prefetched, gently=gently, check=self.program.job.check)
                     blocks += new
                 if self.hashing:
                     blind = self._learn(record, away, blocks)
@@ -83,14 +85,14 @@ class Settling:
         seen, blind = hashes_of(self.copier(), [block for _, block in unknown], key)
         marks = {one.index: look.marks for (one, _), look in zip(unknown, seen or [], strict=seen is not None)}
         if marks:
-            kept = [replace(one, marks=marks.get(one.index, one.marks)) for one in record.kept]
-            self.memory.learn(self.owner, replace(record, kept=kept, key=key))
+            kept = [replace(one, marks=marks.get(one.index, one.marks)) for one in readable(record)]
+            self.memory.learn(self.owner, replace(record, kept=kept, key=key, pending=[], filler=None))
         return blind
 
 
 def places(blocks: Iterable[Block], record: Record) -> list[Kept]:
     """Return where the bytes of blocks are. Raises ControlInvalid where the arena has none that are like them."""
-    kept = {(one.index, one.address, one.size): one for one in record.kept}
+    kept = {(one.index, one.address, one.size): one for one in readable(record)}
     pending = {(one.index, one.address, one.size) for one in record.pending}
     found = []
     for block in blocks:

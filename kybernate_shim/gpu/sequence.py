@@ -70,6 +70,7 @@ class Ahead:
 
 DEFAULT_LIMITS = StepSeconds()
 ATTEMPTS = 2  # of an undo: a helper that was lost under the first is replaced for the second
+PROOF_SECONDS = 1.0  # after a failure: for another one that is its cause, and may be told later
 NOT_COMPUTING = (State.LOCKED, State.CHECKPOINTED, State.FAILED, State.UNKNOWN)
 
 
@@ -155,9 +156,13 @@ async def resume(
         await _moved(steps, "arena-give", helper.reload(pids, limits.restore))
     except BaseException as error:
         prefetching.cancel()
+        cause = await undisturbed(_failure_of_proof(proving)) if isinstance(error, CudaError) else None
         if proving is not None:
             proving.cancel()
         await undisturbed(_add_notes(error, _suspend_again(helper, pids, limits)))
+        if cause is not None:
+            cause.add_note(str(error))
+            raise cause from error
         raise
     if proving is not None:
         await _timed(steps, "vram-proof", proving)
@@ -186,6 +191,14 @@ async def bring_back(helper: CudaHelper, pids: Sequence[int], limits: StepSecond
         if not stuck:
             return []
     return stuck + list(dict.fromkeys(reasons))
+
+
+async def _failure_of_proof(proving: asyncio.Future[None] | None) -> BaseException | None:
+    """Return why the memory is wrong, if that is why the memory could not be brought back."""
+    if proving is None:
+        return None
+    await asyncio.wait([proving], timeout=PROOF_SECONDS)
+    return proving.exception() if proving.done() and not proving.cancelled() else None
 
 
 async def _warm(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds) -> None:

@@ -9,8 +9,9 @@ belong to the process that moves them, and are free again should that process en
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +30,8 @@ from kybernate_shim.vram_io.errors import FileDamaged, NoArena, NotInArena
 from kybernate_shim.vram_io.image_files import ArenaBlock, ArenaFile, ArenaHole
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover.save import create, store
+
+FRONT_BYTES = 64 << 20  # some 5 ms of a load from memory
 
 
 def file_name(pid: int) -> str:
@@ -118,19 +121,53 @@ def load(
 ) -> None:
     """Copy files of an image to where `claim` has found room for them, and compare the digests.
 
-    Only then the bytes can be handed over. Raises a VramError, DigestMismatch among them; then the room is free.
+    To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError,
+    DigestMismatch among them; then the room is free.
     """
+    ours, base = ArenaOwner.of(os.getpid()), 0
     try:
         with _writing(memory) as arena:
             for one, share in zip(saved, shares, strict=True):
-                _load(arena, one, share, directory, how)
-        memory.confirm(ArenaOwner.of(os.getpid()), [one for share in shares for one in share])
+                front = _Front(one.size, lambda end, base=base: memory.fill(ours, base + end))  # type: ignore[misc]
+                _load(arena, one, share, directory, how, front)
+                base += one.size
+        memory.confirm(ours, [one for share in shares for one in share])
     except BaseException:
-        memory.give_up(ArenaOwner.of(os.getpid()))
+        memory.give_up(ours)
         raise
 
 
-def _load(arena: files.MappedFile, one: ArenaFile, kept: Sequence[Kept], directory: Path, how: CopyOptions) -> None:
+class _Front:
+    """How many bytes of a file are there from its start on, while threads fill pieces of it in any order.
+
+    `tell` is called with that, each time that it is FRONT_BYTES more, and when it is all.
+    """
+
+    def __init__(self, size: int, tell: Callable[[int], None]) -> None:
+        self._size = size
+        self._tell = tell
+        self._told = self._end = 0
+        self._ends: dict[int, int] = {}  # of pieces that are there, by their start
+        self._lock = threading.Lock()
+
+    def add(self, offset: int, size: int) -> None:
+        with self._lock:
+            self._ends[offset] = offset + size
+            while (end := self._ends.pop(self._end, None)) is not None:
+                self._end = end
+            if self._end - self._told >= FRONT_BYTES or self._end == self._size:
+                self._told = self._end
+                self._tell(self._end)
+
+
+def _load(
+    arena: files.MappedFile,
+    one: ArenaFile,
+    kept: Sequence[Kept],
+    directory: Path,
+    how: CopyOptions,
+    front: _Front,
+) -> None:
     layout = _Layout(kept)
     tree = digest.tree_like(one.digest, one.size)
     with reading(directory / one.file, how) as file:
@@ -148,6 +185,7 @@ def _load(arena: files.MappedFile, one: ArenaFile, kept: Sequence[Kept], directo
                 elif bytes(part).strip(b"\0"):
                     raise FileDamaged(f"{file.path} has data from {piece.offset} bytes on, where it should have zeros")
             file.spend(piece.offset, piece.size)
+            front.add(piece.offset, piece.size)
             return piece.size
 
         thread_pool.run(thread_pool.pieces([(None, one.size, tree.piece_bytes)]), work, how)
@@ -170,9 +208,9 @@ def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
 
 
 def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:
-    """Give what `load` has filled to the processes, by their pids, that wait for it.
+    """Give what `load` fills, in the order of `shares`, to the processes, by their pids, that wait for it.
 
-    Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena for what was not filled.
+    Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena for what `load` has given up.
     """
     try:
         memory.hand_over(ArenaOwner.of(os.getpid()), {ArenaOwner.of(pid): share for pid, share in shares.items()})

@@ -26,7 +26,7 @@ from kybernate_shim.vram_io.saved_regions import SavedRegion, file_name, total_b
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover import arena_files as in_arena
 from kybernate_shim.vram_mover import driven
-from kybernate_shim.vram_mover.load import FilePrefetch, Proof, load, map_in, mappable, put_back
+from kybernate_shim.vram_mover.load import Background, FilePrefetch, Proof, load, map_in, mappable, put_back
 from kybernate_shim.vram_mover.prefault import prefaulting
 from kybernate_shim.vram_mover.regions import appeared
 from kybernate_shim.vram_mover.release import NotReleased, release
@@ -34,6 +34,7 @@ from kybernate_shim.vram_mover.save import move_out
 from kybernate_shim.worker_protocol.errors import plain
 from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.mover_jobs import (
+    AwaitArena,
     ClaimArena,
     CloseFiles,
     Compare,
@@ -84,6 +85,7 @@ class MoverJobHandler:
         self._proofs: list[Proof] = []
         self._shares: dict[int, list[Kept]] = {}  # of the arena
         self._claimed: list[ArenaFile] = []
+        self._filling: Background | None = None
         self._arrival: Arrival | None = None
 
     def handle(self, job: MoverJob, call: JobCall) -> JobDone:
@@ -128,6 +130,8 @@ class MoverJobHandler:
                 return job.done_by(self.load_arena)
             case HandOver():
                 return job.done_by(self.hand_over)
+            case AwaitArena():
+                return job.done_by(lambda _: self.await_arena())
             case Release():
                 return job.done_by(self.release)
         assert_never(job)
@@ -285,7 +289,15 @@ class MoverJobHandler:
 
     def load_arena(self, job: LoadArena) -> None:
         shares = list(self._shares.values())
-        in_arena.load(Memory(0), self._claimed, shares, job.files.directory, self._how(job.files))
+        how = replace(self._how(job.files), cancel=self._proving)
+        self._filling = Background(
+            lambda: in_arena.load(Memory(0), self._claimed, shares, job.files.directory, how), name="arena-load"
+        )
+
+    def await_arena(self) -> None:
+        assert self._filling is not None
+        self._call.when_cancelled(self._proving)
+        self._filling.require()
 
     def hand_over(self, job: HandOver) -> None:
         in_arena.hand_over(Memory(0), {job.pids[name]: share for name, share in self._shares.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,32 +103,46 @@ def _never_writable(file: files.RegionFile) -> Iterator[int]:
         os.close(fd)
 
 
-class Proof:
-    """Compares the digests of the files of regions in the background, while CRIU works or the driver reads them."""
+class Background:
+    """Work that is done in a thread while other jobs are done; it ends with the process."""
+
+    def __init__(self, work: Callable[[], None], *, name: str) -> None:
+        self._work = work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """Wait for the end. Raises what the work has raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001  # raised again by require(), in the caller's thread
+            self._failure = error
+
+
+class Proof(Background):
+    """Compares the digests of the files of regions in the background, while CRIU works or the driver reads them.
+
+    `require` raises a VramError, DigestMismatch among them; the processes must not run then.
+    """
 
     def __init__(self, saved: Sequence[SavedRegion], directory: Path, how: CopyOptions) -> None:
         self.files = {region.file for region in saved}
         self._saved = saved
         self._directory = directory
         self._how = how
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._compare_all, name="vram-proof", daemon=True)
-        self._thread.start()
-
-    def require(self) -> None:
-        """Wait for the end. Raises a VramError, DigestMismatch among them; the processes must not run then."""
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        super().__init__(self._compare_all, name="vram-proof")
 
     def _compare_all(self) -> None:
-        try:
-            for region in self._saved:
-                how = replace(self._how, digest=region.digest.partition(":")[0])
-                found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
-                digest.check(region.file, found, region.digest)
-        except BaseException as error:  # noqa: BLE001  # raised again by require(), in the caller's thread
-            self._failure = error
+        for region in self._saved:
+            how = replace(self._how, digest=region.digest.partition(":")[0])
+            found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
+            digest.check(region.file, found, region.digest)
 
 
 def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: CopyOptions | None = None) -> None:

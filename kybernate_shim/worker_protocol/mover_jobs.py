@@ -3,8 +3,8 @@
 `names` are the pids in the container of processes, which the files of an image are named by. `Watch` and `Compare`
 enclose the driver's checkpoint, `Save` follows for what was found, `PutBack` undoes it; `Prefault` and `EndWatch`
 enclose one that moves nothing out of the process; `Release` makes processes without CUDA state such that CRIU can dump
-them. `ReadAhead`, `Load` and `Prove` are for a restore. `HoldArena`, `SaveArena`, `ClaimArena`, `LoadArena` and
-`HandOver` are for what is not in the processes but in the node's arena.
+them. `ReadAhead`, `Load` and `Prove` are for a restore. `HoldArena`, `SaveArena`, `ClaimArena`, `LoadArena`,
+`HandOver` and `AwaitArena` are for what is not in the processes but in the node's arena.
 """
 
 from __future__ import annotations
@@ -209,15 +209,19 @@ class ClaimArena(Job[None], frozen=True):
 
 
 class LoadArena(Job[None], frozen=True):
-    """Fill what was claimed from the files; `HandOver` has to follow."""
+    """Begin to fill what was claimed from the files; `HandOver` and `AwaitArena` have to follow."""
 
     files: ImageFiles
 
 
 class HandOver(Job[None], frozen=True):
-    """Give what `LoadArena` has filled to the restored processes, `pids` from the container's to the host's."""
+    """Give what `LoadArena` fills to the restored processes, `pids` from the container's to the host's."""
 
     pids: dict[int, int]
+
+
+class AwaitArena(Job[None], frozen=True):
+    """Wait until all is filled, and was compared with the digests of the image: nothing may compute before."""
 
 
 class Release(Job[list[ReleaseResult]], frozen=True):
@@ -248,6 +252,7 @@ MoverJob = (
     | ClaimArena
     | LoadArena
     | HandOver
+    | AwaitArena
     | Release
 )
 JOBS: Form[MoverJob] = Form(MoverJob, "job of the VRAM mover")

@@ -1,7 +1,8 @@
 """Moves the VRAM bytes that the node's arena holds for a container into its image and out of it, bypassing CRIU.
 
 CRIU does not see them: they are no memory of the processes. They are written to the image while CRIU dumps, and read
-straight into the arena while it restores, which then gives them to the processes as after a suspend.
+straight into the arena while it restores, and the driver after it. From there they go on to the GPU as they come, as
+after a suspend.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from kybernate_shim.arena.errors import ArenaUnavailable
+from kybernate_shim.arena.errors import ArenaUnavailable, FillingEnded
 from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.checkpoint.compat import Difference
 from kybernate_shim.checkpoint.gpu.usage import inner_pid
 from kybernate_shim.checkpoint.gpu.vram import new_files
@@ -24,8 +26,10 @@ from kybernate_shim.config import GpuSettings
 from kybernate_shim.gpu.mover_client import Spawner, VramMover, vram_mover
 from kybernate_shim.steps import Step
 from kybernate_shim.vram_io.digest import KIND
+from kybernate_shim.vram_io.errors import NotInArena
 from kybernate_shim.vram_io.image_files import ArenaFile
 from kybernate_shim.worker_protocol.mover_jobs import (
+    AwaitArena,
     ClaimArena,
     HandOver,
     HoldArena,
@@ -33,6 +37,9 @@ from kybernate_shim.worker_protocol.mover_jobs import (
     LoadArena,
     SaveArena,
 )
+
+RESTORE_SECONDS = 0.5  # of the driver, with the GPU's new memory; 0.25 to 0.3 s alone on an H200
+PAUSE = 0.01  # between two looks at what has been loaded
 
 
 class ArenaOffload:
@@ -87,6 +94,7 @@ class ArenaReload:
         self._worker: VramMover | None = None
         self._loading: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
+        self._began = 0.0  # of the load, on the loop's clock
 
     def compare(self, manifest: Manifest) -> list[Difference]:
         """Return what speaks against restoring the image here."""
@@ -130,12 +138,14 @@ class ArenaReload:
         settings = self._settings
         await worker.ask(ClaimArena(list(image.manifest.arena), settings.arena, settings.arena_share, near))
         self._readying = asyncio.ensure_future(get_ready(worker.pid))
+        self._began = asyncio.get_running_loop().time()
         await worker.ask(LoadArena(ImageFiles(image.path, settings.threads, arriving=image.arriving)))
 
     async def hand_over(self, image: Image, pids: Mapping[int, int], operation: Operation) -> None:
         """Let the bytes be the restored processes', `pids` from the container's to the host's.
 
-        All of them have been compared with the manifest's digests then. Raises a VramError; the processes must not run.
+        It waits until the rest of them comes in the time that the driver's restore takes: that keeps other containers
+        off the GPU. `loaded` has to follow before the processes run. Raises a VramError.
         """
         if not image.manifest.arena:
             return
@@ -146,8 +156,30 @@ class ArenaReload:
             if self._readying is not None:
                 # The helper's context must not come while the driver fills a GPU of which the room has been counted.
                 await asyncio.wait([self._readying])
-            await self._worker.ask(HandOver({file.pid: pids[file.pid] for file in image.manifest.arena}))
+            try:
+                await self._nearly_loaded(self._worker, sum(file.size for file in image.manifest.arena))
+                await self._worker.ask(HandOver({file.pid: pids[file.pid] for file in image.manifest.arena}))
+            except (FillingEnded, NotInArena):
+                await self.loaded(image)  # it says why
+                raise
             step.bytes = image.manifest.arena_bytes
+
+    async def loaded(self, image: Image) -> None:
+        """Return when all bytes are there, and have been compared with the manifest's digests. Raises a VramError."""
+        if image.manifest.arena:
+            assert self._worker is not None
+            await self._worker.ask(AwaitArena())
+
+    async def _nearly_loaded(self, worker: VramMover, size: int) -> None:
+        loop = asyncio.get_running_loop()
+        memory, owner = Memory(0), ArenaOwner.of(worker.pid)
+        while not nearly(memory.filled(owner), size, loop.time() - self._began):  # noqa: ASYNC110  # another process's
+            await asyncio.sleep(PAUSE)
+
+
+def nearly(filled: int, size: int, seconds: float) -> bool:
+    """Return whether the rest of `size` bytes comes within RESTORE_SECONDS, if `filled` have come in `seconds`."""
+    return filled >= size or (size - filled) * seconds <= filled * RESTORE_SECONDS
 
 
 def _lacking(wanted: int, why: str) -> Difference:

@@ -99,7 +99,7 @@ class Attachment:
                     node = (await helper.info()).gpus
                     gpu_map.require_room(plan, node)
                     with operation.showing("cuda-resume"):
-                        proof = partial(self._back.prove, image) if manifest.vram else None
+                        proof = partial(self._prove, image) if manifest.vram or manifest.arena else None
                         early = ahead(manifest.gpus, inner, plan, node)
                         steps = await sequence.resume(
                             helper, pids, plan.pairs, self._gpus.limits, proof=proof, ahead=early
@@ -108,6 +108,10 @@ class Attachment:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
         self._gpus.record(())
         operation.add_steps(steps, "cuda-restore", sum(process.bytes for process in manifest.cuda_processes))
+
+    async def _prove(self, image: Image) -> None:
+        """Return when all bytes were compared with the manifest's digests. Raises a VramError."""
+        await asyncio.gather(self._back.prove(image), self._arena_back.loaded(image))
 
     def _plan(self, manifest: Manifest, info: CudaInfo) -> gpu_map.GpuPlan:
         spec, config = self._gpus.target.spec, self._gpus.target.config

@@ -100,13 +100,16 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 
 @contextmanager
 def computing(
-    ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None
+    ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None, polls: bool = True
 ) -> Iterator[Computing]:
-    """Run a container that computes on GPU 0, and has begun to; a `log` that is given stays."""
+    """Run a container that computes on GPU 0, and has begun to; a `log` that is given stays.
+
+    A thread of it `polls` the GPU meanwhile.
+    """
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     given, log = log, log or Path(f"/tmp/{id}.out")
-    wanted = ["--log-uri", f"file://{log}", *mounts(), "--device", "/dev/nvidia0", *POLLING, *flags]
+    wanted = ["--log-uri", f"file://{log}", *mounts(), "--device", "/dev/nvidia0", *(POLLING if polls else ()), *flags]
     try:
         with own.running(*(argv or command(programs)), id=id, flags=wanted):
             container = Computing(id, log, programs)

@@ -117,7 +117,7 @@ def test_plain_way_is_there_by_setting(ctr: Ctr, gpus: Gpus, image: Path, settin
 
 def test_process_that_cannot_be_traced_goes_the_plain_way(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     """Another tracer holds it until its memory is in the host's; CRIU, which traces, too, finds it free again."""
-    with gpu.computing(ctr, *gpu.command(pause_ms=1000)) as container, ExitStack() as holding:
+    with gpu.computing(ctr, *gpu.command(pause_ms=1000), polls=False) as container, ExitStack() as holding:
         before = container.steps()
         eventually(lambda: container.steps() != before)  # it pauses now, and is not in the driver's hands
         holding.enter_context(SeizedProcess(ctr.pid(container.id), spare=lambda name: name.startswith("cuda")))

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from kybernate_shim.arena import banks
 from kybernate_shim.arena import memory as arena
 from kybernate_shim.arena.banks import Bank
-from kybernate_shim.arena.errors import ArenaFull, ArenaIncomplete, ArenaInUse
+from kybernate_shim.arena.errors import ArenaFull, ArenaIncomplete, ArenaInUse, FillingEnded
 from kybernate_shim.arena.extents import HOLE, Extent, gaps, joined, take
-from kybernate_shim.arena.memory import Memory, Update
+from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes
+from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes, Update
+from kybernate_shim.arena.records import Filler, read_number, write_number
 from kybernate_shim.config import NO_NODE
 from kybernate_shim.sizes import GRAIN
 
@@ -311,10 +312,37 @@ def test_room_is_nobodys_to_read_before_it_is_confirmed(memory: Memory, me: Aren
     with pytest.raises(ArenaIncomplete, match=f"2 MiB of process {other.pid} were never copied to the arena"):
         memory.share(me, [other])
     with pytest.raises(ArenaIncomplete):
-        memory.hand_over(other, {third: update.kept})
+        memory.hand_over(me, {third: update.kept})
+    memory.hand_over(other, {third: update.kept})
     assert memory.kept(me) == memory.kept(third) == []
     memory.hand_over(other, {me: update.kept[1:]})
     assert memory.kept(me) == update.kept[1:]
+
+
+def test_room_that_is_being_filled_is_told_how_far_it_is(memory: Memory, me: ArenaOwner) -> None:
+    filler, other = ArenaOwner.of(os.getppid()), ArenaOwner(1, 0)
+    first, second = memory.claim(filler, [(0, 0x1000, GRAIN), (1, 0x9000, GRAIN)]).kept
+    memory.hand_over(filler, {me: [first], other: [second]})
+    assert [memory.record(one).filler for one in (me, other)] == [Filler(filler, 0), Filler(filler, GRAIN)]
+    assert (memory.record(me).pending, memory.kept(me), memory.filled(filler)) == ([first], [], 0)
+    for size in (4096, GRAIN + 1, 2 * GRAIN):
+        memory.fill(filler, size)
+        assert memory.filled(filler) == size
+    memory.claim(filler, [(0, 0, GRAIN)])
+    assert memory.filled(filler) == 0
+    memory.give_up(filler)
+    with pytest.raises(FillingEnded, match=f"process {filler.pid}, which was reading the bytes from an image"):
+        memory.filled(filler)
+
+
+def test_number_that_is_being_written_is_the_one_before(tmp_path: Path) -> None:
+    """A number that was half of each would let bytes be read that another process has left."""
+    path = tmp_path / "filled"
+    assert read_number(path) == 0
+    write_number(path, 1 << 20)
+    with path.open("a") as file:
+        file.write("209")
+    assert read_number(path) == 1 << 20
 
 
 def test_bytes_of_who_has_ended_stay_while_a_job_works_with_them(memory: Memory) -> None:

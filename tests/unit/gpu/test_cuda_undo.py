@@ -45,7 +45,9 @@ class MemoryHelper:
     async def lock(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
         return await self._call("lock", pids)
 
-    async def checkpoint(self, pids: Sequence[int], timeout: float) -> dict[int, float]:
+    async def checkpoint(
+        self, pids: Sequence[int], timeout: float, *, threads_stopped: bool = False
+    ) -> dict[int, float]:
         return await self._call("checkpoint", pids)
 
     async def restore(self, pids: Sequence[int], timeout: float, pairs: Sequence[GpuPair] = ()) -> dict[int, float]:

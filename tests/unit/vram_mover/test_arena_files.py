@@ -14,6 +14,7 @@ import pytest
 from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.control import MOST_BLOCKS, MOST_BYTES
+from kybernate_shim.arena.errors import FillingEnded
 from kybernate_shim.arena.extents import HOLE, Extent, Kept
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -174,6 +175,34 @@ def test_holes_that_are_none_are_refused(memory: Memory, tmp_path: Path, hole: t
         loaded(memory, [ArenaFile(1, "file", TOTAL, 0, "", BLOCKS, (ArenaHole(*hole),))], tmp_path, CopyOptions())
 
 
+@pytest.mark.parametrize("threads", [1, 8])
+def test_bytes_are_told_to_be_there_only_when_they_are(
+    memory: Memory, process: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    content = put(memory, process)
+    one = arena_files.save(memory, memory.kept(ArenaOwner.of(process)), tmp_path / "file", CopyOptions(), pid=1)
+    memory.give_up(ArenaOwner.of(process))
+    with memory.file.open("r+b") as file:
+        file.write(os.urandom(SIZE))
+    monkeypatch.setattr(arena_files, "FRONT_BYTES", GRAIN)
+    files = [one, one]
+    shares = arena_files.claim(memory, files)
+    extents = [extent for share in shares for kept in share for extent in kept.extents]
+    told: list[int] = []
+
+    def fill(owner: ArenaOwner, size: int) -> None:
+        data = memory.file.read_bytes()
+        found = b"".join(data[extent.start : extent.end] for extent in extents)
+        assert found[:size] == (2 * content)[:size]
+        told.append(size)
+
+    with patch.object(memory, "fill", fill):
+        arena_files.load(memory, files, shares, tmp_path, CopyOptions(threads=threads, piece_bytes=GRAIN))
+    assert told == sorted(told)
+    assert len(told) > 4
+    assert told[-1] == 2 * TOTAL
+
+
 def test_several_processes_get_each_their_own(memory: Memory, process: int, tmp_path: Path) -> None:
     content = put(memory, process)
     one = arena_files.save(
@@ -256,11 +285,13 @@ def test_room_that_was_not_loaded_is_not_handed_over(memory: Memory, process: in
     one = arena_files.save(memory, memory.kept(ArenaOwner.of(process)), tmp_path / "file", CopyOptions(), pid=1)
     memory.give_up(ArenaOwner.of(process))
     (share,) = arena_files.claim(memory, [one])
-    with pytest.raises(NotInArena, match="12 MiB of process"):
-        arena_files.hand_over(memory, {process: share})
+    arena_files.hand_over(memory, {process: share})
     assert memory.kept(ArenaOwner.of(process)) == []
+    assert memory.filled(ArenaOwner.of(os.getpid())) == 0
     with pytest.raises(DigestMismatch):
         arena_files.load(memory, [replace(one, digest=one.digest[:-1] + "_")], [share], tmp_path, CopyOptions())
+    with pytest.raises(FillingEnded):
+        memory.filled(ArenaOwner.of(os.getpid()))
     with pytest.raises(NotInArena):
         arena_files.hand_over(memory, {process: share})
 

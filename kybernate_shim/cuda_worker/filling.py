@@ -1,0 +1,96 @@
+"""Bytes of the arena that are still on their way from an image: they are copied to a GPU as they come.
+
+One process fills the blocks of a record in their order (`arena.records.Filler`). What it has not filled yet may be what
+another process has left, so nothing is read beyond what it says has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from kybernate_shim.arena.extents import Kept, Part, parts
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.records import Record
+from kybernate_shim.cuda_worker.deadline import JobDeadline
+
+PAUSE: Final = 0.001  # between two looks at what has come
+PORTION: Final = 64 << 20  # bytes that are worth a copy, where they are not the last
+
+
+def readable(record: Record) -> list[Kept]:
+    """Return the blocks that are in the arena, or come there."""
+    return record.kept if record.filler is None else [*record.kept, *record.pending]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of block `number` of a batch; it begins `start` bytes after the first one that is filled."""
+
+    start: int
+    number: int
+    part: Part
+
+
+class Filling:
+    """What of one record may be read."""
+
+    def __init__(self, memory: Memory, record: Record, job: JobDeadline) -> None:
+        self._memory = memory
+        self._job = job
+        self._filler = record.filler
+        base = self._filler.base if self._filler is not None else 0
+        starts = accumulate((one.size for one in record.pending), initial=base)
+        self._starts = dict(zip(((one.index, one.address) for one in record.pending), starts, strict=False))
+
+    def portions(self, batch: Sequence[Kept]) -> Iterator[list[list[Part]]]:
+        """Yield parts of each block of `batch` as soon as they may be read, one after the other, until it is all.
+
+        Raises FillingEnded, and JobOverdue.
+        """
+        if self._filler is None:
+            yield [list(parts(one.extents)) for one in batch]
+            return
+        rest = deque(self._pieces(batch))
+        while rest:
+            end = self._filled(min(rest[0].start + PORTION, _end(rest[-1])))
+            found: list[list[Part]] = [[] for _ in batch]
+            while rest and rest[0].start < end:
+                piece = rest.popleft()
+                if _end(piece) > end:
+                    piece, later = _cut(piece, end)
+                    rest.appendleft(later)
+                found[piece.number].append(piece.part)
+            yield found
+
+    def _pieces(self, batch: Sequence[Kept]) -> list[_Piece]:
+        found = [
+            _Piece(self._starts[one.index, one.address] + part.offset, number, part)
+            for number, one in enumerate(batch)
+            for part in parts(one.extents)
+        ]
+        return sorted(found, key=lambda piece: piece.start)
+
+    def _filled(self, wanted: int) -> int:
+        """Wait until so many bytes have come; return how many it is by then."""
+        assert self._filler is not None
+        while (filled := self._memory.filled(self._filler.owner)) < wanted:
+            self._job.check()
+            time.sleep(PAUSE)
+        return filled
+
+
+def _end(piece: _Piece) -> int:
+    return piece.start + piece.part.extent.size
+
+
+def _cut(piece: _Piece, end: int) -> tuple[_Piece, _Piece]:
+    """Return what is before `end`, and the rest."""
+    size = end - piece.start
+    first, second = piece.part.extent.cut(size)
+    later = Part(piece.part.offset + size, second)
+    return replace(piece, part=Part(piece.part.offset, first)), _Piece(end, piece.number, later)
