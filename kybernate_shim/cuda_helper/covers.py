@@ -32,7 +32,7 @@ FUTEX: Final = frozenset(str(number) for number in NUMBERS.values())
 @asynccontextmanager
 async def covering(pids: Iterable[int], log: Any) -> AsyncIterator[None]:
     """Enclose the driver's checkpoint of processes."""
-    processes = [_Process(pid, log) for pid in pids]
+    processes = [_Covered(pid, log) for pid in pids]
     await asyncio.gather(*(one.stop() for one in processes))
     over = asyncio.Event()
     watch = asyncio.create_task(_watch(processes, over))
@@ -43,7 +43,7 @@ async def covering(pids: Iterable[int], log: Any) -> AsyncIterator[None]:
         await asyncio.shield(_ended(processes, watch))
 
 
-async def _watch(processes: list[_Process], over: asyncio.Event) -> None:
+async def _watch(processes: list[_Covered], over: asyncio.Event) -> None:
     while not over.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
@@ -53,12 +53,12 @@ async def _watch(processes: list[_Process], over: asyncio.Event) -> None:
                 await one.breathe()
 
 
-async def _ended(processes: list[_Process], watch: asyncio.Task[None]) -> None:
+async def _ended(processes: list[_Covered], watch: asyncio.Task[None]) -> None:
     await asyncio.wait([watch])  # a thread that it is stopping could not be stopped twice
     await asyncio.gather(*(one.cover() for one in processes))
 
 
-class _Process:
+class _Covered:
     """One process, whose threads are stopped while `_held` is set."""
 
     def __init__(self, pid: int, log: Any) -> None:

@@ -28,7 +28,7 @@ def readable(record: Record) -> list[Kept]:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Stretch:
     """A part of block `number` of a batch; it begins `start` bytes after the first one that is filled."""
 
     start: int
@@ -55,25 +55,25 @@ class Filling:
         if self._filler is None:
             yield [list(parts(one.extents)) for one in batch]
             return
-        rest = deque(self._pieces(batch))
+        rest = deque(self._stretches(batch))
         while rest:
             end = self._filled(min(rest[0].start + PORTION, _end(rest[-1])))
             found: list[list[Part]] = [[] for _ in batch]
             while rest and rest[0].start < end:
-                piece = rest.popleft()
-                if _end(piece) > end:
-                    piece, later = _cut(piece, end)
+                stretch = rest.popleft()
+                if _end(stretch) > end:
+                    stretch, later = _cut(stretch, end)
                     rest.appendleft(later)
-                found[piece.number].append(piece.part)
+                found[stretch.number].append(stretch.part)
             yield found
 
-    def _pieces(self, batch: Sequence[Kept]) -> list[_Piece]:
+    def _stretches(self, batch: Sequence[Kept]) -> list[_Stretch]:
         found = [
-            _Piece(self._starts[one.index, one.address] + part.offset, number, part)
+            _Stretch(self._starts[one.index, one.address] + part.offset, number, part)
             for number, one in enumerate(batch)
             for part in parts(one.extents)
         ]
-        return sorted(found, key=lambda piece: piece.start)
+        return sorted(found, key=lambda stretch: stretch.start)
 
     def _filled(self, wanted: int) -> int:
         """Wait until so many bytes have come; return how many it is by then."""
@@ -84,13 +84,13 @@ class Filling:
         return filled
 
 
-def _end(piece: _Piece) -> int:
-    return piece.start + piece.part.extent.size
+def _end(stretch: _Stretch) -> int:
+    return stretch.start + stretch.part.extent.size
 
 
-def _cut(piece: _Piece, end: int) -> tuple[_Piece, _Piece]:
+def _cut(stretch: _Stretch, end: int) -> tuple[_Stretch, _Stretch]:
     """Return what is before `end`, and the rest."""
-    size = end - piece.start
-    first, second = piece.part.extent.cut(size)
-    later = Part(piece.part.offset + size, second)
-    return replace(piece, part=Part(piece.part.offset, first)), _Piece(end, piece.number, later)
+    size = end - stretch.start
+    first, second = stretch.part.extent.cut(size)
+    later = Part(stretch.part.offset + size, second)
+    return replace(stretch, part=Part(stretch.part.offset, first)), _Stretch(end, stretch.number, later)

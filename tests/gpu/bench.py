@@ -26,7 +26,18 @@ from kybernate_shim.arena.memory import FOLDER
 from tests.bench.figures import HEADING, record, row
 from tests.gpu import from_disk
 from tests.gpu.bench_cycle import NAME, THP, Cycle, Rounds, end_helper, of_process, tmpfs
-from tests.gpu.bench_figures import ARENA_WAYS, GIB, PAGES, WAYS, Measured, arena_figures, disk_figures, figures, shares
+from tests.gpu.bench_figures import (
+    ARENA_WAYS,
+    GIB,
+    PAGES,
+    WAYS,
+    Measured,
+    arena_figures,
+    disk_figures,
+    figures,
+    memory_figures,
+    shares,
+)
 from tests.gpu.host_memory import touch
 from tests.gpu.machine import CHECKOUT, Machine, filesystem_for_overlays, remove
 from tests.gpu.report import prepared
@@ -63,15 +74,13 @@ def _cycles(cycle: Cycle, pages: str, rounds: Rounds) -> None:
             cycle.restore(way, pages, image, kept=kept)
 
 
-def measure_arena(bench: Bench, size: int, rounds: Rounds) -> Measured:
+def measure_arena(bench: Bench, size: int, rounds: Rounds, *, ways: Sequence[str] = ARENA_WAYS) -> Measured:
     """Measure checkpoint and restore through the arena, in turns with a container that goes without it."""
     measured = Measured()
     end_helper()  # it has been started without an arena
     with tmpfs(bench.images / "memory", 2 * size + GIB) as memory:
-        cycles = {
-            way: Cycle(bench, memory, measured, f"{NAME}-{way}", ARENA if way == "arena" else ()) for way in ARENA_WAYS
-        }
-        cycles["fast"].settings("fast", "thp", arena=int(size * 1.1) + 2 * GIB)
+        cycles = {way: Cycle(bench, memory, measured, f"{NAME}-{way}", ARENA if way == "arena" else ()) for way in ways}
+        next(iter(cycles.values())).settings("fast", "thp", arena=int(size * 1.1) + 2 * GIB)
         running = []
         try:
             for cycle in cycles.values():
@@ -146,6 +155,7 @@ def main(argv: Sequence[str]) -> int:
             for wanted, measuring, comparing in (
                 (arguments.rounds, partial(measure, kinds=arguments.pages.split(",")), figures),
                 (arguments.arena_rounds, measure_arena, arena_figures),
+                (arguments.memory_rounds, partial(measure_arena, ways=["arena"]), memory_figures),
                 (arguments.disk_rounds, partial(measure_disk, disk=arguments.disk), disk_figures),
             ):
                 if not wanted:
@@ -194,6 +204,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count (1)")
     parser.add_argument("--arena-rounds", type=int, default=3, help="the same for the arena; 0: left out (3)")
+    parser.add_argument("--memory-rounds", type=int, default=0, help="the same for the arena alone (0)")
     parser.add_argument("--disk-rounds", type=int, default=0, help="the same for restores from the disk (0)")
     parser.add_argument("--disk", type=Path, help="a directory on it (one of the node's)")
     parser.add_argument("--lane", help="what the figures are kept under (the GPU's name)")

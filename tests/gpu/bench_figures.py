@@ -22,6 +22,7 @@ BARS = {"checkpoint": 0.70, "restore": 0.42, "suspend": 1.03, "resume": 1.05}
 ARENA_BAR = 1.0  # of the arena's to the fast way's
 DISK_BAR = 1.1  # of a restore from disk to `cat`
 BAR_GIB = 16
+MEMORY_LIMITS = {16.0: 1.5}  # seconds of a restore from memory until it computes, by GiB of the payload
 
 
 @dataclass
@@ -46,6 +47,14 @@ def arena_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]
     for verb in ("checkpoint", "restore"):
         ours, fast = (measured.seconds[verb, way, "thp"] for way in reversed(ARENA_WAYS))
         yield Figure(f"gpu-arena-{verb}.{gib:g}GiB", lane, middle(ours), middle(fast), "s", bar, len(ours))
+
+
+def memory_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
+    """Return what a restore from memory through the arena takes against its limit."""
+    ours = measured.seconds["restore", "arena", "thp"]
+    limit, bar = MEMORY_LIMITS.get(gib, 0.0), 1.0
+    if limit:
+        yield Figure(f"gpu-restore-from-memory.{gib:g}GiB.limit", lane, middle(ours), limit, "s", bar, len(ours))
 
 
 def disk_figures(measured: Measured, gib: float, lane: str) -> Iterator[Figure]:
