@@ -12,7 +12,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("filled", "seconds", "expected"),
     [
-        (0, 10.0, False),  # nothing has come: nobody knows
+        (0, 10.0, False),  # nothing has come, which says nothing
         (8 * GIB, 0.6, False),  # as much again takes 0.6 s
         (9 * GIB, 0.6, True),
         (15 * GIB, 30.0, False),  # from afar: the last GiB takes two seconds
