@@ -162,8 +162,10 @@ class Container:
         """Remove the container that has ended or was never started, and return its init.
 
         Raises InvalidMove while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
-        known, so that the call can be repeated.
+        known, so that the call can be repeated. A restore that runs ends, as with a SIGKILL: it may take minutes.
         """
+        if self.init.pid == 0:
+            self.abort_operation()
         async with self.lock:
             after(self.init.state, "delete")
             if self.init.state == "stopped":

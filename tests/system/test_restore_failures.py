@@ -129,6 +129,18 @@ def test_killed_container_does_not_wait_for_its_restore(ours: Ctr, big: Path) ->
         assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
 
 
+def test_removed_container_does_not_wait_for_its_restore(ours: Ctr, big: Path) -> None:
+    """ctr sends no signal before: for containerd the task has no process yet."""
+    before = Snapshot.take()
+    with new_id(ours) as id:
+        with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
+            ours("task", "rm", "--force", id)
+            said = restore.result(30)
+        assert "ended: it was killed" in said
+        left = before.added(Snapshot.take())
+        assert not {"containers", "cgroups", "runtime_state"} & left.keys(), left
+
+
 def test_killed_daemon_during_a_restore_leaves_nothing(ours: Ctr, big: Path) -> None:
     with new_id(ours) as id:
         with held_restore(big, lambda: refused(*restoring(ours, id, big))) as restore:
