@@ -40,12 +40,11 @@ from kybernate_shim.arena.extents import Extent, Kept, Part, gaps, total, withou
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes
 from kybernate_shim.arena.records import Record, read, write
-from kybernate_shim.config import NO_NODE, NodeSizes
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.locks import held, lock_file, try_lock_file
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.run_directory import RUN
-from kybernate_shim.sizes import GRAIN
+from kybernate_shim.sizes import GRAIN, NO_NODE, NodeSizes
 
 FOLDER = RUN / "arena"
 KEY_BYTES = 32

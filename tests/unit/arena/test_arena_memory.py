@@ -19,8 +19,7 @@ from kybernate_shim.arena.extents import HOLE, Extent, gaps, joined, take
 from kybernate_shim.arena.memory import Memory, Update
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes
-from kybernate_shim.config import NO_NODE
-from kybernate_shim.sizes import GRAIN
+from kybernate_shim.sizes import GRAIN, NO_NODE
 
 KEY = bytes(range(32))
 SIZE = 16 * GRAIN
