@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from cuda.bindings import driver as cuda
-
 from kybernate_shim.arena.extents import Extent, Part
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.pieces import PieceHashes
 from kybernate_shim.cuda_worker import driver
+from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.calls import DriverRefused, checked
 from kybernate_shim.cuda_worker.hashing import Hasher
 from kybernate_shim.cuda_worker.imported_memory import gpu_of, imported, mapped

@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from cuda.bindings import driver as cuda
-
+from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.nvml import Nvml
 from kybernate_shim.linux.numa import node_of_device
 from kybernate_shim.sizes import NO_NODE
