@@ -45,17 +45,25 @@ PARTS = (
         ("sid",),
         "where in the driver a call is held is unknown to containerd, which test_in_dump.py meets in every lane",
     ),
+    Part(
+        "GPU data",
+        (
+            "system/gpu/arena/test_arriving.py", "system/gpu/arena/test_children.py",
+            "system/gpu/arena/test_parking.py", "system/gpu/test_arriving.py", "system/gpu/test_data_path.py",
+            "system/gpu/test_evading_children.py", "system/gpu/test_killed_shim.py", "system/gpu/test_other_gpu.py",
+        ),
+        110,
+        ("sid",),
+        "shim, CUDA helper, VRAM mover, S3 server and pretended driver; CRIU dumps and restores such programs in every"
+        " lane, in test_checkpoint.py and test_children.py, with their bytes in the arena or not",
+    ),
     Part("faults", ("faults",), 180, ("trixie",), "the CUDA helper without a container"),
     Part("containers", ("system",), 110),
-    Part("agent", (
-        "system/test_agent.py", "system/test_agent_clients.py", "system/test_agent_inventory.py",
-        "system/test_agent_operations.py",
-    ), 50),
+    Part("agent", ("system/test_agent.py", "system/test_agent_inventory.py"), 40),
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
-        "system/test_checkpoint_repeats.py", "system/test_encryption.py", "system/test_images.py",
-        "system/test_restore_failures.py", "system/test_restore_refusals.py", "system/test_rootfs.py",
-    ), 100),
+        "system/test_checkpoint_repeats.py", "system/test_restore_failures.py", "system/test_rootfs.py",
+    ), 65),
     Part(
         "GPU work cancelled",
         ("system/test_gpu_cancel.py",),
@@ -124,7 +132,30 @@ PARTS = (
         ("sid",),
         "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
     ),
-    Part("tenants", ("hostile",), 50),
+    Part(
+        "images",
+        (
+            "system/test_daemon_lasts.py", "system/test_encryption.py", "system/test_images.py",
+            "system/test_restore_refusals.py",
+        ),
+        45,
+        ("sid",),
+        "what a daemon keeps and what the shim does with the files of an image; test_checkpoint.py has CRIU write and"
+        " read them in every lane",
+    ),
+    Part("tenants", ("hostile",), 25),
+    Part(
+        "agent's tenants",
+        (
+            "hostile/test_agent.py", "hostile/test_audit.py", "hostile/test_cleanup.py",
+            "hostile/test_fetched_images.py", "hostile/test_foreign_images.py", "hostile/test_gpus.py",
+            "hostile/test_tracing.py", "system/test_agent_clients.py", "system/test_agent_operations.py",
+        ),
+        40,
+        ("trixie",),
+        "agent, command line and shim against a tenant, and the kernel; what containerd, runc and CRIU give him is in"
+        " the other files of that folder",
+    ),
     Part(
         "systemd",
         ("system/test_systemd.py",),
