@@ -37,7 +37,7 @@ class Part:
 
 PARTS = (
     Part("gpu", ("system/gpu",), 35),
-    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 70),
+    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 75),
     Part(
         "daemon killed in driver",
         ("system/gpu/daemon_killed/test_in_driver.py",),
@@ -52,12 +52,12 @@ PARTS = (
             "system/gpu/arena/test_parking.py", "system/gpu/test_arriving.py", "system/gpu/test_data_path.py",
             "system/gpu/test_evading_children.py", "system/gpu/test_killed_shim.py", "system/gpu/test_other_gpu.py",
         ),
-        110,
+        85,
         ("sid",),
         "shim, CUDA helper, VRAM mover, S3 server and pretended driver; CRIU dumps and restores such programs in every"
         " lane, in test_checkpoint.py and test_children.py, with their bytes in the arena or not",
     ),
-    Part("faults", ("faults",), 170, ("trixie",), "the CUDA helper without a container"),
+    Part("faults", ("faults",), 160, ("trixie",), "the CUDA helper without a container"),
     Part("containers", ("system",), 80),
     Part("agent", ("system/test_agent.py", "system/test_agent_inventory.py"), 40),
     Part("checkpoints", (
@@ -91,7 +91,7 @@ PARTS = (
     Part(
         "CUDA helper",
         ("contract/cuda_driver",),
-        60,
+        65,
         ("sid",),
         "CUDA helper and pretended driver without a container",
     ),
@@ -104,21 +104,21 @@ PARTS = (
             "contract/cuda_driver/test_many_blocks.py", "contract/cuda_driver/test_prefetch.py",
             "contract/cuda_driver/test_zoo.py", "hostile/test_arena.py",
         ),
-        200,
+        210,
         ("trixie",),
         "CUDA helper, preload library and pretended driver without a container",
     ),
     Part(
         "VRAM",
         ("contract/test_vram_kernel.py", "contract/vram_driven", "contract/vram_path"),
-        60,
+        70,
         ("sid",),
         "the VRAM mover on the kernel, which is the machine's own in both lanes, without CRIU and runc",
     ),
     Part(
         "store",
         ("contract/registry", "contract/store"),
-        40,
+        35,
         ("sid",),
         "databases, object stores and transfers between nodes: Python and files, without a container",
     ),
@@ -128,7 +128,7 @@ PARTS = (
             "system/test_tiers.py", "system/test_peers.py", "contract/store/test_faulty_services.py",
             "system/gpu/test_arriving_by_agent.py",
         ),
-        70,
+        80,
         ("sid",),
         "files and an S3 server; containerd and CRIU meet what test_agent.py does in every lane",
     ),
@@ -138,7 +138,7 @@ PARTS = (
             "system/test_daemon_lasts.py", "system/test_encryption.py", "system/test_images.py",
             "system/test_restore_refusals.py",
         ),
-        45,
+        40,
         ("sid",),
         "what a daemon keeps and what the shim does with the files of an image; test_checkpoint.py has CRIU write and"
         " read them in every lane",
@@ -151,7 +151,7 @@ PARTS = (
             "hostile/test_fetched_images.py", "hostile/test_foreign_images.py", "hostile/test_gpus.py",
             "hostile/test_tracing.py", "system/test_agent_clients.py", "system/test_agent_operations.py",
         ),
-        40,
+        35,
         ("trixie",),
         "agent, command line and shim against a tenant, and the kernel; what containerd, runc and CRIU give him is in"
         " the other files of that folder",
@@ -163,7 +163,7 @@ PARTS = (
         ("trixie",),
         "systemd and the packaged units, whatever the runtimes",
     ),
-    Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 15),
+    Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 20),
 )  # fmt: skip
 
 
