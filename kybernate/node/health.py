@@ -25,7 +25,7 @@ from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.checkpoint.criu.config import CUDA_PLUGIN, OLDEST, parse_version
-from kybernate_shim.config import DEFAULT_PATH, NO_NODE, Config, ConfigInvalid, NodeSizes
+from kybernate_shim.config import DEFAULT_PATH, Config, ConfigInvalid
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_client import CudaInfo, cuda_helper
 from kybernate_shim.gpu.preflight import denied
@@ -34,7 +34,7 @@ from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.linux.huge_pages import SWITCH
 from kybernate_shim.linux.numa import memory_of_nodes
 from kybernate_shim.oci.select import DIRECTORIES, GPU_RUNTIME
-from kybernate_shim.sizes import GRAIN
+from kybernate_shim.sizes import GRAIN, NO_NODE, NodeSizes
 from kybernate_shim.trust.places import PlaceUntrusted, require_private
 from kybernate_shim.vram_io.image_pool import lacking
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim.arena.extents import Extent, take, total
-from kybernate_shim.config import DEFAULT_PATH, NO_NODE, NodeSizes
 from kybernate_shim.linux.atomic_write import replacing
+from kybernate_shim.sizes import NO_NODE, NodeSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ def fault_of(sizes: NodeSizes, nodes: Mapping[int, int]) -> str:
 
     A size of no node is not compared: a virtual machine may be given more memory when it is used.
     """
+    from kybernate_shim.config import DEFAULT_PATH  # here: workers need nothing else of the configuration
+
     for node, size in sizes:
         if node != NO_NODE and node not in nodes:
             has = f"has {', '.join(map(str, sorted(nodes)))}" if nodes else "reports none"

@@ -49,12 +49,11 @@ from kybernate_shim.arena.extents import Extent, Kept, gaps, total, without_end
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes, Update
 from kybernate_shim.arena.records import Filler, Record, read, read_number, write, write_number
-from kybernate_shim.config import NO_NODE, NodeSizes
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.locks import held, lock_file, try_lock_file
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.run_directory import RUN
-from kybernate_shim.sizes import GRAIN
+from kybernate_shim.sizes import GRAIN, NO_NODE, NodeSizes
 
 FOLDER = RUN / "arena"
 KEY_BYTES = 32

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.mount.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, mount
+from kybernate_shim.sizes import NO_NODE
 
 RECORDS_BYTES = 64 << 20  # what the tmpfs holds in addition to the memory
 FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC

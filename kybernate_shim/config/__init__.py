@@ -1,7 +1,6 @@
 """The shim's configuration: what other modules use of it."""
 
 from kybernate_shim.config.declaring import LIVE, NODE
-from kybernate_shim.config.forms import NO_NODE, NodeSizes
 from kybernate_shim.config.reading import DEFAULT_PATH, ConfigInvalid
 from kybernate_shim.config.settings import Config, Deadlines, GpuSettings
 
@@ -9,10 +8,8 @@ __all__ = [
     "DEFAULT_PATH",
     "LIVE",
     "NODE",
-    "NO_NODE",
     "Config",
     "ConfigInvalid",
     "Deadlines",
     "GpuSettings",
-    "NodeSizes",
 ]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kybernate_shim.sizes import HUGE_PAGE
+from kybernate_shim.sizes import HUGE_PAGE, NO_NODE, NodeSizes
 
 MOST_THREADS: Final = 256
-NO_NODE: Final = -1  # in the place of a NUMA node: none in particular, as the kernel has it
-NodeSizes = tuple[tuple[int, int], ...]  # NUMA nodes, and bytes on each
 Addresses = tuple[tuple[str, str], ...]  # names, and HOST:PORT of each
 
 

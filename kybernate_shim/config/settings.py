@@ -29,10 +29,10 @@ from kybernate_shim.config.forms import (
     TEXTS,
     THREADS,
     YES_OR_NO,
-    NodeSizes,
     among,
 )
 from kybernate_shim.config.reading import DEFAULT_PATH, keeping, read, read_file
+from kybernate_shim.sizes import NodeSizes
 
 # What nvidia-container-cli and NVIDIA's CDI specifications mount: programs, libraries, firmware and sockets of the
 # driver.

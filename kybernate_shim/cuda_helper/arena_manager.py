@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from kybernate_shim.arena.refusals import ArenaRefusal
-from kybernate_shim.config import NodeSizes
 from kybernate_shim.cuda_helper.copies import Copies
 from kybernate_shim.cuda_helper.driver_lock import NOT_READY, DriverLock, DriverVerb
 from kybernate_shim.cuda_helper.holders import Custody, Holders
@@ -31,6 +30,7 @@ from kybernate_shim.cuda_helper.stopped_threads import STOP_SECONDS, StoppedThre
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
+from kybernate_shim.sizes import NodeSizes
 from kybernate_shim.worker_protocol.cuda_jobs import Expect, MoveAnswer, Offload, Prefetch, Settle, Warm
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import changed

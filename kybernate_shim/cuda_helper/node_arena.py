@@ -9,10 +9,10 @@ from typing import Any
 from kybernate_shim.arena.banks import as_text
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.config import NodeSizes
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.shared_worker import SharedWorker
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
+from kybernate_shim.sizes import NodeSizes
 from kybernate_shim.worker_protocol.client import OnEvent
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, Drop, MoveAnswer, Prefetch
 from kybernate_shim.worker_protocol.errors import WorkerError

@@ -21,6 +21,7 @@ from kybernate_shim.worker_protocol.programs import command
 
 START_SECONDS = 60.0  # cuInit takes long on a machine whose driver does not stay loaded
 KEPT_WARM = 2
+SPARE_SECONDS = 2.0  # after which a spare is started: what needs a worker now has the CPUs for itself
 GONE_PAUSE = 0.02  # between two looks at whether the workers of a helper before have ended
 
 A = TypeVar("A")
@@ -196,13 +197,16 @@ class Workers:
         return await Worker.start(inherited=[self._lifetime.fd])
 
     def _refill(self) -> None:
-        """Start a spare in the background when none is left, so that the next job does not wait for cuInit."""
+        """Start a spare a little later when none is left, so that the next job does not wait for cuInit."""
         if not self._idle and not self._starting:
             task = asyncio.create_task(self._start_spare())
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
 
     async def _start_spare(self) -> None:
+        await asyncio.sleep(SPARE_SECONDS)
+        if len(self._idle) >= KEPT_WARM:
+            return
         try:
             await self.release(await self._start())
         except WorkerNotReady:

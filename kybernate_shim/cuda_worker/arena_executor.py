@@ -30,7 +30,6 @@ from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.records import Record
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.finish import finish
@@ -39,6 +38,7 @@ from kybernate_shim.cuda_worker.offload import PendingOffload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
 from kybernate_shim.cuda_worker.settle import Settling
+from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Copy,
     Drop,

@@ -18,19 +18,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from cuda.bindings import driver as cuda
-
 from kybernate_shim.arena.extents import Extent, Part
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.pieces import PieceHashes
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.cuda_worker import driver
+from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.calls import DriverRefused, checked
 from kybernate_shim.cuda_worker.hashing import Hasher
 from kybernate_shim.cuda_worker.imported_memory import gpu_of, imported, mapped
 from kybernate_shim.cuda_worker.kernel import KernelUnavailable, cached, machine_code
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
+from kybernate_shim.sizes import NO_NODE
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
 AHEAD = 8 << 20  # of one call that prefetches; divides COPY

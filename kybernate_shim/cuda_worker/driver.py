@@ -11,11 +11,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from cuda.bindings import driver as cuda
-
-from kybernate_shim.config import NO_NODE
+from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.nvml import Nvml
 from kybernate_shim.linux.numa import node_of_device
+from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Checkpoint,
     DriverAnswer,

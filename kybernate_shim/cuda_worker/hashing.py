@@ -22,9 +22,8 @@ from functools import lru_cache
 from hashlib import shake_256
 from typing import Any
 
-from cuda.bindings import driver as cuda
-
 from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes
+from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.calls import checked
 
 # As in hashing.cu.

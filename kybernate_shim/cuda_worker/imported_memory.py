@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cuda.bindings import driver as cuda
-
+from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.calls import checked
 
 

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.gpu.errors import (
     CudaCallFailed,
     CudaDeadline,
@@ -29,6 +28,7 @@ from kybernate_shim.gpu.errors import (
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.run_directory import RUN
+from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.ttrpc import Client, Code, RpcError
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Cuda"].full_name

@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.linux.libc import mbind
+from kybernate_shim.sizes import NO_NODE
 
 NODES = Path("/sys/devices/system/node")
 DEVICES = Path("/sys/bus/pci/devices")

@@ -22,7 +22,7 @@ from kybernate_shim.arena.extents import HOLE, Extent, Kept, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes
-from kybernate_shim.config import NO_NODE
+from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.vram_io import digest, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer

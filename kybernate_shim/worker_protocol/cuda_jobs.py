@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from kybernate_shim.arena.refusals import ArenaRefusal
-from kybernate_shim.config import NO_NODE
+from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.errors import ErrorTypes
 from kybernate_shim.worker_protocol.messages import Form, Job, Message
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from kybernate_shim.config import NodeSizes
+from kybernate_shim.sizes import NodeSizes
 from kybernate_shim.vram_io import errors
 from kybernate_shim.vram_io.digest import KIND
 from kybernate_shim.vram_io.image_files import ArenaFile

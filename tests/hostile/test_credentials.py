@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kybernate_shim.linux.private_files import make_directory
 from tests.hostile.tenant import Tenant
 from tests.system.checkpoints import PYTHON, save
 from tests.system.cri import Pod
@@ -94,7 +95,7 @@ def criu(preload: Path, tmp_path: Path, shim_config: Path) -> Callable[[str], No
 def image(tenant: Tenant) -> Iterator[Path]:
     """The directory where the tenant's pods find the image `one`."""
     path = IMAGES / tenant.namespace / "one"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(path.parent)  # and those above it: no file of this test may be in sight of others
     yield path
     shutil.rmtree(path.parent)
 

@@ -33,6 +33,8 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_ADDOPTS": "-p no:cacheprovider",
     "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis",
+    # gRPC stops its threads before a fork, and now and then waits for them forever. Tests fork only to execute.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 EPILOG = """
 The first run of a lane builds its root from Debian's packages, which takes some minutes; later ones start in seconds.

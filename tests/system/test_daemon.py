@@ -1,4 +1,4 @@
-"""The daemon as a process of the node: who may talk to it, what it costs, how it ends."""
+"""The daemon as a process of the node: who may talk to it, what it holds, how it ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import stat
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from kybernate_shim.address import socket_path
 from tests.lab.node import LOGS, Containerd
 from tests.system.checkpoints import ended, shim_of
@@ -19,7 +17,6 @@ from tests.system.ctr import BUNDLES, Ctr, Events, eventually
 from tests.system.leftovers import Snapshot
 
 NO_FIFOS = ["--null-io"]  # ctr removes its FIFOs with the task; containerd, which removes it here, knows none of them
-MEBIBYTE = 1 << 20
 
 
 # -- what others see of it ------------------------------------------------------------------------------------------
@@ -137,23 +134,3 @@ def test_terminated_daemon_ends_in_order(ours: Ctr) -> None:
     eventually(lambda: ended(shim))
     eventually(lambda: ours.status(id) == "")
     ours("container", "rm", id)
-
-
-# -- what many cost -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(900)
-def test_three_hundred_containers_leave_their_daemon_as_it_was(ours: Ctr) -> None:
-    """All of them share the daemon of one group, as the containers of a pod do."""
-    group = ["--annotation", f"io.containerd.runc.v2.group={ours.new_id('group')}"]
-    before = Snapshot.take()
-    with ours.running("sleep", "1000", flags=group) as id:
-        shim = shim_of(ours, id)
-        for _ in range(100):  # in which the daemon copies the pages of the fork server that it writes to
-            ours.run("true", flags=group)
-        fds, memory = shim.num_fds(), shim.memory_full_info().uss
-        for number in range(200):
-            assert ours.run("echo", str(number), flags=group) == f"{number}\n"
-        assert len(Snapshot.take().shims - before.shims) == 1
-        eventually(lambda: shim.num_fds() == fds)
-        assert shim.memory_full_info().uss < memory + MEBIBYTE

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.config import (
-    NO_NODE,
     NODE,
     Config,
     ConfigInvalid,
@@ -21,6 +20,7 @@ from kybernate_shim.config import (
     GpuSettings,
 )
 from kybernate_shim.config.documenting import documented, markdown_table
+from kybernate_shim.sizes import NO_NODE
 
 
 def load(tmp_path: Path, content: str) -> Config:

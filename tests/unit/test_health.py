@@ -13,7 +13,8 @@ from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.extents import Extent
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.config import NO_NODE, Config, GpuSettings, NodeSizes
+from kybernate_shim.config import Config, GpuSettings
+from kybernate_shim.sizes import NO_NODE, NodeSizes
 
 GIB = 1 << 30
 

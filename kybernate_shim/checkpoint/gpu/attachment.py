@@ -18,7 +18,6 @@ from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.gpu import gpu_map, helper_client, sequence
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.gpu_map import GpuMismatch
@@ -26,6 +25,7 @@ from kybernate_shim.gpu.helper_client import CudaInfo, State
 from kybernate_shim.gpu.lock import claimed
 from kybernate_shim.linux.device_nodes import make_char_device
 from kybernate_shim.oci.gpu_spec import VISIBLE
+from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.vram_io.errors import VramError

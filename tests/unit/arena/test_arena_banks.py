@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank, Room
 from kybernate_shim.arena.extents import Extent
-from kybernate_shim.config import NO_NODE, NodeSizes
+from kybernate_shim.sizes import NO_NODE, NodeSizes
 
 MIB = 1 << 20
 

@@ -20,8 +20,7 @@ from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes, Update
 from kybernate_shim.arena.records import Filler, read_number, write_number
-from kybernate_shim.config import NO_NODE
-from kybernate_shim.sizes import GRAIN
+from kybernate_shim.sizes import GRAIN, NO_NODE
 
 KEY = bytes(range(32))
 SIZE = 16 * GRAIN

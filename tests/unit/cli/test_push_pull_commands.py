@@ -142,9 +142,16 @@ def test_what_is_no_export_is_refused(node: Node, tmp_path: Path) -> None:
     assert "give a name after the reference" in node.run("pull", str(tmp_path / "c.tar"), status=1).stderr
 
 
-def test_ctrl_c_leaves_nothing(
-    node: Node, reference: str, server: FakeRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """The signal interrupts, also where a shell has started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_leaves_nothing(node: Node, reference: str, server: FakeRegistry) -> None:
     save(node.checkpoints / "i")
     ended = threading.Event()
 

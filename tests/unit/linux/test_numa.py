@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.config import NO_NODE
 from kybernate_shim.linux.numa import (
     memory_of_nodes,
     node_of_device,
@@ -19,6 +18,7 @@ from kybernate_shim.linux.numa import (
     processors_near,
     processors_of,
 )
+from kybernate_shim.sizes import NO_NODE
 
 
 @pytest.mark.parametrize(
