@@ -1,7 +1,7 @@
 """The bytes of a part of an object as they are read: in order, a chunk at a time.
 
-What is taken chunk by chunk is compared and written while it is in the processor's cache, and a request needs the
-memory of a chunk, not of all its bytes.
+What is taken chunk by chunk is compared and written while it is in the CPU's cache, and a request needs the memory of a
+chunk, not of all its bytes.
 """
 
 from __future__ import annotations
