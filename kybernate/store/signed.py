@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VALID = timedelta(minutes=5)
+CONNECT_SECONDS = 10.0
 TIMEOUT_SECONDS = 60.0
 BUFFER_BYTES = 2 << 20  # of a thread: chunks are not larger, so it seldom grows
 
@@ -72,8 +73,7 @@ class SignedRanges:
         connection, kept = self._connection(parts.scheme, parts.netloc)
         complete = False
         try:
-            part = self._part(connection, f"{parts.path}?{parts.query}", start, length, kept=kept)
-            cancelled.ends(connection.sock)
+            part = self._part(connection, f"{parts.path}?{parts.query}", start, length, cancelled, kept=kept)
             result = work(part)
             complete = part.finish()
         finally:
@@ -83,10 +83,17 @@ class SignedRanges:
         return result
 
     def _part(
-        self, connection: http.client.HTTPConnection, target: str, start: int, length: int, *, kept: bool
+        self,
+        connection: http.client.HTTPConnection,
+        target: str,
+        start: int,
+        length: int,
+        cancelled: _Cancelled,
+        *,
+        kept: bool,
     ) -> _SignedPart:
         try:
-            answer = _ask(connection, target, start, length, again=kept)
+            answer = _ask(connection, target, start, length, cancelled, again=kept)
             size = min(length, int(answer.getheader("Content-Length", "")))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NotAnswered from error
@@ -97,9 +104,9 @@ class SignedRanges:
         kept: dict[tuple[str, str], http.client.HTTPConnection] = self._threads.__dict__.setdefault("kept", {})
         if (scheme, place) not in kept:
             kept[scheme, place] = (
-                http.client.HTTPSConnection(place, timeout=TIMEOUT_SECONDS, context=ssl.create_default_context())
+                http.client.HTTPSConnection(place, context=ssl.create_default_context())
                 if scheme == "https"
-                else http.client.HTTPConnection(place, timeout=TIMEOUT_SECONDS)
+                else http.client.HTTPConnection(place)
             )
         return kept[scheme, place], kept[scheme, place].sock is not None
 
@@ -109,23 +116,35 @@ class SignedRanges:
 
 
 def _ask(
-    connection: http.client.HTTPConnection, target: str, start: int, length: int, *, again: bool
+    connection: http.client.HTTPConnection, target: str, start: int, length: int, cancelled: _Cancelled, *, again: bool
 ) -> http.client.HTTPResponse:
     """Return the answer that begins with the bytes from `start` on; ask `again` by a new connection if this is gone.
 
-    Raises OSError, HTTPException, and NotAnswered where another answer comes.
+    From its beginning on, `cancelled` ends the connection. Raises OSError, HTTPException, and NotAnswered where another
+    answer comes.
     """
     try:
+        if connection.sock is None:
+            _connect(connection)
+        cancelled.ends(connection.sock)
         connection.request("GET", target, headers={"Range": f"bytes={start}-{start + length - 1}"})
         answer = connection.getresponse()
     except (OSError, http.client.HTTPException):
+        cancelled.ends(None)
         connection.close()
         if not again:
             raise
-        return _ask(connection, target, start, length, again=False)
+        return _ask(connection, target, start, length, cancelled, again=False)
     if answer.status not in (200, 206) or _begin(answer.getheader("Content-Range", "")) != start:
         raise NotAnswered
     return answer
+
+
+def _connect(connection: http.client.HTTPConnection) -> None:
+    """Connect, for which a cancellation has to wait."""
+    connection.timeout = CONNECT_SECONDS
+    connection.connect()
+    connection.sock.settimeout(TIMEOUT_SECONDS)
 
 
 def _begin(content_range: str) -> int | None:
