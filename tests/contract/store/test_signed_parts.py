@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,6 +128,7 @@ def in_takes_of(size: int) -> Callable[[Part], list[bytes]]:
 
 def test_part_is_taken_in_pieces_over_one_connection(service: _Service, objects: Objects) -> None:
     async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # each thread has its own connection
         await signing(objects)
         before = service.connections
         for start, length in [(0, MIB), (MIB + 3, 2 * MIB), (3 * MIB - 5, 100)]:
