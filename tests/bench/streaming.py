@@ -35,7 +35,7 @@ from tests.bench.free_memory import free_memory_kept
 from tests.bench.page_cache import evict
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, rclone
 from tests.fakes.cuda import Gpus
-from tests.gpu.host_memory import available, touch
+from tests.gpu.host_memory import touch_what_is_there
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, kybernate
 from tests.system.ctr import Ctr, eventually
@@ -192,7 +192,7 @@ def main() -> int:
         stack.enter_context(free_memory_kept())  # huge pages take it first, and only what arrives is in such
         area = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        touch(min(3 * wanted.mib << 20, available() // 2))  # or the first rounds wait for the host of a virtual machine
+        touch_what_is_there(6 * wanted.mib << 20)  # or huge pages are such as wait for the host of a virtual machine
         bench = stack.enter_context(prepared(wanted.mib, area, memory, arena=wanted.arena))
         for number in range(wanted.rounds + 1):
             bench.round()
