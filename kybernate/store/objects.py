@@ -5,17 +5,19 @@ Names are relative to the store's prefix. Errors are facts, whichever service it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kybernate.store.errors import ObjectMissing, StoreDenied, StoreFull, StoreUnreachable
-from kybernate.store.signed import SignedRanges
+from kybernate.store.parts import Part, WholeParts
+from kybernate.store.signed import NotAnswered, SignedRanges
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+T = TypeVar("T")
 LIST_PAGE = 1000
 NO_RANGES = "non-partial response"  # obstore's words
 FULL = ("No space left", "QuotaExceeded", "InsufficientStorage", "507 ")  # in the words of services and of Linux
@@ -44,6 +46,12 @@ class Objects(Protocol):
     async def get_range(self, name: str, start: int, length: int) -> bytes | memoryview:
         """Return a part of an object, shorter where the object ends; it is not copied. Raises ObjectMissing."""
 
+    async def read_range(self, name: str, start: int, length: int, work: Callable[[Part], T]) -> T:
+        """Return what `work` returns, in a thread, of a part that it takes. Raises ObjectMissing and PartBroken.
+
+        A cancelled caller waits until `work` has ended.
+        """
+
     async def head(self, name: str) -> Stored:
         """Return what is known of an object. Raises ObjectMissing."""
 
@@ -57,7 +65,7 @@ class Objects(Protocol):
         """Delete objects; those that are not there are fine."""
 
 
-class RemoteObjects:
+class RemoteObjects(WholeParts):
     """Objects in what obstore reaches: S3, GCS, Azure, a local directory, memory.
 
     Where a service answers a request for a part as if it were one for all (rclone's S3 server does: status 200 in place
@@ -108,6 +116,12 @@ class RemoteObjects:
         with self._translated(name):
             answer = await obstore.get_async(self._store, self._prefix + name)
             return memoryview(await answer.bytes_async())[start : start + length]
+
+    async def read_range(self, name: str, start: int, length: int, work: Callable[[Part], T]) -> T:
+        if self.ranged and self._signs:
+            with suppress(NotAnswered):
+                return await self._signed.read(self._prefix + name, start, length, work)
+        return await super().read_range(name, start, length, work)
 
     async def head(self, name: str) -> Stored:
         import obstore

@@ -20,6 +20,7 @@ from kybernate.store.format.pack import Place
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.format.sealing import Sealed, unseal
 from kybernate.store.in_thread import in_thread
+from kybernate.store.parts import Part, PartBroken, WholePart
 from kybernate.store.transfer import Transfer
 
 REQUEST_BYTES = 16 << 20  # of one range; larger ones gain nothing, and hold more memory
@@ -122,16 +123,30 @@ def plan(
 
 
 async def _serve(store: ChunkStore, request: Wanted, sink: Sink, transfer: Transfer) -> None:
-    content = await _content(store, request, transfer)
-    if content is None:
-        await _serve_moved(store, request, sink, transfer)
-        return
-    transfer.done(sent_bytes=len(content))
-    damaged = await in_thread(_deliver, store, request, content, sink)
-    for one in damaged:
+    delivery = _Delivery(store, request, sink)
+    try:
+        await _read(store, delivery, transfer)
+    finally:
+        transfer.done(sent_bytes=delivery.taken)
+    for one in delivery.damaged:
         await _serve_damaged(store, request.pack, one, sink, transfer)
-    size = sum(place.size * len(targets) for place, targets in request.chunks)
-    transfer.done(done_bytes=size, chunks=len(request.chunks))
+    came = request.chunks[: delivery.done]
+    transfer.done(done_bytes=sum(place.size * len(targets) for place, targets in came), chunks=len(came))
+    if delivery.done < len(request.chunks):
+        await _serve_moved(store, delivery.rest, sink, transfer)
+
+
+async def _read(store: ChunkStore, delivery: _Delivery, transfer: Transfer) -> None:
+    """Read the chunks of a request; not all come where their pack is gone."""
+    wanted, name = delivery.rest, packs.object_name(delivery.rest.pack)
+    await transfer.pace(wanted.length)
+    try:
+        await store.objects.read_range(name, wanted.start, wanted.length, delivery.take)
+    except PartBroken:  # `get_range` tries for longer, and names what is wrong
+        if (content := await _content(store, delivery.rest, transfer)) is not None:
+            await in_thread(delivery.take, WholePart(content))
+    except ObjectMissing:
+        pass
 
 
 async def _content(store: ChunkStore, request: Wanted, transfer: Transfer) -> bytes | memoryview | None:
@@ -154,11 +169,18 @@ async def _serve_damaged(
         pack, place = copy
         again = Wanted(pack, place.offset, place.stored, ((place, targets),))
         content = await _content(store, again, transfer)
-        if content is not None and not await in_thread(_deliver, store, again, content, sink):
+        if content is not None and await _is_whole(store, again, content, sink):
             return
         tried.append(pack)
         copy = store.index.find(place.id, lambda other: other not in tried)
     raise ChunkDamaged(f"chunk {place.id.hex()} is damaged in all packs that have it: {', '.join(tried)}")
+
+
+async def _is_whole(store: ChunkStore, request: Wanted, content: bytes | memoryview, sink: Sink) -> bool:
+    """Write the one chunk of a request, and return True; False where it is damaged."""
+    delivery = _Delivery(store, request, sink)
+    await in_thread(delivery.take, WholePart(content))
+    return not delivery.damaged
 
 
 async def _serve_moved(store: ChunkStore, request: Wanted, sink: Sink, transfer: Transfer) -> None:
@@ -171,22 +193,38 @@ async def _serve_moved(store: ChunkStore, request: Wanted, sink: Sink, transfer:
         await _serve(store, again, sink, transfer)
 
 
-def _deliver(
-    store: ChunkStore, request: Wanted, content: bytes | memoryview, sink: Sink
-) -> list[tuple[Place, tuple[Target, ...]]]:
-    """Write the chunks of a request, and return those that are damaged."""
-    view, damaged = memoryview(content), []
-    for place, targets in request.chunks:
-        begin = place.offset - request.start
-        stored = view[begin : begin + place.stored]
-        try:
-            opened = unseal(store.key, Sealed(place.id, place.codec, place.size, stored))
-        except ChunkDamaged:
-            damaged.append((place, targets))
-            continue
-        for file, offset in targets:
-            sink.write(file, offset, opened)
-    return damaged
+class _Delivery:
+    """The chunks of a request on their way into a sink: `done` of them have come, of which some were `damaged`."""
+
+    def __init__(self, store: ChunkStore, request: Wanted, sink: Sink) -> None:
+        self._store, self._request, self._sink = store, request, sink
+        self.done = self.taken = 0  # chunks; bytes
+        self.damaged: list[tuple[Place, tuple[Target, ...]]] = []
+
+    @property
+    def rest(self) -> Wanted:
+        """The request for what has not come yet."""
+        chunks = self._request.chunks[self.done :]
+        start, end = chunks[0][0].offset, self._request.start + self._request.length
+        return Wanted(self._request.pack, start, end - start, chunks)
+
+    def take(self, part: Part) -> None:
+        """Write chunks as they come, from the first of the rest on. Raises PartBroken; what came by then counts."""
+        rest = self.rest
+        at = rest.start
+        for place, targets in rest.chunks:
+            between = len(part.take(place.offset - at))
+            stored = part.take(place.stored)
+            self.taken += between + len(stored)
+            at = place.offset + place.stored
+            try:
+                opened = unseal(self._store.key, Sealed(place.id, place.codec, place.size, stored))
+            except ChunkDamaged:
+                self.damaged.append((place, targets))
+            else:
+                for file, offset in targets:
+                    self._sink.write(file, offset, opened)
+            self.done += 1
 
 
 def _targets(recipe: Recipe, wanted: set[str], have: Has) -> dict[bytes, list[Target]]:

@@ -248,11 +248,11 @@ def is_in_memory(path: Path) -> bool:
         os.close(fd)
 
 
-def is_wholly_in_memory(path: Path) -> bool:
-    """Return whether no byte of a file's data has to come from a disk."""
+def is_mappable(path: Path) -> bool:
+    """Return whether a mapping does for a copy: no data has to come from further away than a disk of this machine."""
     fd = _open(path, os.O_RDONLY)
     try:
-        return _on_tmpfs(fd) or _cached_share(fd) >= 1
+        return _on_tmpfs(fd) or _on_block_device(fd) or _cached_share(fd) >= 1
     finally:
         os.close(fd)
 

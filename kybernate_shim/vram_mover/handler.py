@@ -227,9 +227,11 @@ class MoverJobHandler:
 
     def read_ahead(self, job: ReadAhead) -> None:
         image, how = job.files.directory, replace(self._how(job.files), cancel=self._proving)
-        self._reading.enter_context(FilePrefetch(job.regions, image, how))
+        mapped: list[SavedRegion] = []
         with suppress(VramError):  # which `load` will find, too
-            self._proofs = [Proof(mappable(job.regions, image), image, how)]
+            mapped = mappable(job.regions, image)
+            self._proofs = [Proof(mapped, image, how)]
+        self._reading.enter_context(FilePrefetch([one for one in job.regions if one not in mapped], image, how))
 
     def load(self, job: Load) -> None:
         self._reading.close()

@@ -68,15 +68,16 @@ def load(
 
 
 def mappable(saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
-    """Return the regions whose files are in memory, and full: reading a hole through a mapping would fill it."""
+    """Return the regions whose files can be mapped, and are full: reading a hole through a mapping would fill it."""
     full = [region for region in saved if region.data_bytes >= FULL_SHARE * region.size]
-    return [region for region in full if files.is_wholly_in_memory(directory / region.file)]
+    return [region for region in full if files.is_mappable(directory / region.file)]
 
 
 def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
-    """Map files that are in memory in place of their regions, copy-on-write; return those for which that was possible.
+    """Map files in place of their regions, copy-on-write; return those for which that was possible.
 
-    Nothing is copied, and the process needs no private memory for what it only reads, as the driver does. The
+    Nothing is copied, and the process needs no private memory for what it only reads, as the driver does. What is on a
+    disk yet is read by the `Proof` in parallel, and the driver follows close behind: it waits where it is faster. The
     regions that are not `mappable` are left to `load`. A `Proof` has to be given before the process runs. The process
     cannot write to the files, although it has a descriptor of each for a moment, and may be root in its container.
     """
@@ -128,7 +129,8 @@ class Background:
 class Proof(Background):
     """Compares the digests of the files of regions in the background, while CRIU works or the driver reads them.
 
-    `require` raises a VramError, DigestMismatch among them; the processes must not run then.
+    It reads them through the page cache, in which the driver finds what is mapped from a disk. `require` raises a
+    VramError, DigestMismatch among them; the processes must not run then.
     """
 
     def __init__(self, saved: Sequence[SavedRegion], directory: Path, how: CopyOptions) -> None:
@@ -140,7 +142,7 @@ class Proof(Background):
 
     def _compare_all(self) -> None:
         for region in self._saved:
-            how = replace(self._how, digest=region.digest.partition(":")[0])
+            how = replace(self._how, digest=region.digest.partition(":")[0], direct=False)
             found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
             digest.check(region.file, found, region.digest)
 

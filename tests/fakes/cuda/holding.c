@@ -13,6 +13,8 @@
 
 #include "process.h"
 
+static const uint64_t GRAIN = 2 << 20; /* allocations are whole ones, each at the beginning of a huge page */
+
 static struct {
     int fd;
     char path[512];
@@ -49,7 +51,7 @@ CUresult hold_gpus(void)
     held.fd = open_held(held.path, sizeof held.path);
     if (held.fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    held.end = PAGE;
+    held.end = GRAIN;
     int flags = MAP_SHARED | (held.account ? MAP_FIXED : 0); /* where it was before a checkpoint */
     held.account = mmap(held.account, PAGE, PROT_READ | PROT_WRITE, flags, held.fd, 0);
     if (held.account == MAP_FAILED)
@@ -66,14 +68,27 @@ CUresult read_semaphores(void)
     return CUDA_SUCCESS;
 }
 
-char *map_on_gpu(uint64_t size)
+/* A write for each huge page, from pages that are there: the kernel clears what one copy does not fill. */
+static bool write_whole(const char *data, uint64_t size, uint64_t at)
 {
-    if (ftruncate(held.fd, (off_t)(held.end + size)) < 0)
+    for (ssize_t n; size; data += n, at += (uint64_t)n, size -= (uint64_t)n) {
+        uint64_t piece = size < GRAIN ? size : GRAIN;
+        madvise((void *)((uintptr_t)data / PAGE * PAGE), piece, MADV_POPULATE_READ);
+        if ((n = pwrite(held.fd, data, piece, (off_t)at)) <= 0)
+            return false;
+    }
+    return true;
+}
+
+char *map_on_gpu(uint64_t size, const char *content)
+{
+    if (ftruncate(held.fd, (off_t)(held.end + size)) < 0 || (content && !write_whole(content, size, held.end)))
         return NULL;
     char *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, held.fd, (off_t)held.end);
     if (data == MAP_FAILED)
         return NULL;
     madvise(data, size, MADV_DONTFORK);
+    madvise(data, size, MADV_HUGEPAGE); /* a GPU has no faults of small pages; where the directory's tmpfs allows it */
     held.end += size;
     return data;
 }

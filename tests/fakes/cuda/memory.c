@@ -39,7 +39,7 @@ static CUresult add(int device, uint64_t size, bool is_context, CUdeviceptr *add
     CUresult result = entry ? charge_bytes(device, size) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result)
         return result;
-    char *data = is_context ? NULL : map_on_gpu(size);
+    char *data = is_context ? NULL : map_on_gpu(size, NULL);
     if (!data && !is_context) {
         discharge_bytes(device, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -225,10 +225,9 @@ char *allocated_to_gpus(char *data)
 {
     for (int i = 0; i < allocation_count; data += allocations[i++].size)
         if (allocations[i].size && !allocations[i].is_context) {
-            allocations[i].data = map_on_gpu(allocations[i].size);
+            allocations[i].data = map_on_gpu(allocations[i].size, data);
             if (!allocations[i].data)
                 return NULL;
-            memcpy(allocations[i].data, data, allocations[i].size);
             madvise(data, allocations[i].size, MADV_DONTNEED);
         }
     return data;

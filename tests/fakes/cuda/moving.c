@@ -10,6 +10,8 @@
 #include "switches.h"
 #include "virtual.h"
 
+enum { HUGE_PAGE = 2 << 20 };
+
 static struct {
     char *data;
     uint64_t size;
@@ -23,12 +25,29 @@ static void take_time(uint64_t bytes)
         ;
 }
 
+/* Return memory between two pages that no process may touch. It begins with a huge page: there the kernel places what is
+ * large, since Linux 6.7. */
+static char *find_gap(uint64_t size)
+{
+    uint64_t whole = size + HUGE_PAGE + 2 * PAGE;
+    char *area = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (area == MAP_FAILED)
+        return NULL;
+    char *gap = (char *)(((uintptr_t)area + PAGE + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE) - PAGE;
+    if (gap > area)
+        munmap(area, (size_t)(gap - area));
+    char *end = gap + size + 2 * PAGE;
+    if (area + whole > end)
+        munmap(end, (size_t)(area + whole - end));
+    return gap;
+}
+
 /* Map memory for the host's copy by the call that the real driver makes. Pages around it that no process may touch keep the
  * kernel from merging it with a neighbour; it takes the gap between them as the address that is wished for. */
 static char *map_apart(uint64_t size)
 {
-    char *gap = mmap(NULL, size + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (gap == MAP_FAILED)
+    char *gap = find_gap(size);
+    if (!gap)
         return NULL;
     munmap(gap + PAGE, size);
     char *data = mmap(gap + PAGE, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);

@@ -6,6 +6,7 @@
  */
 #include "physical.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,13 +80,19 @@ static struct memory *new_memory(int fd, uint64_t size, int device, int handle_t
     return NULL;
 }
 
-/* The GPU's number is kept in the name of the memfd: an importer asks for the properties. */
+/* The GPU's number is kept in the name of the memfd: an importer asks for the properties. Where the machine has a
+ * directory vram/, memory is a file there instead, and of huge pages if its tmpfs allows that, as memfds seldom are. */
 static int new_memfd(int place, uint64_t size)
 {
-    char name[] = "fake-vram-00";
-    name[10] = (char)('0' + place / 10);
-    name[11] = (char)('0' + place % 10);
-    int fd = (int)syscall(SYS_memfd_create, name, 1);
+    char name[32], path[512], unique[64];
+    snprintf(name, sizeof name, "fake-vram-%02d", place);
+    snprintf(unique, sizeof unique, "vram/%s-XXXXXX", name);
+    state_path(path, sizeof path, unique);
+    int fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0)
+        unlink(path);
+    else
+        fd = (int)syscall(SYS_memfd_create, name, 1);
     if (fd >= 0 && ftruncate(fd, (off_t)size) < 0) {
         close(fd);
         fd = -1;

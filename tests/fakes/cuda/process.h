@@ -60,8 +60,9 @@ void release_devices(void);
 /* Charge the bytes of a restore; OUT_OF_MEMORY: a GPU has not enough free. */
 CUresult charge_all(const struct machine *machine, const uint64_t bytes[MAX_GPUS]);
 
-/* Map new memory of a GPU into this process; NULL: the machine has not enough. */
-char *map_on_gpu(uint64_t size);
+/* Map new memory of a GPU into this process, of zeros or with `content`, for which no page is cleared before; NULL: the
+ * machine has not enough. */
+char *map_on_gpu(uint64_t size, const char *content);
 
 /* moving.c: move everything from the GPUs to ONE anonymous mapping, and release the GPUs. */
 CUresult move_to_host(void);

@@ -105,6 +105,7 @@ static bool fill_window(struct mapping *it)
     if (data == MAP_FAILED)
         return false;
     madvise(data, it->size, MADV_DONTFORK);
+    madvise(data, it->size, MADV_HUGEPAGE); /* see new_memfd */
     it->data = data;
     return true;
 }

@@ -15,8 +15,9 @@ PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 # Caught where they are raised, or the parents of those that are raised: no user ever reads them.
 INTERNAL = {
     "Abandoned", "ApplyStopped", "CipherStopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
-    "ImageClosed", "LimitReached", "NoClient", "NotInDev", "NotOnlyTheirs", "NotSealed", "OperationUndone",
-    "OutcomeUnknown", "PartNotRead", "PeerUnknown", "Stopped", "Vanished", "VramError", "_Again", "_Refused",
+    "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotInDev", "NotOnlyTheirs", "NotSealed",
+    "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
+    "PeerUnknown", "Stopped", "Vanished", "VramError", "_Again", "_Refused",
 }  # fmt: skip
 BUILT_IN = {"TimeoutError", "OSError", "FileNotFoundError", "LookupError"}
 SHORT = 12  # a text that has fewer letters says nothing by itself

@@ -18,6 +18,7 @@ from unittest import mock
 
 from kybernate.store.errors import ObjectMissing, StoreUnreachable
 from kybernate.store.objects import Stored
+from kybernate.store.parts import WholeParts
 
 T = TypeVar("T")
 PAGE = 3  # names in a page of a list
@@ -67,7 +68,7 @@ class Service:
         return [name for name in sorted(self.contents) if name.startswith(f"{prefix}/")]
 
 
-class Client:
+class Client(WholeParts):
     """One process's connection to the service."""
 
     ranged = True

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from kybernate.store.errors import ObjectMissing, StoreUnreachable
 from kybernate.store.objects import Stored
+from kybernate.store.parts import WholeParts
 
 
-class SteppedObjects:
+class SteppedObjects(WholeParts):
     """All clients of one service share `service`. With `stepped`, a call waits until `release` lets it happen."""
 
     ranged = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from kybernate.store.format.pack import object_name
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.gc import collect
 from kybernate.store.keys import StoreKey
+from kybernate.store.parts import Part, PartBroken, WholePart
 from kybernate.store.reader import fetch
 from kybernate.store.sink import DirectorySink
 from kybernate.store.source import DiskFile
@@ -308,5 +309,56 @@ def test_damaged_chunk_is_read_again_and_then_from_another_pack(flips: int) -> N
         with pytest.raises(ExceptionGroup) as caught:
             await content_of(target, recipe)
         assert "is damaged in all packs that have it" in str(caught.value.exceptions[0])
+
+    run(scenario())
+
+
+class BreakingObjects(SteppedObjects):
+    """The first part of a pack that is read breaks off after `whole` bytes, and the pack goes if it `leaves`."""
+
+    whole, leaves = 0, False
+
+    async def read_range(self, name: str, start: int, length: int, work: Callable[[Part], T]) -> T:
+        if not self.whole or not name.startswith("packs/"):
+            return await super().read_range(name, start, length, work)
+        content, self.whole = self._content(name)[start : start + self.whole], 0
+        if self.leaves:
+            del self.contents[name]
+        return await asyncio.to_thread(work, BrokenPart(content))
+
+
+class BrokenPart(WholePart):
+    def take(self, size: int) -> memoryview:
+        if len(view := super().take(size)) < size:
+            raise PartBroken
+        return view
+
+
+class OnceSink(MemorySink):
+    """Refuses bytes that it has."""
+
+    def write(self, file: str, offset: int, content: bytes | memoryview) -> None:
+        assert not any(self.files.get(file, b"")[offset : offset + len(content)])
+        super().write(file, offset, content)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_part_that_breaks_off_is_continued_behind_what_came(leaves: bool) -> None:
+    """Also where a collection has moved the chunks of the pack meanwhile. No byte is written twice."""
+
+    async def scenario() -> None:
+        objects, content = BreakingObjects(), os.urandom(640)
+        target = await opened(objects)
+        recipe = await store(target, image("1", content), Transfer())
+        found = [one for id in recipe.chunks() if (one := target.index.find(id)) is not None]
+        ((pack, _), *_), copy = found, "f" * 64
+        objects.contents[object_name(copy)] = objects.contents[object_name(pack)]
+        objects.contents["index/copy"] = (indexes.encode(KEY, [(copy, [place for _, place in found])]), objects.clock)
+        objects.whole, objects.leaves = 200, leaves
+        sink, transfer = OnceSink(), Transfer()
+        await fetch(target, recipe, sink, transfer)
+        assert objects.whole == 0
+        assert bytes(sink.files["file-0"]) == content
+        assert transfer.progress.done_bytes == transfer.progress.total_bytes == 640
 
     run(scenario())

@@ -19,6 +19,7 @@ from kybernate.store.errors import ChunkDamaged, StoreUnreachable
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.keys import make_key
 from kybernate.store.objects import RemoteObjects
+from kybernate.store.parts import WholeParts
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.streaming import arriving as module
 from kybernate.store.streaming import bring
@@ -84,7 +85,7 @@ def into(directory: Path) -> Callable[[Recipe], Path]:
     return lambda recipe: directory
 
 
-class HeldObjects:
+class HeldObjects(WholeParts):
     """The objects of a store, of which the last pack that is asked for comes only after `release`."""
 
     ranged = True
