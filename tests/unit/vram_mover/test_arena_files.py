@@ -199,7 +199,7 @@ def test_bytes_are_told_to_be_there_only_when_they_are(
     with patch.object(memory, "fill", fill):
         arena_files.load(memory, files, shares, tmp_path, CopyOptions(threads=threads, piece_bytes=GRAIN))
     assert told == sorted(told)
-    assert len(told) > 4
+    assert len(told) >= 2  # the end of each file, at least
     assert told[-1] == 2 * TOTAL
 
 
