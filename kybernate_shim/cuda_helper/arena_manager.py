@@ -40,6 +40,7 @@ ATTEMPTS = 12  # a program that allocates without pause is caught between two al
 FINISH_SECONDS = 120.0  # for what the worker of an earlier helper has not copied
 UNLOCKABLE = 3  # attempts after which the driver offloads a process that it does not lock again
 PAUSES = (0.002, 0.005, 0.011, 0.023)
+NONE_COMING = "", 0.0
 NO_ARENA = "there is no arena on this node: gpu.arena is not set"
 
 
@@ -198,8 +199,11 @@ class ArenaManager:
         """Return when the arena has all that a process has released. Raises NotMoved: the process must stay locked."""
         await self.copies.ended(pid, seconds)
 
-    async def reload(self, pid: int, seconds: float) -> Moved:
-        """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then."""
+    async def reload(self, pid: int, seconds: float, coming: tuple[str, float] = NONE_COMING) -> Moved:
+        """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then.
+
+        `coming` is the GPU on which another process gives up room for that, and within how many seconds some comes.
+        """
         if not self.kept_bytes(pid) and pid not in self.stranded:
             return Moved()
         await self.copies.waited_for(pid)
@@ -209,7 +213,7 @@ class ArenaManager:
                     await self.driver.unlock(pid)
                 except NotMoved as error:  # the driver may have carried it out all the same
                     raise await self._locked_away(pid, [str(error)]) from error
-                answer = await self._settle(pid, seconds, "its memory is in the arena")
+                answer = await self._settle(pid, seconds, "its memory is in the arena", coming)
                 await self.driver.relock(pid)
         except InjectionFailed as error:
             raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
@@ -235,7 +239,7 @@ class ArenaManager:
         await self.arena.worker.close()
         await self._holders.close()
 
-    async def _settle(self, pid: int, seconds: float, why: str) -> MoveAnswer:
+    async def _settle(self, pid: int, seconds: float, why: str, coming: tuple[str, float] = NONE_COMING) -> MoveAnswer:
         """Bring everything of a stopped and unlocked process back to VRAM; return the answer on what had been away.
 
         Tried twice, the second time by another worker, unless the process itself is at fault: no process ends the
@@ -250,7 +254,7 @@ class ArenaManager:
         leaving = tuple(other for other in self._leaving if other != pid)
         for hashing in (True, False):  # which it needs not have
             try:
-                answer = await self.arena.do(Settle(pid, seconds, hashing, leaving))
+                answer = await self.arena.do(Settle(pid, seconds, hashing, leaving, *coming))
                 self.arena.reloaded(pid)
             except (WorkerError, WorkerNotReady) as error:
                 reasons.append(str(error))

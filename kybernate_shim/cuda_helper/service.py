@@ -214,9 +214,8 @@ class CudaService:
         return wire.VerbResponse(outcomes=await self._move("prefetch", prefetch, [request.pid], seconds))
 
     async def reload(self, request: wire.VerbRequest) -> wire.VerbResponse:
-        return wire.VerbResponse(
-            outcomes=await self._move("reload", self.arena_manager.reload, request.pids, request.timeout_ms / 1000)
-        )
+        reload = partial(self.arena_manager.reload, coming=(request.room_gpu_uuid, request.room_ms / 1000))
+        return wire.VerbResponse(outcomes=await self._move("reload", reload, request.pids, request.timeout_ms / 1000))
 
     def _counted(self, method: Callable[[Any], Any]) -> Callable[[Any, Call], Any]:
         """Let the idle clock see the calls of `method`, and refuse those that would have no end."""

@@ -27,16 +27,18 @@ from typing import assert_never
 
 from kybernate_shim.arena.control import BlockState, ControlFailed, ControlInvalid, Verb
 from kybernate_shim.arena.errors import ArenaUnavailable
+from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.records import Record
-from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched
+from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched, gpus_named
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.finish import finish
 from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
 from kybernate_shim.cuda_worker.offload import PendingOffload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
+from kybernate_shim.cuda_worker.room import ComingRoom
 from kybernate_shim.cuda_worker.settle import Settling
 from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.cuda_jobs import (
@@ -109,7 +111,7 @@ class ArenaExecutor:
         return answered(lambda: self._drop(job.pid))
 
     def settle(self, job: Settle) -> MoveAnswer:
-        return answered(lambda: self._settle(job.pid, JobDeadline(job.seconds), job.hashing, job.leaving))
+        return answered(lambda: self._settle(job, JobDeadline(job.seconds)))
 
     def _warm(self, pid: int, job: JobDeadline) -> MoveAnswer:
         """Examine one block of each of the program's GPUs to learn which GPU of ours that is."""
@@ -190,12 +192,14 @@ class ArenaExecutor:
             with offload.stack:
                 offload.abandon()
 
-    def _settle(self, pid: int, job: JobDeadline, hashing: bool, leaving: Collection[int]) -> MoveAnswer:
-        owner = ArenaOwner.of(pid)
+    def _settle(self, wanted: Settle, job: JobDeadline) -> MoveAnswer:
+        owner = ArenaOwner.of(wanted.pid)
         self._abandon(owner)
-        gently = partial(self._shares_gpu, leaving)
+        gently, room = partial(self._shares_gpu, wanted.leaving), self._coming_room(wanted, job)
+        if room is not None:
+            self._drop(wanted.pid)  # it would take some of the room
         with self.memory.using(owner, job.left()), opened(owner, job) as program:
-            settling = Settling(self.memory, self._copies, owner, program, gently, hashing)
+            settling = Settling(self.memory, self._copies, owner, program, gently, wanted.hashing, room)
             settling.undo_begun()
             record = self.memory.record(owner)
             with self._prefetched(owner, record) as prefetched:
@@ -206,6 +210,16 @@ class ArenaExecutor:
                         raise
             # Another process has come meanwhile: there was no room for both.
             return settling.reload(record, NOTHING)
+
+    def _coming_room(self, wanted: Settle, job: JobDeadline) -> ComingRoom | None:
+        """Return the room that another process is giving up, if it is on a GPU that is here, and not there already."""
+        if not wanted.room_seconds:
+            return None
+        copies, size = self._copies(), total(self.memory.record(ArenaOwner.of(wanted.pid)).room)
+        for gpu in gpus_named([wanted.room_gpu]):
+            if copies.free(gpu) < size:
+                return ComingRoom(partial(copies.free, gpu), wanted.room_seconds, job.check)
+        return None
 
     def _shares_gpu(self, leaving: Collection[int], gpus: Collection[int]) -> bool:
         """Return whether a process that leaves may have its bytes on one of these GPUs, as far as known."""

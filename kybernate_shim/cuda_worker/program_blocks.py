@@ -127,3 +127,15 @@ def require_possible(pid: int, blocks: Sequence[Block], capacity: int) -> None:
 def batches(blocks: Sequence[T]) -> Iterator[Sequence[T]]:
     for at in range(0, len(blocks), BATCH):
         yield blocks[at : at + BATCH]
+
+
+def small_batches(blocks: Sequence[Kept], most: int) -> Iterator[Sequence[Kept]]:
+    """Yield batches of at most `most` bytes, but of one block at least."""
+    for batch in batches(blocks):
+        begin = size = 0
+        for number, block in enumerate(batch):
+            if number > begin and size + block.size > most:
+                yield batch[begin:number]
+                begin, size = number, 0
+            size += block.size
+        yield batch[begin:]

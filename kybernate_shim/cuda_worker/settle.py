@@ -23,7 +23,8 @@ from kybernate_shim.arena.records import Record
 from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped, Prefetched
 from kybernate_shim.cuda_worker.filling import Filling, readable
 from kybernate_shim.cuda_worker.offload import hashes_of
-from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches
+from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks
+from kybernate_shim.cuda_worker.room import ComingRoom, as_room_comes
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 
 
@@ -32,7 +33,8 @@ class Settling:
     """The settling of one program.
 
     `copier` returns our end of the copies, which is made when there is something to copy. `gently` says whether copies
-    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes shall be made.
+    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes shall be made. `room`
+    is what another process gives up for this one.
     """
 
     memory: Memory
@@ -41,6 +43,7 @@ class Settling:
     program: ProgramBlocks
     gently: Callable[[set[int]], bool]
     hashing: bool
+    room: ComingRoom | None = None
 
     def undo_begun(self) -> None:
         """Have the program undo what an earlier job began and did not finish."""
@@ -55,7 +58,7 @@ class Settling:
         try:
             with ExitStack() as stack:
                 blocks: list[Mapped] = []
-                for batch in batches(away):
+                for batch in as_room_comes(away, self.room):
                     with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
                         new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
                     gently = self.gently({block.gpu for block in new})

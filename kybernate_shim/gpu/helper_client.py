@@ -130,6 +130,14 @@ class CudaInfo:
     missing_calls: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class RoomComing:
+    """The GPU, by its UUID, on which another process gives up room, some at least within so many seconds."""
+
+    gpu: str
+    seconds: float
+
+
 class CudaHelper:
     """A connection to the node's CUDA helper, made again when it has ended; `pids` are the host's.
 
@@ -235,14 +243,21 @@ class CudaHelper:
         client = await self._connected()
         await self._call(client, "Prefetch", request, wire.VerbResponse, timeout + SLACK_SECONDS)
 
-    async def reload(self, pids: Sequence[int], timeout: float) -> ArenaMoved:
-        """Move what the arena has of locked processes back to VRAM; they stay locked."""
-        return await self._move("Reload", pids, timeout)
+    async def reload(self, pids: Sequence[int], timeout: float, coming: RoomComing | None = None) -> ArenaMoved:
+        """Move what the arena has of locked processes back to VRAM, where there may be room only by and by.
 
-    async def _move(self, method: str, pids: Sequence[int], timeout: float) -> ArenaMoved:
+        They stay locked.
+        """
+        return await self._move("Reload", pids, timeout, coming)
+
+    async def _move(
+        self, method: str, pids: Sequence[int], timeout: float, coming: RoomComing | None = None
+    ) -> ArenaMoved:
         if not pids:
             return ArenaMoved()
         request = wire.VerbRequest(pids=pids, timeout_ms=_milliseconds(timeout))
+        if coming is not None:
+            request.room_gpu_uuid, request.room_ms = coming.gpu, _milliseconds(coming.seconds)
         client = await self._connected()
         # A process may be locked, stopped and settled several times before the helper gives up.
         reply = await self._call(client, method, request, wire.VerbResponse, MOVE_ATTEMPTS * timeout + SLACK_SECONDS)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from kybernate_shim.gpu.errors import CudaError, CudaHelperLost, GpuPair
 from kybernate_shim.gpu.evidence import seen
-from kybernate_shim.gpu.helper_client import ArenaMoved, CudaHelper, State
+from kybernate_shim.gpu.helper_client import ArenaMoved, CudaHelper, RoomComing, State
 from kybernate_shim.gpu.processes import ListPids, lock_all
 from kybernate_shim.steps import Step
 
@@ -135,13 +135,15 @@ async def resume(
     *,
     proof: Callable[[], Coroutine[Any, Any, None]] | None = None,
     room: Callable[[], Awaitable[object]] | None = None,
+    coming: RoomComing | None = None,
     ahead: Sequence[Ahead] = (),
 ) -> list[Step]:
     """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
 
     `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
     for their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which another
-    process may be about to free; what it raises is a failure. What is `ahead` is copied while the driver works.
+    process may be about to free, or for the first of it, where the rest is `coming`; what it raises is a failure. What
+    is `ahead` is copied while the driver works.
     Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
     that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
     """
@@ -153,7 +155,7 @@ async def resume(
         await prefetching
         if room is not None:
             await room()
-        await _moved(steps, "arena-give", helper.reload(pids, limits.restore))
+        await _moved(steps, "arena-give", helper.reload(pids, limits.restore, coming))
     except BaseException as error:
         prefetching.cancel()
         cause = await undisturbed(_failure_of_proof(proving)) if isinstance(error, CudaError) else None

@@ -108,14 +108,18 @@ class Process(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., restore_thread: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class VerbRequest(_message.Message):
-    __slots__ = ("pids", "timeout_ms", "threads_stopped")
+    __slots__ = ("pids", "timeout_ms", "threads_stopped", "room_gpu_uuid", "room_ms")
     PIDS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     THREADS_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    ROOM_GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    ROOM_MS_FIELD_NUMBER: _ClassVar[int]
     pids: _containers.RepeatedScalarFieldContainer[int]
     timeout_ms: int
     threads_stopped: bool
-    def __init__(self, pids: _Optional[_Iterable[int]] = ..., timeout_ms: _Optional[int] = ..., threads_stopped: _Optional[bool] = ...) -> None: ...
+    room_gpu_uuid: str
+    room_ms: int
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., timeout_ms: _Optional[int] = ..., threads_stopped: _Optional[bool] = ..., room_gpu_uuid: _Optional[str] = ..., room_ms: _Optional[int] = ...) -> None: ...
 
 class ExpectRequest(_message.Message):
     __slots__ = ("pid", "timeout_ms", "gpu_uuids")

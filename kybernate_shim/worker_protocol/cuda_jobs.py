@@ -210,11 +210,14 @@ class Drop(ArenaJob, frozen=True):
 class Settle(ArenaJob, frozen=True):
     """Bring all bytes of a stopped process back to VRAM; `hashing` spares copies later.
 
-    Processes that are `leaving` need the link to their GPUs, too.
+    Processes that are `leaving` need the link to their GPUs, too. With `room_seconds`, one of them gives up room on
+    `room_gpu`, by UUID, the only one of the process: its memory is made block by block, as some comes within this time.
     """
 
     hashing: bool = True
     leaving: tuple[int, ...] = ()
+    room_gpu: str = ""
+    room_seconds: float = 0.0
 
 
 DriverJob = ReadState | Lock | Checkpoint | Restore | Unlock

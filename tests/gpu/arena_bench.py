@@ -32,7 +32,8 @@ from pathlib import Path
 from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
+from kybernate_shim.checkpoint.gpu.room import FIRST_BYTES, STALLED_SECONDS
+from kybernate_shim.gpu.helper_client import CudaHelper, RoomComing, cuda_helper
 from kybernate_shim.gpu.sequence import resume, suspend
 from kybernate_shim.linux import huge_pages
 from kybernate_shim.native import PRELOAD, build
@@ -151,8 +152,10 @@ async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: i
     away = programs[1].process.pid
     needed = (await suspend(helper, lambda: [away], arena=True)).taken.bytes
 
+    gpu = (await helper.info()).gpus[0].uuid
+
     async def room() -> None:
-        while await _free(helper) < needed:  # noqa: ASYNC110  # of another process
+        while await _free(helper) < min(needed, FIRST_BYTES):  # noqa: ASYNC110  # of another process
             await asyncio.sleep(0.005)
 
     with ballast(await _free(helper) - MARGIN):
@@ -161,7 +164,9 @@ async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: i
             pid = out.process.pid
             out.change()
             began = time.monotonic()
-            coming = asyncio.create_task(resume(helper, [back.process.pid], room=room))
+            coming = asyncio.create_task(
+                resume(helper, [back.process.pid], room=room, coming=RoomComing(gpu, STALLED_SECONDS))
+            )
             left = await suspend(helper, lambda: [pid], arena=True)  # noqa: B023  # asked immediately
             steps = [*left.steps, *(await coming)]
             spent = time.monotonic() - began

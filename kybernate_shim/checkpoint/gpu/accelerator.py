@@ -21,7 +21,7 @@ from kybernate_shim.checkpoint.gpu.errors import NothingToResume, NothingToSuspe
 from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.leaving import Leaving
 from kybernate_shim.checkpoint.gpu.left import Left, joined
-from kybernate_shim.checkpoint.gpu.room import ahead, await_room, bytes_on, needs
+from kybernate_shim.checkpoint.gpu.room import ahead, arriving_room, await_room, bytes_on, needs
 from kybernate_shim.checkpoint.gpu.usage import inner_pid
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload, prefaulted
 from kybernate_shim.checkpoint.operation import Operation
@@ -177,9 +177,10 @@ class CudaAccelerator:
                 plan = gpu_map.GpuPlan((), {gpu.uuid: bytes_on(gpu) for gpu in left.gpus})
                 names = {name: pid for pid in pids if (name := inner_pid(pid)) is not None}
                 with operation.showing("cuda-resume"):
-                    room = partial(await_room, helper, later, room_seconds) if later else None
+                    first, coming = arriving_room(later, room_seconds)
+                    room = partial(await_room, helper, first, room_seconds) if first else None
                     early = ahead(left.gpus, names, plan, node)
-                    steps = await sequence.resume(helper, pids, limits=limits, room=room, ahead=early)
+                    steps = await sequence.resume(helper, pids, limits=limits, room=room, coming=coming, ahead=early)
         except GpuMismatch as error:
             self._gpus.suspended = left
             raise NotBack(f"{error}; until then the container stays suspended, `kybernate resume` retries") from error

@@ -10,9 +10,11 @@ from kybernate_shim.arena.control import PLACEHOLDERS
 from kybernate_shim.checkpoint.image.manifest import UsedGpu
 from kybernate_shim.gpu import gpu_map, helper_client
 from kybernate_shim.gpu.gpu_map import GpuMismatch
-from kybernate_shim.gpu.helper_client import CudaHelper, CudaProcess
+from kybernate_shim.gpu.helper_client import CudaHelper, CudaProcess, RoomComing
 from kybernate_shim.gpu.sequence import Ahead
 
+FIRST_BYTES = 512 << 20  # of room, which show that another process leaves
+STALLED_SECONDS = 10.0  # without any more room, after which the rest of it is taken not to come
 PAUSE = 0.005  # between two checks whether a process has left
 KEPT_FREE = 8  # one part in so many of a GPU is left alone: others compute there, and the arena needs a context
 
@@ -35,6 +37,18 @@ def needs(
     placeholders = sum(min(size, PLACEHOLDERS) for size in sizes)
     later = {uuid: max(0, min(size, sum(sizes)) - placeholders) for uuid, size in whole.items()} if sizes else {}
     return {uuid: size - later.get(uuid, 0) for uuid, size in whole.items()}, later
+
+
+def arriving_room(later: Mapping[str, int], seconds: float) -> tuple[dict[str, int], RoomComing | None]:
+    """Return for what of the room that is needed `later` to wait before the arena's bytes are copied, and what comes.
+
+    On one GPU, the copies begin with the first of the room. On several, they wait for all of it: which block needs
+    which is known to the process alone.
+    """
+    if len(later) != 1:
+        return dict(later), None
+    ((gpu, size),) = later.items()
+    return {gpu: min(size, FIRST_BYTES)}, RoomComing(gpu, min(seconds, STALLED_SECONDS))
 
 
 async def await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> Sequence[helper_client.NodeGpu]:

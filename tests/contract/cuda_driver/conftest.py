@@ -119,9 +119,15 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
+def arena_bytes() -> int:
+    """The size of the arena that `use_arena` makes."""
+    return ARENA_BYTES
+
+
+@pytest.fixture
+def memory(arena_bytes: int, tmp_path: Path) -> Memory:
     """The arena that `use_arena` makes."""
-    return Memory(ARENA_BYTES, tmp_path / "arena")
+    return Memory(arena_bytes, tmp_path / "arena")
 
 
 @pytest.fixture
@@ -134,10 +140,12 @@ def machine_code(memory: Memory) -> Path:
 
 
 @pytest.fixture
-def use_arena(gpus: Gpus, machine_code: Path, tmp_path: Path, socket: Path) -> Iterator[Callable[[Use], Any]]:
-    """Run a coroutine function with a helper that has an arena of 64 MiB."""
+def use_arena(
+    gpus: Gpus, machine_code: Path, arena_bytes: int, tmp_path: Path, socket: Path
+) -> Iterator[Callable[[Use], Any]]:
+    """Run a coroutine function with a helper that has an arena."""
     folder = tmp_path / "arena"
-    options = ["--arena", str(ARENA_BYTES), "--arena-folder", str(folder)]
+    options = ["--arena", str(arena_bytes), "--arena-folder", str(folder)]
 
     def run(body: Use) -> Any:
         async def main() -> Any:

@@ -68,6 +68,10 @@ class Gpus:
                 totals[index] += size
         return totals[: len(self.uuids)]
 
+    def free(self, gpu: int) -> int:
+        """Bytes of a GPU that nothing uses."""
+        return int((self.directory / "gpus").read_text().splitlines()[gpu].split()[1]) - self.used()[gpu]
+
     def switch(self, switches: str) -> None:
         """Make verbs fail or hang, such as "checkpoint:2:999,lock:*:hang@1234"; "" switches all of that off."""
         self._write("fail", switches)
@@ -89,9 +93,8 @@ class Gpus:
     @contextmanager
     def occupied(self, gpu: int, *, leaving: int) -> Iterator[None]:
         """Hold the memory of a GPU, all but so many bytes of what is free now, as another program may."""
-        size = int((self.directory / "gpus").read_text().splitlines()[gpu].split()[1])
         held = [0] * _MAX_GPUS
-        held[gpu] = max(0, size - self.used()[gpu] - leaving)
+        held[gpu] = max(0, self.free(gpu) - leaving)
         path = self.directory / "held" / "occupied"
         with (self.directory / "held.new").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -113,7 +113,7 @@ def test_move_to_or_from_the_arena_is_not_looked_into(
     async def story() -> None:
         made, going = helper(), asyncio.Event()
 
-        async def moves(pid: int, seconds: float) -> Moved:
+        async def moves(pid: int, seconds: float, **how: object) -> Moved:
             await going.wait()
             return Moved()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.gpu import evidence
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
-from kybernate_shim.gpu.helper_client import ArenaMoved, CudaProcess, State, States
+from kybernate_shim.gpu.helper_client import ArenaMoved, CudaProcess, RoomComing, State, States
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, bring_back, resume, suspend, undisturbed
 
 MOVES = {
@@ -68,7 +68,7 @@ class MemoryHelper:
         await self._call("take", pids)
         return ArenaMoved(dict.fromkeys(pids, 1))
 
-    async def reload(self, pids: Sequence[int], timeout: float) -> ArenaMoved:
+    async def reload(self, pids: Sequence[int], timeout: float, coming: RoomComing | None = None) -> ArenaMoved:
         moved = dict.fromkeys(self.away & set(pids), 1)
         await self._call("give", pids)
         return ArenaMoved(moved)
