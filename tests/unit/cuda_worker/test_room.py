@@ -23,7 +23,7 @@ def blocks_of(sizes: list[int]) -> list[Kept]:
 
 @dataclass
 class Gpu:
-    """A GPU of which `steps` say how much more is free at each look; the clock goes on by a second with each."""
+    """A GPU of which `steps` say how much more is free at each look; each look takes a second."""
 
     steps: list[int]
     there: int = 0
