@@ -242,10 +242,9 @@ def test_full_memory_is_relieved_by_policy(agent: NodeAgent, image: str) -> None
     agent.start()
     agent.wait_ready()
     kybernate("promote", image)
-    eventually(lambda: (MEMORY / image).exists() or agent.lines("policy.submitted"))
+    (submitted,) = eventually(lambda: agent.lines("policy.submitted"), seconds=40)  # the copy may not be listed before
+    eventually(lambda: not (MEMORY / image).exists(), seconds=40)
     eventually(lambda: tiers_of(agent, image) == {"disk"}, seconds=40)
-    assert not (MEMORY / image).exists()
-    (submitted,) = agent.lines("policy.submitted")
     assert submitted["verb"] == "evict"
     assert not verify(ROOT / image)
 
