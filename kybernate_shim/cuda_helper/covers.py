@@ -8,8 +8,8 @@ has them, is checkpointed all the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,41 +29,49 @@ BREATHS: Final = 16  # then they continue until the driver is done
 FUTEX: Final = frozenset(str(number) for number in NUMBERS.values())
 
 
-@asynccontextmanager
-async def covering(pids: Iterable[int], log: Any) -> AsyncIterator[None]:
-    """Enclose the driver's checkpoint of processes."""
-    processes = [_Covered(pid, log) for pid in pids]
-    await asyncio.gather(*(one.stop() for one in processes))
-    over = asyncio.Event()
-    watch = asyncio.create_task(_watch(processes, over))
-    try:
-        yield
-    finally:
-        over.set()
-        await asyncio.shield(_ended(processes, watch))
+class Covers:
+    """The processes of one call. `by_caller`: their threads are stopped by the caller, which covers them."""
+
+    def __init__(self, pids: Iterable[int], log: Any, *, by_caller: bool = False) -> None:
+        self._processes = {pid: Covered(pid, log, by_caller=by_caller) for pid in pids}
+        self._over = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def stop(self) -> None:
+        """Stop the threads, before the driver is called; `end` has to follow."""
+        await asyncio.gather(*(one.stop() for one in self._processes.values()))
+        self._watch = asyncio.create_task(attend(self._processes.values(), self._over))
+
+    async def end(self, done: Collection[int]) -> list[Covered]:
+        """Cover what the driver has taken away of the processes that it is `done` with; return the others.
+
+        Of these, a call that was given up may still take it away. Their threads stay stopped.
+        """
+        self._over.set()
+        if self._watch is not None:
+            await asyncio.wait([self._watch])  # a thread that it is stopping could not be stopped twice
+        await asyncio.gather(*(one.cover() for pid, one in self._processes.items() if pid in done))
+        return [one for pid, one in self._processes.items() if pid not in done]
 
 
-async def _watch(processes: list[_Covered], over: asyncio.Event) -> None:
+async def attend(processes: Collection[Covered], over: asyncio.Event) -> None:
+    """Keep the threads of processes stopped, as far as the driver can work then, until it is `over`."""
     while not over.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 await over.wait()
         for one in processes:
-            if not over.is_set() and one.driver_waits():
-                await one.breathe()
+            if not over.is_set():
+                await one.look()
 
 
-async def _ended(processes: list[_Covered], watch: asyncio.Task[None]) -> None:
-    await asyncio.wait([watch])  # a thread that it is stopping could not be stopped twice
-    await asyncio.gather(*(one.cover() for one in processes))
-
-
-class _Covered:
+class Covered:
     """One process, whose threads are stopped while `_held` is set."""
 
-    def __init__(self, pid: int, log: Any) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, log: Any, *, by_caller: bool = False) -> None:
+        self.pid = pid
         self._log = log
+        self._by_caller = by_caller
         self._held: SeizedProcess | None = None
         self._before: list[Span] | None = None
         self._idle: set[str] = set()  # what the driver's threads waited for before they had anything to do
@@ -75,51 +83,52 @@ class _Covered:
         try:
             held = await in_own_thread(self._seized, STOP_SECONDS + GRACE_SECONDS, late=self._let_go_late)
         except (InjectionFailed, OSError, TimeoutError) as error:
-            if not has_ended(self._pid):
-                self._log.warning("cuda.threads_not_stopped", pid=self._pid, error=str(error) or repr(error))
+            if not (has_ended(self.pid) or self._by_caller):
+                self._log.warning("cuda.threads_not_stopped", pid=self.pid, error=str(error) or repr(error))
             return
         self._held = held
         self._idle = self._waits = _waits(held)
 
     async def cover(self) -> None:
         """Cover what was taken away, and resume the threads."""
-        if self._before is None:
-            return
-        if self._held is None:
+        if self._held is None and self._before is not None:
             await self.stop()
         held, self._held = self._held, None
         if held is not None:
             try:
                 await in_own_thread(lambda: self._covered(held), STOP_SECONDS + GRACE_SECONDS)
             except (InjectionFailed, OSError, TimeoutError) as error:
-                if not has_ended(self._pid):
-                    self._log.warning("cuda.not_covered", pid=self._pid, error=str(error) or repr(error))
+                if not has_ended(self.pid):
+                    self._log.warning("cuda.not_covered", pid=self.pid, error=str(error) or repr(error))
 
-    def driver_waits(self) -> bool:
-        """Return whether one of the driver's threads has been waiting for the same lock since the last look."""
+    async def look(self) -> None:
+        """Stop the threads of which the caller has let go, and resume those that have what the driver waits for."""
         if self._held is None:
-            return False
+            if self._by_caller and self._breaths < BREATHS:
+                await self.stop()
+            return
         before, self._waits = self._waits, _waits(self._held)
-        return bool((self._waits & before) - self._idle)
+        if (self._waits & before) - self._idle:
+            await self._breathe()
 
-    async def breathe(self) -> None:
+    async def _breathe(self) -> None:
         """Let the threads continue until they may have left what the driver waits for."""
         held, self._held = self._held, None
         if held is not None:
             await in_own_thread(lambda: held.__exit__(None, None, None), STOP_SECONDS + GRACE_SECONDS)
         self._breaths += 1
         if self._breaths == BREATHS:
-            self._log.warning("cuda.threads_resumed", pid=self._pid, error="the driver waits for a lock of theirs")
+            self._log.warning("cuda.threads_resumed", pid=self.pid, error="the driver waits for a lock of theirs")
         elif self._breaths < BREATHS:
             await asyncio.sleep(BREATH_SECONDS)
             await self.stop()
 
     def _seized(self) -> SeizedProcess:
-        held = SeizedProcess(self._pid, spare=must_run, seconds=STOP_SECONDS)
+        if self._before is None:
+            self._before = shared_mappings(self.pid)
+        held = SeizedProcess(self.pid, spare=must_run, seconds=STOP_SECONDS)
         held.__enter__()
         self._late = held
-        if self._before is None:
-            self._before = shared_mappings(self._pid)
         return held
 
     def _let_go_late(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from kybernate_shim.config import GpuSettings
 from kybernate_shim.cuda_helper import workers as pool
 from kybernate_shim.cuda_helper.answers import device, outcome_of
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
-from kybernate_shim.cuda_helper.covers import covering
+from kybernate_shim.cuda_helper.covers import Covered, Covers, attend
 from kybernate_shim.cuda_helper.former_names import with_former_names
 from kybernate_shim.cuda_helper.holders import Holders
 from kybernate_shim.cuda_helper.log_events import event_of
@@ -44,6 +44,7 @@ from kybernate_shim.worker_protocol.messages import Job
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Cuda"].full_name
 INFO_SECONDS = 60.0
 GONE_SECONDS = 10.0  # for the workers of a helper that was killed, which end as soon as they see that
+SETTLE_SECONDS = 120.0  # for a call that was given up, which the driver may carry out all the same
 LOCK_GRACE_SECONDS = 2.0  # the driver gives up a lock by itself; after this it is taken to hang
 STATES: dict[int, wire.State] = {
     DriverState.RUNNING: wire.RUNNING,
@@ -81,6 +82,7 @@ class CudaService:
         self._taking_over: asyncio.Task[None] | None = None
         self.running = 0
         self._turns = Turns()
+        self._covering: dict[int, asyncio.Task[None]] = {}  # by pid, what is covered when the driver is done with it
         self._moving: Counter[int] = Counter()  # by pid, what is being offloaded or reloaded
         self.last_call = asyncio.get_running_loop().time()
 
@@ -157,11 +159,35 @@ class CudaService:
         for pid in request.pids:
             await self.arena_manager.drop(pid)
         with self.arena_manager.leaving(request.pids):
-            async with nullcontext() if request.threads_stopped else covering(request.pids, self._log):
-                reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
+            reply = await self._covered(request)
             for outcome in reply.outcomes:
                 await self._copied(outcome, request.timeout_ms / 1000)
         return reply
+
+    async def _covered(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        """Have the driver checkpoint processes while their threads are stopped, and cover what it has taken away."""
+        covers, done = Covers(request.pids, self._log, by_caller=request.threads_stopped), frozenset[int]()
+        await covers.stop()
+        try:
+            reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
+            done = frozenset(outcome.pid for outcome in reply.outcomes if not outcome.kind)
+        finally:
+            for one in await asyncio.shield(covers.end(done)):
+                self._covering[one.pid] = asyncio.create_task(self._cover_later(one))
+        return reply
+
+    async def _cover_later(self, process: Covered) -> None:
+        """Cover a process when the driver has ended a call that was given up; what changes it next waits for that."""
+        over = asyncio.Event()
+        attending = asyncio.create_task(attend([process], over))
+        try:
+            with suppress(RpcError):  # the driver reports the state only then
+                await self._call({process.pid: ReadState(process.pid)}, SETTLE_SECONDS)
+        finally:
+            over.set()
+            await asyncio.wait([attending])
+            await process.cover()
+            self._covering.pop(process.pid, None)
 
     async def _copied(self, outcome: wire.Outcome, seconds: float) -> None:
         """Wait until the arena has what a process has released; the GPU has its memory until then."""
@@ -239,6 +265,8 @@ class CudaService:
 
         async def handle(request: Any) -> Any:
             async with self._turns.at(request.pids):
+                if left := self._covering.keys() & set(request.pids):
+                    await asyncio.wait([self._covering[pid] for pid in left])
                 return await method(request)
 
         return handle

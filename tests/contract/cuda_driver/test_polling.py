@@ -10,15 +10,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_client import CudaHelper, State
 from kybernate_shim.gpu.sequence import resume, suspend
 from kybernate_shim.linux.process_memory import read_maps
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
-from tests.contract.cuda_driver.arena_moves import Run, back, out, until, use  # noqa: F401  # a fixture
+from tests.contract.cuda_driver.arena_moves import SLOW, Run, back, out, until, use  # noqa: F401  # a fixture
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import PATIENCE, kill_helpers
 from tests.fakes.cuda import Gpus
@@ -95,6 +97,42 @@ def test_threads_that_have_what_the_driver_waits_for_continue(use: Run, gpus: Gp
         use(body)
     finally:
         program.kill()
+
+
+@pytest.mark.parametrize("how", ["999", "hang", "hang-after", "crash"])
+def test_program_that_polls_survives_a_checkpoint_that_fails(use: Run, start: Start, gpus: Gpus, how: str) -> None:
+    """The driver may take its mappings away when the call has been given up long since."""
+    program = start(variables=POLLS)
+    limits = replace(LIMITS, checkpoint=1, settle=PATIENCE)
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(3):
+            gpus.switch(f"checkpoint:1:{how}@{program.pid}")
+            with pytest.raises(CudaError):
+                await suspend(helper, lambda: [program.pid], limits)
+            gpus.switch("")
+            program.wait_for_steps(1)
+        await suspend(helper, lambda: [program.pid], LIMITS)
+        await resume(helper, [program.pid], limits=LIMITS)
+        program.wait_for_steps(1)
+
+    use(body)
+
+
+def test_program_that_polls_survives_a_checkpoint_that_is_cancelled(use: Run, start: Start, gpus: Gpus) -> None:
+    program = start(variables=POLLS)
+    gpus.slow(SLOW)
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(3):
+            leaving = asyncio.create_task(suspend(helper, lambda: [program.pid], LIMITS))
+            await until(lambda: state_of_main_thread(program.pid) == "t")
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            assert leaving.cancelled()
+            program.wait_for_steps(1)
+
+    use(body)
 
 
 def test_process_that_a_debugger_has_is_suspended_all_the_same(use: Run, start: Start) -> None:
