@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -82,6 +82,7 @@ class CudaService:
         self._taking_over: asyncio.Task[None] | None = None
         self.running = 0
         self._turns = Turns()
+        self._ending: set[asyncio.Task[None]] = set()
         self._covering: dict[int, asyncio.Task[None]] = {}  # by pid, what is covered when the driver is done with it
         self._moving: Counter[int] = Counter()  # by pid, what is being offloaded or reloaded
         self.last_call = asyncio.get_running_loop().time()
@@ -167,14 +168,19 @@ class CudaService:
     async def _covered(self, request: wire.VerbRequest) -> wire.VerbResponse:
         """Have the driver checkpoint processes while their threads are stopped, and cover what it has taken away."""
         covers, done = Covers(request.pids, self._log, by_caller=request.threads_stopped), frozenset[int]()
-        await covers.stop()
         try:
+            await covers.stop()
             reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
             done = frozenset(outcome.pid for outcome in reply.outcomes if not outcome.kind)
-        finally:
-            for one in await asyncio.shield(covers.end(done)):
-                self._covering[one.pid] = asyncio.create_task(self._cover_later(one))
+        finally:  # to its end, also when the client is gone: no other call would resume the threads
+            self._ending.add(ending := asyncio.create_task(self._end(covers, done)))
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.shield(ending)
         return reply
+
+    async def _end(self, covers: Covers, done: Collection[int]) -> None:
+        for one in await covers.end(done):
+            self._covering[one.pid] = asyncio.create_task(self._cover_later(one))
 
     async def _cover_later(self, process: Covered) -> None:
         """Cover a process when the driver has ended a call that was given up; what changes it next waits for that."""
@@ -265,6 +271,8 @@ class CudaService:
 
         async def handle(request: Any) -> Any:
             async with self._turns.at(request.pids):
+                if self._ending:
+                    await asyncio.wait(self._ending)
                 if left := self._covering.keys() & set(request.pids):
                     await asyncio.wait([self._covering[pid] for pid in left])
                 return await method(request)
