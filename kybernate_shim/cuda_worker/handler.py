@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kybernate_shim.cuda_worker import driver
+from kybernate_shim.cuda_worker.orphaned_calls import OrphanedCalls
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Checkpoint,
     CudaJob,
@@ -39,6 +40,7 @@ class CudaJobHandler:
     """Does the jobs; those of the arena only where it has one."""
 
     def __init__(self, arena: ArenaExecutor | None) -> None:
+        self.orphaned = OrphanedCalls()
         self._arena = arena
 
     def handle(self, job: CudaJob, call: JobCall) -> JobDone:
@@ -52,13 +54,17 @@ class CudaJobHandler:
             case Lock():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.lock, job))
             case Checkpoint():
-                return job.done_by(lambda job: _called(DriverAnswer, driver.checkpoint, job))
+                return job.done_by(self._checkpoint)
             case Restore():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.restore, job))
             case Unlock():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.unlock, job))
             case _:
                 return self._move(job, call)
+
+    def _checkpoint(self, job: Checkpoint) -> DriverAnswer:
+        with self.orphaned.running(job.pid):
+            return _called(DriverAnswer, driver.checkpoint, job)
 
     def _move(self, job: MoveJob, call: JobCall) -> JobDone:
         if self._arena is None:

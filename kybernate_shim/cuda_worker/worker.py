@@ -29,16 +29,17 @@ Handle = Callable[[CudaJob, JobCall], JobDone]
 
 
 def main() -> None:
-    """Serve jobs until the helper closes its end; then exit immediately, whatever the threads wait for."""
+    """Serve jobs until the helper closes its end; then exit, whatever the threads wait for but a checkpoint."""
     os.umask(0o077)  # only root may read the files next to the arena
     descriptor, *arena = arguments(sys.argv)
     connection = socket.socket(fileno=int(descriptor))
+    handle, at_end = _handle(arena)
     # A thread inside the driver would keep an orderly exit waiting.
-    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, _handle(arena), in_own_thread))
+    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, handle, in_own_thread), at_end)
 
 
-def _handle(arena: Sequence[str]) -> Handle:
-    """Return what does jobs, with libcuda ready behind it, or what raises why that cannot be."""
+def _handle(arena: Sequence[str]) -> tuple[Handle, Callable[[], None]]:
+    """Return what does jobs, with libcuda ready behind it, or what raises why that cannot be; and what is done last."""
     try:
         from kybernate_shim.cuda_worker import driver  # here, because it needs an optional package
     except ImportError as error:
@@ -49,7 +50,8 @@ def _handle(arena: Sequence[str]) -> Handle:
         driver.initialize()
     except DriverUnusable as error:
         return _refusing(str(error))
-    return CudaJobHandler(_arena_executor(arena) if arena else None).handle
+    handler = CudaJobHandler(_arena_executor(arena) if arena else None)
+    return handler.handle, handler.orphaned.end
 
 
 def _arena_executor(words: Sequence[str]) -> ArenaExecutor:
@@ -62,11 +64,11 @@ def _arena_executor(words: Sequence[str]) -> ArenaExecutor:
     return ArenaExecutor(Memory(from_text(sizes), Path(folder), float(share)))
 
 
-def _refusing(why: str) -> Handle:
+def _refusing(why: str) -> tuple[Handle, Callable[[], None]]:
     def handle(job: CudaJob, call: JobCall) -> JobDone:
         raise DriverUnusable(why)
 
-    return handle
+    return handle, lambda: None
 
 
 if __name__ == "__main__":

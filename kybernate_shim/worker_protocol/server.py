@@ -156,8 +156,10 @@ class WorkerServer(Generic[J]):
             self._connection.sendall(frame)
 
 
-def serve_and_exit(server: WorkerServer[Any]) -> NoReturn:
+def serve_and_exit(server: WorkerServer[Any], at_end: Callable[[], None] = lambda: None) -> NoReturn:
     """Serve one connection and end the process then, whatever its threads wait for: the kernel releases what is held.
+
+    `at_end` is called before, when the client has closed its end, or has ended.
 
     What the client has sent that is no message is written to stderr, too, for the client's report on our end.
     """
@@ -171,6 +173,7 @@ def serve_and_exit(server: WorkerServer[Any]) -> NoReturn:
         with suppress(OSError):
             sys.stderr.write(f"{error}\n")
             sys.stderr.flush()
+    at_end()
     os._exit(status)
 
 

@@ -26,6 +26,7 @@ from kybernate_shim.vram_io.errors import NotInArena
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover import arena_files
 from tests.contract.cuda_driver.conftest import (  # noqa: F401  # fixtures
+    arena_bytes,
     gpus,
     libraries,
     machine_code,

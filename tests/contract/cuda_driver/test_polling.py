@@ -22,7 +22,7 @@ from kybernate_shim.linux.process_memory import read_maps
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
 from tests.contract.cuda_driver.arena_moves import SLOW, Run, back, out, until, use  # noqa: F401  # a fixture
 from tests.contract.cuda_driver.cycles import LIMITS
-from tests.contract.cuda_driver.helper_processes import PATIENCE, kill_helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers, kill_helpers
 from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.build import SOURCES
 from tests.fakes.cuda.programs import Program
@@ -136,7 +136,8 @@ def test_program_that_polls_survives_a_checkpoint_that_is_cancelled(use: Run, st
 
 
 def test_process_that_a_debugger_has_is_suspended_all_the_same(use: Run, start: Start) -> None:
-    program = start()
+    program = start(pause_ms=1000)
+    program.wait_for_steps(1)  # it pauses now, and is not in the driver's hands
 
     async def body(helper: CudaHelper) -> None:
         with SeizedProcess(program.pid):
@@ -163,3 +164,29 @@ def test_helper_that_is_killed_leaves_no_thread_stopped(use: Run, start: Start, 
         await until(lambda: state_of_main_thread(program.pid) != "t")
 
     use(body)
+
+
+def test_program_that_polls_survives_the_helpers_death(use: Run, start: Start, gpus: Gpus, socket: Path) -> None:
+    """Its worker lives on, and sees to the checkpoint that the driver still makes."""
+    program = start(variables=POLLS)
+    gpus.slow(SLOW)
+
+    async def suspended(helper: CudaHelper) -> None:
+        await helper.lock([program.pid], PATIENCE)
+        asking = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
+        await until(lambda: state_of_main_thread(program.pid) == "t")
+        (process,) = helpers(socket)
+        process.kill()
+        await asyncio.wait([asking])
+
+    async def resumed(helper: CudaHelper) -> None:
+        await until(lambda: gpus.used() == [0, 0])
+        program.stands_still()
+        assert (await helper.states([program.pid])).processes[program.pid].state is State.CHECKPOINTED
+        await resume(helper, [program.pid], limits=LIMITS)
+        program.wait_for_steps(1)
+
+    for _ in range(3):
+        use(suspended)
+        socket.unlink(missing_ok=True)
+        use(resumed)

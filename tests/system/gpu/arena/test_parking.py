@@ -46,7 +46,7 @@ def test_suspended_container_is_parked_and_a_resume_restores_it(
         kybernate("suspend", container.id)
         used = gpus.used()
         assert in_arena(ctr, container.id) == MIB << 20
-        eventually(lambda: agent.lines("policy.submitted"), seconds=30)
+        eventually(lambda: agent.lines("policy.submitted"), seconds=90)
         while ctr.status(container.id) == "RUNNING":
             assert gpus.used() == used  # its GPU may be another container's by now
         image = eventually(lambda: parked(agent, container.id))
