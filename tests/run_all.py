@@ -1,9 +1,8 @@
 """Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in both lanes.
 
-`run_all.py [NODES]`: so many nodes run side by side, two more than there are CPUs where it is not said, because
-tests wait for containers and deadlines for half of their time. What they print is in build/tests; here, only failures
-are shown. The unit tests begin while the lab is built, which waits for a network, and run in parallel with the first
-nodes.
+`run_all.py [NODES]`: so many nodes run side by side, one more than there are CPUs where it is not said, because
+tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
+The unit tests begin while the lab is built, which waits for a network, and run in parallel with the first nodes.
 
 A few tests that fail run once more when nothing else runs: on a busy machine they meet timeouts, also of programs that
 are not ours. What passes then is named in the summary, with its first failure in build/tests, because it has found
@@ -198,7 +197,7 @@ def summary(suites: list[Suite], again: Mapping[str, Suite] = MappingProxyType({
 
 
 def main(argv: Sequence[str]) -> int:
-    nodes = int(argv[0]) if argv else (os.cpu_count() or 1) + 2
+    nodes = int(argv[0]) if argv else (os.cpu_count() or 1) + 1
     LOGS.mkdir(parents=True, exist_ok=True)
     alone = [sys.executable, "-m", "pytest", "-q"]
     unit = Suite("unit", [*alone, "-n", "auto", "--dist", "worksteal", "tests/unit"], alone)
