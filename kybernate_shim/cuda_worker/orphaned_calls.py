@@ -9,18 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from kybernate_shim.arena.control import must_run
+from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.covers import Span, cover, shared_mappings
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 
 STOP_SECONDS: Final = 2.0
 STOPPED_SECONDS: Final = 1.0  # at a time: a stopped thread may have a lock that the driver waits for
-BREATH_SECONDS: Final = 0.005
+PAUSE: Final = 0.002  # between two attempts, and in which a thread leaves the heap
 MOST_SECONDS: Final = 60.0  # for the driver
 
 
@@ -64,10 +65,12 @@ class OrphanedCalls:
 
 def _end(call: _Running) -> None:
     until = time.monotonic() + MOST_SECONDS
-    with suppress(InjectionFailed, OSError):  # it has ended, or another process has its threads
-        while time.monotonic() < until:
+    while time.monotonic() < until and not has_ended(call.pid):
+        try:
             with SeizedProcess(call.pid, spare=must_run, seconds=STOP_SECONDS) as held:
                 if call.ended.wait(STOPPED_SECONDS):
                     cover(held, call.before)
                     return
-            time.sleep(BREATH_SECONDS)
+        except (InjectionFailed, OSError):
+            pass  # the kernel closes the helper's end before it resumes what that had stopped
+        time.sleep(PAUSE)
