@@ -120,7 +120,12 @@ async def suspend(
             suspended.taken = await _moved(suspended.steps, "arena-take", offload)
         async with around(suspended.pids, suspended.taken.bytes) as stopped:
             checkpoint = helper.checkpoint(suspended.pids, limits.checkpoint, threads_stopped=stopped)
-            await _timed(suspended.steps, "cuda-checkpoint", checkpoint)
+            try:
+                await _timed(suspended.steps, "cuda-checkpoint", checkpoint)
+            except BaseException:
+                if stopped:  # and stay so until the driver is done: it may take away what they would read
+                    await undisturbed(_failure_of(helper.states(suspended.pids, limits.settle)))
+                raise
     except BaseException as error:  # CancelledError included: cancelled must not mean locked forever
         await undisturbed(_add_notes(error, bring_back(helper, touched, limits)))
         raise
