@@ -14,9 +14,9 @@ are in it, named by its pid and start time, so that the part of a process that h
 What changes its owner is not zeroed. It is unreadable instead: room that `update` has found is pending, and only what
 was copied there makes it readable, by `confirm`, block by block as a whole. So nothing that a process before has left
 is ever read: not by a resume, nor for an image or a prefetch. What comes from an image is handed over before all of it
-is there, and read as far as it is `filled`. Zeroing would cost as much as the copy, and room cannot
-be given back to the kernel instead, because the GPUs have it pinned. Room also stays with a process that has ended,
-while a job still works with it: the job of a process that hangs must not read or write what is another's by then.
+is there, and read as far as it is `filled`. Zeroing would cost as much as the copy, and room cannot be given back to
+the kernel instead, because the GPUs have it pinned. Room also stays with a process that has ended, while a job still
+works with it: the job of a process that hangs must not read or write what is another's by then.
 
 A copy is worth something only with the hashes of its pieces, and with the key that they were made with. These lie in
 the record, which discloses no more than the memory next to it. A record has the hash of a piece only while the

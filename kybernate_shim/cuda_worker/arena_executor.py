@@ -38,7 +38,7 @@ from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
 from kybernate_shim.cuda_worker.offload import PendingOffload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
-from kybernate_shim.cuda_worker.room import ComingRoom
+from kybernate_shim.cuda_worker.room import RoomWait
 from kybernate_shim.cuda_worker.settle import Settling
 from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.cuda_jobs import (
@@ -195,7 +195,7 @@ class ArenaExecutor:
     def _settle(self, wanted: Settle, job: JobDeadline) -> MoveAnswer:
         owner = ArenaOwner.of(wanted.pid)
         self._abandon(owner)
-        gently, room = partial(self._shares_gpu, wanted.leaving), self._coming_room(wanted, job)
+        gently, room = partial(self._shares_gpu, wanted.leaving), self._room_wait(wanted, job)
         if room is not None:
             self._drop(wanted.pid)  # it would take some of the room
         with self.memory.using(owner, job.left()), opened(owner, job) as program:
@@ -211,14 +211,14 @@ class ArenaExecutor:
             # Another process has come meanwhile: there was no room for both.
             return settling.reload(record, NOTHING)
 
-    def _coming_room(self, wanted: Settle, job: JobDeadline) -> ComingRoom | None:
+    def _room_wait(self, wanted: Settle, job: JobDeadline) -> RoomWait | None:
         """Return the room that another process is giving up, if it is on a GPU that is here, and not there already."""
         if not wanted.room_seconds:
             return None
         copies, size = self._copies(), total(self.memory.record(ArenaOwner.of(wanted.pid)).room)
         for gpu in gpus_named([wanted.room_gpu]):
             if copies.free(gpu) < size:
-                return ComingRoom(partial(copies.free, gpu), wanted.room_seconds, job.check)
+                return RoomWait(partial(copies.free, gpu), wanted.room_seconds, job.check)
         return None
 
     def _shares_gpu(self, leaving: Collection[int], gpus: Collection[int]) -> bool:

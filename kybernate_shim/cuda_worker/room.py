@@ -16,7 +16,7 @@ PORTION: Final = 512 << 20  # bytes that are worth a wait; the link needs 10 ms 
 
 
 @dataclass(frozen=True)
-class ComingRoom:
+class RoomWait:
     """`free` returns the free bytes of the GPU; some more are to come within `seconds`, again and again."""
 
     free: Callable[[], int]
@@ -36,7 +36,7 @@ class ComingRoom:
             time.sleep(PAUSE)
 
 
-def as_room_comes(blocks: Sequence[Kept], room: ComingRoom | None) -> Iterator[Sequence[Kept]]:
+def as_room_comes(blocks: Sequence[Kept], room: RoomWait | None) -> Iterator[Sequence[Kept]]:
     """Yield `blocks` in batches, each when there is room for it, which the caller takes before the next.
 
     The last of them take the place of the process's placeholders.

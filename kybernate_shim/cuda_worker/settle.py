@@ -3,8 +3,8 @@
 The program makes new memory, every block is copied into it, and then the program commits: until then, the bytes are in
 the arena. States AWAY and REBUILT in the program's table of blocks mean the arena, all others VRAM. The table is a
 claim: only what the arena's own record confirms is ever copied to a program, and what comes from an image as far as it
-has come (see `filling`). Where the arena has no hashes of what it keeps, as after a restore, they are made of
-the new memory. The arena keeps its copy: the next offload copies only what has changed since.
+has come (see `filling`). Where the arena has no hashes of what it keeps, as after a restore, they are made of the new
+memory. The arena keeps its copy: the next offload copies only what has changed since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped, Prefetched
 from kybernate_shim.cuda_worker.filling import Filling, readable
 from kybernate_shim.cuda_worker.offload import hashes_of
 from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks
-from kybernate_shim.cuda_worker.room import ComingRoom, as_room_comes
+from kybernate_shim.cuda_worker.room import RoomWait, as_room_comes
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 
 
@@ -43,7 +43,7 @@ class Settling:
     program: ProgramBlocks
     gently: Callable[[set[int]], bool]
     hashing: bool
-    room: ComingRoom | None = None
+    room: RoomWait | None = None
 
     def undo_begun(self) -> None:
         """Have the program undo what an earlier job began and did not finish."""

@@ -102,9 +102,9 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 def computing(
     ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None, polls: bool = True
 ) -> Iterator[Computing]:
-    """Run a container that computes on GPU 0, and has begun to; a `log` that is given stays.
+    """Start a container that computes on GPU 0, and wait for its first step; a `log` that is passed in is kept.
 
-    A thread of it `polls` the GPU meanwhile.
+    With `polls`, a thread of it asks the GPU again and again whether work is done.
     """
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)

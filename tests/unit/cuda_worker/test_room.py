@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kybernate_shim.arena.extents import Extent, Kept
 from kybernate_shim.cuda_worker import room as room_module
 from kybernate_shim.cuda_worker.program_blocks import BATCH, small_batches
-from kybernate_shim.cuda_worker.room import PORTION, ComingRoom, as_room_comes, placeholders_of
+from kybernate_shim.cuda_worker.room import PORTION, RoomWait, as_room_comes, placeholders_of
 
 MIB = 1 << 20
 
@@ -37,11 +37,11 @@ class Gpu:
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gpu, float], ComingRoom]:
-    def begin(gpu: Gpu, seconds: float) -> ComingRoom:
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gpu, float], RoomWait]:
+    def begin(gpu: Gpu, seconds: float) -> RoomWait:
         monkeypatch.setattr(room_module.time, "monotonic", lambda: gpu.now)
         monkeypatch.setattr(room_module.time, "sleep", lambda _: None)
-        return ComingRoom(gpu.free, seconds, lambda: None)
+        return RoomWait(gpu.free, seconds, lambda: None)
 
     return begin
 
@@ -56,7 +56,7 @@ def test_small_batches_have_all_blocks_in_order(sizes: list[int], most: int) -> 
         assert len(batch) == 1 or sum(one.size for one in batch) <= most
 
 
-def test_each_batch_waits_for_its_room(on: Callable[[Gpu, float], ComingRoom]) -> None:
+def test_each_batch_waits_for_its_room(on: Callable[[Gpu, float], RoomWait]) -> None:
     blocks = blocks_of([256 * MIB] * 6)
     gpu = Gpu([64 * MIB] * 100)
     taken = 0
@@ -78,18 +78,18 @@ def test_placeholders_are_one_of_each_size_that_a_block_needs() -> None:
     assert placeholders_of(blocks_of([20 * MIB, 26 * MIB, 2 * MIB])) == 28 * MIB
 
 
-def test_process_of_placeholders_alone_needs_no_more(on: Callable[[Gpu, float], ComingRoom]) -> None:
+def test_process_of_placeholders_alone_needs_no_more(on: Callable[[Gpu, float], RoomWait]) -> None:
     blocks = blocks_of([20 * MIB] * 3)
     assert list(as_room_comes(blocks, on(Gpu([]), 3))) == [blocks]
 
 
-def test_room_that_does_not_come_is_not_waited_for_for_ever(on: Callable[[Gpu, float], ComingRoom]) -> None:
+def test_room_that_does_not_come_is_not_waited_for_for_ever(on: Callable[[Gpu, float], RoomWait]) -> None:
     gpu = Gpu([MIB, 0, 0, MIB, 0, 0, MIB])
     on(gpu, 3).wait(100 * MIB)
     assert (gpu.there, gpu.now) == (3 * MIB, 11)
 
 
-def test_job_ends_at_its_own_deadline(on: Callable[[Gpu, float], ComingRoom]) -> None:
+def test_job_ends_at_its_own_deadline(on: Callable[[Gpu, float], RoomWait]) -> None:
     class Over(Exception):
         pass
 
@@ -98,9 +98,9 @@ def test_job_ends_at_its_own_deadline(on: Callable[[Gpu, float], ComingRoom]) ->
 
     room = on(Gpu([]), 3)
     with pytest.raises(Over):
-        ComingRoom(room.free, 3, check).wait(1)
+        RoomWait(room.free, 3, check).wait(1)
 
 
-def test_without_coming_room_blocks_are_made_as_ever() -> None:
+def test_without_room_wait_blocks_are_made_as_ever() -> None:
     blocks = blocks_of([1] * (BATCH + 1))
     assert list(as_room_comes(blocks, None)) == [blocks[:BATCH], blocks[BATCH:]]
