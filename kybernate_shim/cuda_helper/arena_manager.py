@@ -128,15 +128,16 @@ class ArenaManager:
         except (WorkerError, WorkerNotReady) as error:
             return Moved(0, str(error))
 
-    async def prefetch(self, pid: int, seconds: float, gpu: str, free: int) -> Moved:
+    async def prefetch(self, pid: int, seconds: float, gpu: str, free: int, room_comes: bool) -> Moved:
         """Begin to copy the bytes of a process to `gpu`, which the driver restores it to just now, but leave `free`.
 
-        Their memory there is the worker's until they are reloaded, or the process is checkpointed again.
+        `room_comes`: another process is giving up room there, which is waited for. The memory there is the worker's
+        until they are reloaded, or the process is checkpointed again.
         """
         if not self.kept_bytes(pid):
             return Moved()
         try:
-            return moved(await self.arena.prefetch(Prefetch(pid, seconds, gpu, free)))
+            return moved(await self.arena.prefetch(Prefetch(pid, seconds, gpu, free, room_comes)))
         except (WorkerError, WorkerNotReady) as error:
             return Moved(0, str(error))
 

@@ -241,7 +241,12 @@ class CudaService:
         )
 
     async def prefetch(self, request: wire.PrefetchRequest) -> wire.VerbResponse:
-        prefetch = partial(self.arena_manager.prefetch, gpu=request.gpu_uuid, free=request.free_bytes)
+        prefetch = partial(
+            self.arena_manager.prefetch,
+            gpu=request.gpu_uuid,
+            free=request.free_bytes,
+            room_comes=request.room_comes,
+        )
         seconds = request.timeout_ms / 1000
         return wire.VerbResponse(outcomes=await self._move("prefetch", prefetch, [request.pid], seconds))
 
@@ -271,6 +276,8 @@ class CudaService:
 
         async def handle(request: Any) -> Any:
             async with self._turns.at(request.pids):
+                if self._begun is not None:  # what an earlier helper's worker covers must not have come back by then
+                    await asyncio.wait([self._begun], timeout=GONE_SECONDS)
                 if self._ending:
                     await asyncio.wait(self._ending)
                 if left := self._covering.keys() & set(request.pids):

@@ -31,7 +31,7 @@ from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.records import Record
-from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Prefetched, gpus_named
+from kybernate_shim.cuda_worker.copier import ArenaCopier, gpus_named
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.finish import finish
 from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
@@ -105,7 +105,7 @@ class ArenaExecutor:
         return answered(lambda: self._finish(job, JobDeadline(job.seconds)))
 
     def prefetch(self, job: Prefetch) -> MoveAnswer:
-        return answered(lambda: self._prefetch(job.pid, job.gpu, job.free_bytes))
+        return answered(lambda: self._prefetch(job))
 
     def drop(self, job: Drop) -> MoveAnswer:
         return answered(lambda: self._drop(job.pid))
@@ -143,11 +143,14 @@ class ArenaExecutor:
         copies.pin(extent for extent in record.room if not extent.is_hole)
         return MoveAnswer(bytes=sum(one.size for one in (*record.kept, *record.pending)))
 
-    def _prefetch(self, pid: int, gpu: str, free: int) -> MoveAnswer:
+    def _prefetch(self, job: Prefetch) -> MoveAnswer:
         """Begin it; it ends with the next job for the process."""
-        owner = ArenaOwner.of(pid)
-        self._drop(pid)
-        self._prefetches[owner] = ArenaPrefetch(self._copies(), gpu, self.memory.record(owner), free)
+        owner = ArenaOwner.of(job.pid)
+        self._drop(job.pid)
+        record = self.memory.record(owner)
+        self._prefetches[owner] = ArenaPrefetch(
+            self.memory, self._copies(), job.gpu, record, job.free_bytes, room_comes=job.room_comes
+        )
         return MoveAnswer()
 
     def _drop(self, pid: int) -> MoveAnswer:
@@ -196,20 +199,18 @@ class ArenaExecutor:
         owner = ArenaOwner.of(wanted.pid)
         self._abandon(owner)
         gently, room = partial(self._shares_gpu, wanted.leaving), self._room_wait(wanted, job)
-        if room is not None:
-            self._drop(wanted.pid)  # it would take some of the room
         with self.memory.using(owner, job.left()), opened(owner, job) as program:
             settling = Settling(self.memory, self._copies, owner, program, gently, wanted.hashing, room)
             settling.undo_begun()
             record = self.memory.record(owner)
-            with self._prefetched(owner, record) as prefetched:
+            with self._prefetched(owner, record) as prefetch:
                 try:
-                    return settling.reload(record, prefetched)
+                    return settling.reload(record, prefetch)
                 except ControlFailed as error:
-                    if error.code != OUT_OF_MEMORY or not prefetched.size:
+                    if error.code != OUT_OF_MEMORY or prefetch is None or not prefetch.stop().size:
                         raise
             # Another process has come meanwhile: there was no room for both.
-            return settling.reload(record, NOTHING)
+            return settling.reload(record, None)
 
     def _room_wait(self, wanted: Settle, job: JobDeadline) -> RoomWait | None:
         """Return the room that another process is giving up, if it is on a GPU that is here, and not there already."""
@@ -226,11 +227,11 @@ class ArenaExecutor:
         return not all(self._left.get(pid, set(gpus)).isdisjoint(gpus) for pid in leaving)
 
     @contextmanager
-    def _prefetched(self, owner: ArenaOwner, record: Record) -> Iterator[Prefetched]:
-        """Yield what has been prefetched of `record`, which is dropped then."""
+    def _prefetched(self, owner: ArenaOwner, record: Record) -> Iterator[ArenaPrefetch | None]:
+        """Yield what prefetches `record`, which is dropped then."""
         prefetch = self._prefetches.get(owner)
         try:
-            yield prefetch.stop() if prefetch is not None and prefetch.record == record else NOTHING
+            yield prefetch if prefetch is not None and prefetch.record == record else None
         finally:
             self._drop(owner.pid)
 

@@ -66,14 +66,14 @@ class Mapped:
 
 @dataclass
 class Prefetched:
-    """What the arena has and a GPU as well: addresses there of what `cut` has made, by their offsets in the arena."""
+    """What the arena has and a GPU as well: (address there, bytes) by the offset in the arena."""
 
     gpu: int = -1
     size: int = 0
-    places: dict[int, int] = field(default_factory=dict)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, offset: int, address: int, size: int) -> None:
-        self.places[offset] = address
+        self.places[offset] = address, size
         self.size += size
 
 
@@ -304,7 +304,7 @@ class ArenaCopier:
                     if host is None:
                         checked(cuda.cuMemsetD32Async(at, 0, size // 4, stream))
                     elif host in there:
-                        checked(cuda.cuMemcpyDtoDAsync(at, there[host], size, stream))
+                        checked(cuda.cuMemcpyDtoDAsync(at, there[host][0], size, stream))
                     else:
                         checked(call(self._start + host, at, size, stream))
                 for stream in streams:
@@ -338,18 +338,6 @@ def gpus_named(uuids: Collection[str]) -> list[int]:
     return [gpu for gpu in range(checked(cuda.cuDeviceGetCount())) if driver.uuid_of(gpu) in uuids]
 
 
-def cut(extent: Extent, step: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Yield (offset in the arena, bytes) of copies: none crosses a multiple of what `step` says for its offset.
-
-    A copy must not leave the range of host memory that one call has pinned.
-    """
-    at = extent.start
-    while at < extent.end:
-        size = min(step(at) - at % step(at), extent.end - at)
-        yield at, size
-        at += size
-
-
 def _by_gpu(blocks: Sequence[Mapped], values: Sequence[T]) -> Iterator[tuple[int, list[T]]]:
     """Sort `values`, one for each block, by the blocks' GPUs."""
     found: dict[int, list[T]] = defaultdict(list)
@@ -375,17 +363,23 @@ def _capability(gpu: int) -> tuple[int, int]:
     return major, minor
 
 
-def _copies(address: int, part: Part, there: Mapping[int, int], most: int) -> Iterator[tuple[int | None, int, int]]:
+def _copies(
+    address: int, part: Part, there: Mapping[int, tuple[int, int]], most: int
+) -> Iterator[tuple[int | None, int, int]]:
     """Yield (offset in the arena, address on the GPU, bytes) of what fills a part of the block at `address`.
 
-    A hole has no offset; the others have at most so many bytes. What is `there` already is cut as it was.
+    A hole has no offset. What is `there` already is cut as it was; the others do not cross a multiple of `most` bytes:
+    a copy must not leave the range of host memory that one call has pinned.
     """
     address += part.offset
     if part.extent.is_hole:
         yield None, address, part.extent.size
         return
-    for at, size in cut(part.extent, lambda at: AHEAD if at in there else most):
+    at, end = part.extent.start, part.extent.end
+    while at < end:
+        size = min(there[at][1] if at in there else most - at % most, end - at)
         yield at, address + at - part.extent.start, size
+        at += size
 
 
 def _from_gpu(host: int, gpu: int, size: int, stream: Any) -> Any:

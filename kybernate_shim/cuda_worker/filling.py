@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
@@ -16,7 +16,6 @@ from typing import Final
 from kybernate_shim.arena.extents import Kept, Part, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.records import Record
-from kybernate_shim.cuda_worker.deadline import JobDeadline
 
 PAUSE: Final = 0.001  # between two looks at what has come
 PORTION: Final = 64 << 20  # bytes that are worth a copy, where they are not the last
@@ -39,9 +38,10 @@ class _Stretch:
 class Filling:
     """What of one record may be read."""
 
-    def __init__(self, memory: Memory, record: Record, job: JobDeadline) -> None:
+    def __init__(self, memory: Memory, record: Record, check: Callable[[], None]) -> None:
+        """`check` is called again and again during a wait, and raises what is to end it."""
         self._memory = memory
-        self._job = job
+        self._check = check
         self._filler = record.filler
         base = self._filler.base if self._filler is not None else 0
         starts = accumulate((one.size for one in record.pending), initial=base)
@@ -50,7 +50,7 @@ class Filling:
     def portions(self, batch: Sequence[Kept]) -> Iterator[list[list[Part]]]:
         """Yield parts of each block of `batch` as soon as they may be read, one after the other, until it is all.
 
-        Raises FillingEnded, and JobOverdue.
+        Raises FillingEnded, and what `check` raises.
         """
         if self._filler is None:
             yield [list(parts(one.extents)) for one in batch]
@@ -79,7 +79,7 @@ class Filling:
         """Wait until so many bytes have come; return how many it is by then."""
         assert self._filler is not None
         while (filled := self._memory.filled(self._filler.owner)) < wanted:
-            self._job.check()
+            self._check()
             time.sleep(PAUSE)
         return filled
 

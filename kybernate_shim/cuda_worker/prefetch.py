@@ -9,29 +9,60 @@ are copied; with copies queued up behind each other it waits for all of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
-from kybernate_shim.arena.extents import total
+from kybernate_shim.arena.errors import FillingEnded
+from kybernate_shim.arena.extents import Extent, total
+from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.records import Record
 from kybernate_shim.cuda_worker.calls import DriverRefused
-from kybernate_shim.cuda_worker.copier import AHEAD, NOTHING, ArenaCopier, Prefetched, cut, gpus_named
+from kybernate_shim.cuda_worker.copier import AHEAD, NOTHING, ArenaCopier, Prefetched, gpus_named
+from kybernate_shim.cuda_worker.filling import Filling, readable
+from kybernate_shim.cuda_worker.room import PORTION
 
-PIECE = 32 * AHEAD  # of the GPU's memory, most of which is needed for a moment only
+PIECE: Final = 32 * AHEAD  # of the GPU's memory, most of which is needed for a moment only
+PAUSE: Final = 0.001  # between two looks at what is free
+
+
+class _Stopped(Exception):
+    """What is there by now is enough."""
+
+
+@dataclass
+class _Place:
+    """Memory of ours on the GPU, and how many of its copies the program does not have yet."""
+
+    address: int
+    copies: int = 0
 
 
 class ArenaPrefetch:
-    """Copies what `record` names, in its order, until it is stopped or the GPU has no more than `free` bytes."""
+    """Copies what `record` names, in its order, until it is stopped or the GPU has no more than `free` bytes.
 
-    def __init__(self, copies: ArenaCopier, gpu: str, record: Record, free: int) -> None:
+    What comes from an image is copied as it comes. `room_comes`: another process is giving up room, which is waited
+    for; a part of it stays free in which the program can make its memory.
+    """
+
+    def __init__(
+        self, memory: Memory, copies: ArenaCopier, gpu: str, record: Record, free: int, *, room_comes: bool = False
+    ) -> None:
         """`gpu` is the GPU's UUID. What goes wrong only ends it early."""
         self.record = record
+        self._filling = Filling(memory, record, self._check)
         self._copies = copies
         self._gpu = gpu
-        self._size = total(record.extents)
-        self._free = free
+        self._blocks = readable(record)
+        self._size = sum(total(one.extents) for one in self._blocks)
+        self._room_comes = room_comes
+        self._free = free + max((PORTION, *(one.size for one in self._blocks))) if room_comes else free
         self._done = NOTHING
-        self._memory: list[int] = []  # on the GPU
+        self._places: list[_Place] = []
+        self._place_of: dict[int, _Place] = {}  # by the offset in the arena
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -42,39 +73,80 @@ class ArenaPrefetch:
         self._thread.join()
         return self._done
 
+    def used(self, extents: Iterable[Extent]) -> None:
+        """Give memory back of which the program has all that is in it, with these parts of the arena."""
+        offsets, gone = sorted(self._place_of), list[_Place]()
+        for extent in extents:
+            for offset in offsets[bisect_left(offsets, extent.start) : bisect_left(offsets, extent.end)]:
+                place = self._place_of.pop(offset)
+                place.copies -= 1
+                if not place.copies:
+                    self._places.remove(place)
+                    gone.append(place)
+        self._give_back(self._done.gpu, gone)
+
     def close(self) -> None:
-        """Give the GPU's memory back. Idempotent."""
+        """Give all of the GPU's memory back. Idempotent."""
         gpu = self.stop().gpu
-        memory, self._memory, self._done = self._memory, [], NOTHING
+        places, self._places, self._place_of, self._done = self._places, [], {}, NOTHING
+        self._give_back(gpu, places)
+
+    def _give_back(self, gpu: int, places: Iterable[_Place]) -> None:
         with suppress(DriverRefused):  # of a GPU that does nothing any more; what we have there goes with us
-            self._copies.release(gpu, memory)
+            self._copies.release(gpu, [place.address for place in places])
 
     def _run(self) -> None:
         try:
             for gpu in gpus_named([self._gpu]):
                 self._done = Prefetched(gpu)
                 self._copy(self._done)
-        except DriverRefused:
+        except (DriverRefused, FillingEnded):
             pass  # there is no room on the GPU, or worse: then it shows when all is copied
+        except _Stopped:
+            pass
 
     def _copy(self, done: Prefetched) -> None:
-        address = room = 0
+        place, address, room = _Place(0), 0, 0
         with self._copies.one_by_one(done.gpu) as copy:
             for offset, size in self._pieces():
-                if self._stopping.is_set():
-                    return
+                self._check()
                 if room < size:
                     room = min(PIECE, self._size - done.size)
-                    if self._copies.free(done.gpu) - room < self._free:
+                    if not self._has_room(done.gpu, room):
                         return
                     address = self._copies.allocate(done.gpu, room)
-                    self._memory.append(address)
+                    self._places.append(place := _Place(address))
                 copy(offset, address, size)
                 done.add(offset, address, size)
+                place.copies += 1
+                self._place_of[offset] = place
                 address, room = address + size, room - size
 
+    def _has_room(self, gpu: int, size: int) -> bool:
+        while self._copies.free(gpu) - size < self._free:
+            if not self._room_comes:
+                return False
+            self._check()
+            time.sleep(PAUSE)
+        return True
+
+    def _check(self) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+
     def _pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield (offset in the arena, bytes) of what is there, and no hole."""
-        for extent in self.record.extents:
-            if not extent.is_hole:
-                yield from cut(extent, lambda _: AHEAD)
+        """Yield (offset in the arena, bytes) of what is there, or comes, and no hole."""
+        for portion in self._filling.portions(self._blocks):
+            for parts in portion:
+                for part in parts:
+                    if not part.extent.is_hole:
+                        yield from _cut(part.extent)
+
+
+def _cut(extent: Extent) -> Iterator[tuple[int, int]]:
+    """Yield (offset, bytes) of copies that do not cross a multiple of AHEAD."""
+    at = extent.start
+    while at < extent.end:
+        size = min(AHEAD - at % AHEAD, extent.end - at)
+        yield at, size
+        at += size

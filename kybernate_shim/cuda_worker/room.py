@@ -9,7 +9,7 @@ from typing import Final
 
 from kybernate_shim.arena.control import PLACEHOLDER_SIZES
 from kybernate_shim.arena.extents import Kept
-from kybernate_shim.cuda_worker.program_blocks import batches, small_batches
+from kybernate_shim.cuda_worker.program_blocks import small_batches
 
 PAUSE: Final = 0.001  # between two looks at what is free
 PORTION: Final = 512 << 20  # bytes that are worth a wait; the link needs 10 ms for them
@@ -37,12 +37,13 @@ class RoomWait:
 
 
 def as_room_comes(blocks: Sequence[Kept], room: RoomWait | None) -> Iterator[Sequence[Kept]]:
-    """Yield `blocks` in batches, each when there is room for it, which the caller takes before the next.
+    """Yield `blocks` in groups, each when there is room for it, which the caller takes before the next.
 
-    The last of them take the place of the process's placeholders.
+    The last of them take the place of the process's placeholders. All are one group where there is no `room` to come.
     """
     if room is None:
-        yield from batches(blocks)
+        if blocks:
+            yield blocks
         return
     left, placeholders = sum(one.size for one in blocks), placeholders_of(blocks)
     for batch in small_batches(blocks, PORTION):

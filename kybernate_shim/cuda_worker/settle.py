@@ -10,8 +10,8 @@ memory. The arena keeps its copy: the next offload copies only what has changed 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from kybernate_shim.arena.control import Block, BlockState, ControlInvalid, Verb
@@ -20,10 +20,11 @@ from kybernate_shim.arena.memory import KEY_BYTES, Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import is_known
 from kybernate_shim.arena.records import Record
-from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped, Prefetched
+from kybernate_shim.cuda_worker.copier import NOTHING, ArenaCopier, Mapped
 from kybernate_shim.cuda_worker.filling import Filling, readable
 from kybernate_shim.cuda_worker.offload import hashes_of
-from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks
+from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
+from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches
 from kybernate_shim.cuda_worker.room import RoomWait, as_room_comes
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 
@@ -50,20 +51,27 @@ class Settling:
         for verb in (Verb.CLOSE, Verb.FORGET, Verb.DISCARD):
             self.program.ask(verb)
 
-    def reload(self, record: Record, prefetched: Prefetched) -> MoveAnswer:
-        """Copy what `record` has of the program into new memory of it, as far as it has not been `prefetched`."""
+    def reload(self, record: Record, prefetch: ArenaPrefetch | None) -> MoveAnswer:
+        """Copy what `record` has of the program into new memory of it; what has been prefetched is on the GPU already.
+
+        The prefetch continues while the program makes its memory, unless the room for that is still to come.
+        """
         blind = ""
         away = places((block for block in self.program.blocks() if block.state is BlockState.AWAY), record)
-        filling = Filling(self.memory, record, self.program.job)
+        filling = Filling(self.memory, record, self.program.job.check)
         try:
             with ExitStack() as stack:
                 blocks: list[Mapped] = []
-                for batch in as_room_comes(away, self.room):
-                    with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
-                        new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
+                if prefetch is not None and self.room is not None:
+                    prefetch.stop()  # which takes room
+                for group in as_room_comes(away, self.room):
+                    new = [one for batch in batches(group) for one in stack.enter_context(self._made(batch))]
+                    there = prefetch.stop() if prefetch is not None else NOTHING
                     gently = self.gently({block.gpu for block in new})
-                    for portion in filling.portions(batch):
-                        self.copier().back(new, portion, prefetched, gently=gently, check=self.program.job.check)
+                    for portion in filling.portions(group):
+                        self.copier().back(new, portion, there, gently=gently, check=self.program.job.check)
+                    if prefetch is not None and self.room is not None:
+                        prefetch.used(extent for one in group for extent in one.extents)
                     blocks += new
                 if self.hashing:
                     blind = self._learn(record, away, blocks)
@@ -74,7 +82,20 @@ class Settling:
         self.memory.retire(self.owner)
         size = sum(one.size for one in away)
         zero = size - sum(total(one.extents) for one in away)
-        return MoveAnswer(bytes=size, zero_bytes=zero, prefetched_bytes=prefetched.size, remark=blind)
+        return MoveAnswer(
+            bytes=size,
+            zero_bytes=zero,
+            prefetched_bytes=prefetch.stop().size if prefetch is not None else 0,
+            remark=blind,
+        )
+
+    @contextmanager
+    def _made(self, batch: Sequence[Kept]) -> Iterator[list[Mapped]]:
+        """Have the program make its memory for some blocks, and map it here."""
+        with ExitStack() as stack:
+            with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
+                new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
+            yield new
 
     def _learn(self, record: Record, reloaded: Sequence[Kept], blocks: Sequence[Mapped]) -> str:
         """Hash what was `reloaded` and is in `blocks` now, unless that is known; return why it cannot be.

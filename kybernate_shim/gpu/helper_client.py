@@ -232,14 +232,16 @@ class CudaHelper:
         """Move the VRAM of locked processes into the node's arena, where that is possible; they stay locked."""
         return await self._move("Offload", pids, timeout)
 
-    async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float) -> None:
+    async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float, *, room_comes: bool = False) -> None:
         """Begin to copy what `reload` will move to the GPU that a process is being restored on.
 
-        `free_bytes` stay free there. Nothing depends on it; the GPU's memory is given back with a `reload`, a
-        `checkpoint`, or a restore that fails.
+        `free_bytes` stay free there; with `room_comes`, what another process gives up is waited for. Nothing depends on
+        it; the GPU's memory is given back with a `reload`, a `checkpoint`, or a restore that fails.
         """
         milliseconds = _milliseconds(timeout)
-        request = wire.PrefetchRequest(pid=pid, gpu_uuid=gpu, free_bytes=free_bytes, timeout_ms=milliseconds)
+        request = wire.PrefetchRequest(
+            pid=pid, gpu_uuid=gpu, free_bytes=free_bytes, timeout_ms=milliseconds, room_comes=room_comes
+        )
         client = await self._connected()
         await self._call(client, "Prefetch", request, wire.VerbResponse, timeout + SLACK_SECONDS)
 

@@ -61,11 +61,15 @@ class Suspended:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A process of which the arena may copy to its GPU before it is there, as long as so many bytes stay free."""
+    """A process of which the arena may copy to its GPU before it is there, as long as so many bytes stay free.
+
+    `room_comes`: another process is giving up room there, which is waited for.
+    """
 
     pid: int
     gpu: str
     free_bytes: int
+    room_comes: bool = False
 
 
 DEFAULT_LIMITS = StepSeconds()
@@ -220,7 +224,7 @@ async def _prefetch(helper: CudaHelper, ahead: Sequence[Ahead], limits: StepSeco
     """Have the copies begun; what is wrong with the arena shows when it is needed."""
     for one in ahead:
         with suppress(CudaError):
-            await helper.prefetch(one.pid, one.gpu, one.free_bytes, limits.restore)
+            await helper.prefetch(one.pid, one.gpu, one.free_bytes, limits.restore, room_comes=one.room_comes)
 
 
 async def _suspend_again(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds) -> list[str]:

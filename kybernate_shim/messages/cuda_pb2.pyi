@@ -132,16 +132,18 @@ class ExpectRequest(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
-    __slots__ = ("pid", "timeout_ms", "gpu_uuid", "free_bytes")
+    __slots__ = ("pid", "timeout_ms", "gpu_uuid", "free_bytes", "room_comes")
     PID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROOM_COMES_FIELD_NUMBER: _ClassVar[int]
     pid: int
     timeout_ms: int
     gpu_uuid: str
     free_bytes: int
-    def __init__(self, pid: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    room_comes: bool
+    def __init__(self, pid: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., free_bytes: _Optional[int] = ..., room_comes: _Optional[bool] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("pids", "timeout_ms", "gpu_pairs")

@@ -197,10 +197,14 @@ class Finish(ArenaJob, frozen=True):
 
 
 class Prefetch(ArenaJob, frozen=True):
-    """Begin to copy the bytes of a process to a GPU, which keeps `free_bytes` free."""
+    """Begin to copy the bytes of a process to a GPU, which keeps `free_bytes` free.
+
+    `room_comes`: another process is giving up room there, which is waited for.
+    """
 
     gpu: str
     free_bytes: int
+    room_comes: bool = False
 
 
 class Drop(ArenaJob, frozen=True):

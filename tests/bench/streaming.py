@@ -78,6 +78,7 @@ class Bench:
     memory: Path  # a tmpfs
     name: str
     variant: str  # ends the names of the figures
+    touched: int  # bytes of memory that are touched before each part
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     steps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     processor: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of the whole node
@@ -114,6 +115,7 @@ class Bench:
             self.steps[f"{way}: {step['name']}"].append(step["seconds"])
 
     def _timed(self, way: str, work: Callable[[], object]) -> None:
+        touch_what_is_there(self.touched)  # what the parts before this one have freed may have gone to the host
         before = _processor_seconds()
         self.seconds[way].append(seconds(work))
         self.processor[f"{way}: of the processor"].append(_processor_seconds() - before)
@@ -158,7 +160,7 @@ def gpus(mib: int, *, arena: bool) -> Iterator[None]:
 def prepared(mib: int, area: Path, memory: Path, *, arena: bool = False) -> Iterator[Bench]:
     """Have a node with a GPU, a store, and an image in it."""
     with gpus(mib, arena=arena), _stored(mib, area, arena=arena) as ctr:
-        yield Bench(ctr, area, memory, "image", ".arena" if arena else "")
+        yield Bench(ctr, area, memory, "image", ".arena" if arena else "", 9 * mib << 18)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.checkpoint.gpu.room import FIRST_BYTES, STALLED_SECONDS
 from kybernate_shim.gpu.helper_client import CudaHelper, RoomComing, cuda_helper
-from kybernate_shim.gpu.sequence import resume, suspend
+from kybernate_shim.gpu.sequence import Ahead, resume, suspend
 from kybernate_shim.linux import huge_pages
 from kybernate_shim.native import PRELOAD, build
 from kybernate_shim.steps import Step
@@ -64,6 +64,7 @@ SETTLING = 5  # cycles after which everything has been used once
 MOST_SWAPPED = 16  # GiB of programs of which the GPU must hold two for a moment
 SCRATCH_BAR = 1.1  # what a program allocates and frees all the while, of the memory that it has
 COST_BAR = 1.01  # of the library, in everything that programs do
+DRIVERS = 1 << 30  # what the driver's part of a program takes at most
 MARGIN = 6 << 30  # what the ballast leaves of the GPU: room for the driver's part of a program, not for its memory
 BALLAST = """
 import sys, torch
@@ -165,7 +166,13 @@ async def swaps(helper: CudaHelper, programs: tuple[Program, Program], rounds: i
             out.change()
             began = time.monotonic()
             coming = asyncio.create_task(
-                resume(helper, [back.process.pid], room=room, coming=RoomComing(gpu, STALLED_SECONDS))
+                resume(
+                    helper,
+                    [back.process.pid],
+                    room=room,
+                    coming=RoomComing(gpu, STALLED_SECONDS),
+                    ahead=[Ahead(back.process.pid, gpu, DRIVERS, room_comes=True)],
+                )
             )
             left = await suspend(helper, lambda: [pid], arena=True)  # noqa: B023  # asked immediately
             steps = [*left.steps, *(await coming)]

@@ -21,7 +21,7 @@ from kybernate_shim.checkpoint.gpu.errors import NothingToResume, NothingToSuspe
 from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.leaving import Leaving
 from kybernate_shim.checkpoint.gpu.left import Left, joined
-from kybernate_shim.checkpoint.gpu.room import ahead, arriving_room, await_room, bytes_on, needs
+from kybernate_shim.checkpoint.gpu.room import ahead, ahead_in_room, arriving_room, await_room, bytes_on, needs
 from kybernate_shim.checkpoint.gpu.usage import inner_pid
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload, prefaulted
 from kybernate_shim.checkpoint.operation import Operation
@@ -179,7 +179,7 @@ class CudaAccelerator:
                 with operation.showing("cuda-resume"):
                     first, coming = arriving_room(later, room_seconds)
                     room = partial(await_room, helper, first, room_seconds) if first else None
-                    early = ahead(left.gpus, names, plan, node)
+                    early = ahead(left.gpus, names, plan, node) or ahead_in_room(coming, waiting, at_first)
                     steps = await sequence.resume(helper, pids, limits=limits, room=room, coming=coming, ahead=early)
         except GpuMismatch as error:
             self._gpus.suspended = left

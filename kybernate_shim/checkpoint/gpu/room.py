@@ -51,6 +51,19 @@ def arriving_room(later: Mapping[str, int], seconds: float) -> tuple[dict[str, i
     return {gpu: min(size, FIRST_BYTES)}, RoomComing(gpu, min(seconds, STALLED_SECONDS))
 
 
+def ahead_in_room(
+    coming: RoomComing | None, waiting: Iterable[CudaProcess], at_first: Mapping[str, int]
+) -> list[Ahead]:
+    """Return the process of which the arena may copy into the room that is `coming`, beyond what is needed `at_first`.
+
+    Of several, each would have to know what the others take.
+    """
+    pids = [process.pid for process in waiting if process.arena_bytes]
+    if coming is None or len(pids) != 1:
+        return []
+    return [Ahead(pids[0], coming.gpu, at_first[coming.gpu], room_comes=True)]
+
+
 async def await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> Sequence[helper_client.NodeGpu]:
     """Wait until the GPUs have `needed` bytes free, by UUID, and return how all are then.
 

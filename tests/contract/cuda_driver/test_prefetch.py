@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from kybernate_shim.gpu.errors import CudaError, GpuPair
-from kybernate_shim.gpu.helper_client import CudaHelper, log_path
+from kybernate_shim.gpu.helper_client import CudaHelper, RoomComing, log_path
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.actor import eventually
 from tests.fakes.cuda import Gpus
-from tests.fakes.cuda.programs import Program
+from tests.fakes.cuda.programs import Holder, Program
 
 Start = Callable[..., Program]
 Run = Callable[[Callable[[CudaHelper], Any]], Any]
@@ -96,6 +96,30 @@ def test_what_has_to_stay_free_does(use_arena: Run, program: Program, gpus: Gpus
     use_arena(body)
     program.computes_on()
     assert prefetched(socket) == [0, 0]  # all that is wanted is more than it may be
+
+
+@pytest.mark.parametrize("arena_bytes", [1000 * MIB])
+def test_prefetched_memory_gives_way_to_the_programs_where_there_is_no_room_for_both(
+    use_arena: Run, start_holder: Callable[..., Holder], gpus: Gpus, socket: Path
+) -> None:
+    """Another program leaves as much room as this one needs in the end."""
+    size, gpu = 900 * MIB, gpus.uuids[0]
+    holder = start_holder(pieces := size // (2 * MIB), allocations=9, zeros=True)
+    for piece in range(pieces):
+        holder.fill(piece, piece % 251 + 1)  # a value is a byte
+
+    async def body(helper: CudaHelper) -> None:
+        await suspend(helper, lambda: [holder.pid], LIMITS, arena=True)
+        gpus.slow(3)
+        ahead = Ahead(holder.pid, gpu, CONTEXT + 92 * MIB, room_comes=True)
+        with gpus.occupied(0, leaving=CONTEXT + size + 4 * MIB):
+            coming = RoomComing(gpu, LIMITS.restore)
+            await resume(helper, [holder.pid], limits=LIMITS, coming=coming, ahead=[ahead])
+            assert await asyncio.to_thread(holder.is_right)
+
+    use_arena(body)
+    assert prefetched(socket)[0] > 0
+    assert gpus.used()[0] == WORKER + CONTEXT + size
 
 
 def test_program_moves_to_the_gpu_that_its_bytes_went_to(

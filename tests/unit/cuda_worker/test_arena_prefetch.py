@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from threading import Event
 from typing import cast
 
 import pytest
 
+from kybernate_shim.arena.errors import FillingEnded
 from kybernate_shim.arena.extents import HOLE, Extent, Kept
-from kybernate_shim.arena.records import Record
-from kybernate_shim.cuda_worker import prefetch
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.records import Filler, Record
+from kybernate_shim.cuda_worker import filling, prefetch
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.copier import AHEAD, ArenaCopier
 from kybernate_shim.cuda_worker.prefetch import PIECE, ArenaPrefetch
+from kybernate_shim.cuda_worker.room import PORTION
+from tests.fakes.actor import eventually
 
 UUID = "GPU-1"
 MIB = 1 << 20
@@ -29,6 +35,8 @@ class Gpu:
         self.room = size
         self.sizes: dict[int, int] = {}
         self.copies: list[tuple[int, int, int]] = []
+        self.waits = Event()  # set by the second look at what is free
+        self._looks = 0
         self._most = most
 
     @contextmanager
@@ -41,6 +49,9 @@ class Gpu:
         self.copies.append((offset, address, size))
 
     def free(self, gpu: int) -> int:
+        self._looks += 1
+        if self._looks > 1:
+            self.waits.set()
         return self.room
 
     def allocate(self, gpu: int, size: int) -> int:
@@ -61,7 +72,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun(gpu: Gpu, free: int = 0, uuid: str = UUID) -> ArenaPrefetch:
     """Return a prefetch that has done all that it will."""
-    made = ArenaPrefetch(cast("ArenaCopier", gpu), uuid, NOTE, free)
+    made = ArenaPrefetch(Memory(0), cast("ArenaCopier", gpu), uuid, NOTE, free)
     made._thread.join()
     return made
 
@@ -73,9 +84,9 @@ def test_all_but_the_holes_is_copied_to_memory_of_its_own() -> None:
     assert done.gpu == 3
     assert done.size == AHEAD + 2 * PIECE
     assert gpu.copies[:3] == [
-        (3 * AHEAD + 2 * MIB, done.places[3 * AHEAD + 2 * MIB], AHEAD - 2 * MIB),
-        (4 * AHEAD, done.places[4 * AHEAD], 2 * MIB),
-        (10 * AHEAD, done.places[10 * AHEAD], AHEAD),
+        (3 * AHEAD + 2 * MIB, done.places[3 * AHEAD + 2 * MIB][0], AHEAD - 2 * MIB),
+        (4 * AHEAD, done.places[4 * AHEAD][0], 2 * MIB),
+        (10 * AHEAD, done.places[10 * AHEAD][0], AHEAD),
     ]
     ends = sorted((address, address + size) for _, address, size in gpu.copies)
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
@@ -110,3 +121,65 @@ def test_gpu_that_is_not_here_gets_nothing() -> None:
     assert not made.stop().places
     made.close()
     assert not gpu.copies
+
+
+def test_what_the_program_has_is_given_back() -> None:
+    gpu = Gpu(4 * PIECE)
+    made = begun(gpu)
+    made.stop()
+    held = len(gpu.sizes)
+    made.used([EXTENTS[0]])
+    assert len(gpu.sizes) == held  # the rest of its memory is still needed
+    made.used([Extent(10 * AHEAD, PIECE)])
+    assert len(gpu.sizes) == held - 1
+    made.used([Extent(HOLE, PIECE), Extent(10 * AHEAD + PIECE, PIECE)])
+    assert not gpu.sizes
+    made.close()
+    assert gpu.room == 4 * PIECE
+
+
+def test_room_that_comes_is_waited_for_and_the_largest_block_fits_besides() -> None:
+    block = NOTE.kept[0].size
+    gpu = Gpu(PIECE + PORTION)
+    made = ArenaPrefetch(Memory(0), cast("ArenaCopier", gpu), UUID, NOTE, 5 * MIB, room_comes=True)
+    assert gpu.waits.wait(5)
+    assert not gpu.copies
+    gpu.room += 5 * MIB + max(0, block - PORTION)
+    assert eventually(lambda: len(gpu.sizes) == 1)
+    gpu.room += 4 * PIECE
+    made._thread.join(5)
+    assert made.stop().size == AHEAD + 2 * PIECE
+    made.close()
+
+
+def test_wait_for_room_ends_with_a_stop() -> None:
+    made = ArenaPrefetch(Memory(0), cast("ArenaCopier", Gpu(0)), UUID, NOTE, 0, room_comes=True)
+    assert not made.stop().places
+
+
+class Comes:
+    """An arena that says how many bytes have come."""
+
+    there = 0
+
+    def filled(self, owner: ArenaOwner) -> int:
+        if self.there < 0:
+            raise FillingEnded(owner.pid)
+        return self.there
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_bytes_of_an_image_are_copied_as_they_come(ends: bool) -> None:
+    memory, gpu = Comes(), Gpu(4 * PIECE)
+    record = Record([], pending=NOTE.kept, filler=Filler(ArenaOwner(1, 1), 0))
+    made = ArenaPrefetch(cast("Memory", memory), cast("ArenaCopier", gpu), UUID, record, 0)
+    come = 2 * AHEAD + filling.PORTION
+    memory.there = come
+    whole = [*EXTENTS[:1], Extent(10 * AHEAD, filling.PORTION)]
+    assert eventually(lambda: sum(size for _, _, size in gpu.copies) == sum(one.size for one in whole))
+    assert all(any(one.start <= at and at + size <= one.end for one in whole) for at, _, size in gpu.copies)
+    memory.there = -1 if ends else NOTE.kept[0].size
+    made._thread.join(5)
+    assert made.stop().size == (sum(one.size for one in whole) if ends else AHEAD + 2 * PIECE)
+    made.close()
+    assert gpu.room == 4 * PIECE

@@ -51,7 +51,7 @@ def blocks_of(shape: list[list[tuple[int, bool]]]) -> list[Kept]:
 
 
 def filling_of(memory: Any, blocks: list[Kept]) -> Filling:
-    return Filling(memory, Record([], pending=blocks, filler=Filler(ME, BASE)), JobDeadline(10))
+    return Filling(memory, Record([], pending=blocks, filler=Filler(ME, BASE)), JobDeadline(10).check)
 
 
 @pytest.fixture(autouse=True)
@@ -99,5 +99,5 @@ def test_record_without_a_filler_is_read_as_it_is() -> None:
     blocks = blocks_of([[(10, False), (5, True)], [(3, False)]])
     record = Record(blocks[:1], pending=blocks[1:])
     assert readable(record) == blocks[:1]
-    portions = list(Filling(Comes([]), record, JobDeadline(10)).portions(blocks[:1]))  # type: ignore[arg-type]
+    portions = list(Filling(Comes([]), record, JobDeadline(10).check).portions(blocks[:1]))  # type: ignore[arg-type]
     assert portions == [[list(parts(blocks[0].extents))]]

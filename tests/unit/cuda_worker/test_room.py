@@ -101,6 +101,7 @@ def test_job_ends_at_its_own_deadline(on: Callable[[Gpu, float], RoomWait]) -> N
         RoomWait(room.free, 3, check).wait(1)
 
 
-def test_without_room_wait_blocks_are_made_as_ever() -> None:
+def test_without_a_wait_for_room_all_blocks_are_one_group() -> None:
     blocks = blocks_of([1] * (BATCH + 1))
-    assert list(as_room_comes(blocks, None)) == [blocks[:BATCH], blocks[BATCH:]]
+    assert list(as_room_comes(blocks, None)) == [blocks]
+    assert not list(as_room_comes([], None))
