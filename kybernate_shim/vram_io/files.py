@@ -104,6 +104,11 @@ class MappedFile(RegionFile):
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self._address = ctypes.addressof(self._anchor)
 
+    @property
+    def view(self) -> memoryview:
+        """The file itself, for a system call that fills it: that finds no room by an error, and not by SIGBUS."""
+        return memoryview(self._map)
+
     def write(self, offset: int, data: memoryview) -> None:
         start = offset - offset % mmap.PAGESIZE
         if _libc().madvise(self._address + start, offset + len(data) - start, POPULATE_WRITE):

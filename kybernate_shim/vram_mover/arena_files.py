@@ -177,9 +177,12 @@ def _load(
         def work(piece: Piece[None], buffer: Buffer) -> int:
             # Zeros are written, too, but for the holes: what the arena has there may be another process's.
             data = buffer.view[: piece.size]
+            (start, _), *more = parts = list(layout.parts(piece.offset, data))
+            if there := start != HOLE and not more:  # most are: no byte is copied twice
+                data = arena.view[start : start + piece.size]
             file.read(piece.offset, data)
             tree.add(piece.offset, data)
-            for start, part in layout.parts(piece.offset, data):
+            for start, part in [] if there else parts:
                 if start != HOLE:
                     arena.write(start, part)
                 elif bytes(part).strip(b"\0"):
