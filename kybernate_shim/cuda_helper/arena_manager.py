@@ -128,7 +128,7 @@ class ArenaManager:
         except (WorkerError, WorkerNotReady) as error:
             return Moved(0, str(error))
 
-    async def prefetch(self, pid: int, seconds: float, gpu: str, free: int, room_comes: bool) -> Moved:
+    async def prefetch(self, pid: int, seconds: float, gpu: str, free: int, *, room_comes: bool = False) -> Moved:
         """Begin to copy the bytes of a process to `gpu`, which the driver restores it to just now, but leave `free`.
 
         `room_comes`: another process is giving up room there, which is waited for. The memory there is the worker's

@@ -32,7 +32,6 @@ from kybernate_shim.linux.populate import populate
 from kybernate_shim.sizes import NO_NODE
 
 COPY = 64 << 20  # of one call: so that the streams share a large block
-AHEAD = 8 << 20  # of one call that prefetches; divides COPY
 SHORT = 4 << 20  # of one call when the driver needs the link, too: it waits for what is queued; divides PINNED
 STREAMS = 4  # of each move: one process may leave while another comes
 GENTLE_STREAMS = 2  # of a move that leaves room on the link: one copies while the next copy is being queued

@@ -32,6 +32,7 @@ from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover.save import create, store
 
 FRONT_BYTES = 64 << 20  # some 5 ms of a load from memory
+LEAVES = 4  # of a digest that one thread loads before it takes the next ones: 16 threads wait for each other
 
 
 def file_name(pid: int) -> str:
@@ -174,24 +175,28 @@ def _load(
         if file.size != one.size:
             raise FileDamaged(f"{file.path} has {file.size} bytes, its blocks {one.size}")
 
-        def work(piece: Piece[None], buffer: Buffer) -> int:
+        def leaf(offset: int, data: memoryview) -> None:
             # Zeros are written, too, but for the holes: what the arena has there may be another process's.
-            data = buffer.view[: piece.size]
-            (start, _), *more = parts = list(layout.parts(piece.offset, data))
+            (start, _), *more = parts = list(layout.parts(offset, data))
             if there := start != HOLE and not more:  # most are: no byte is copied twice
-                data = arena.view[start : start + piece.size]
-            file.read(piece.offset, data)
-            tree.add(piece.offset, data)
+                data = arena.view[start : start + len(data)]
+            file.read(offset, data)
+            tree.add(offset, data)
             for start, part in [] if there else parts:
                 if start != HOLE:
                     arena.write(start, part)
                 elif bytes(part).strip(b"\0"):
-                    raise FileDamaged(f"{file.path} has data from {piece.offset} bytes on, where it should have zeros")
+                    raise FileDamaged(f"{file.path} has data from {offset} bytes on, where it should have zeros")
+
+        def work(piece: Piece[None], buffer: Buffer) -> int:
+            end = piece.offset + piece.size
+            for offset in range(piece.offset, end, tree.piece_bytes):
+                leaf(offset, buffer.view[: min(tree.piece_bytes, end - offset)])
             file.spend(piece.offset, piece.size)
             front.add(piece.offset, piece.size)
             return piece.size
 
-        thread_pool.run(thread_pool.pieces([(None, one.size, tree.piece_bytes)]), work, how)
+        thread_pool.run(thread_pool.pieces([(None, one.size, LEAVES * tree.piece_bytes)]), work, how)
     digest.check(one.file, tree.text(), one.digest)
 
 

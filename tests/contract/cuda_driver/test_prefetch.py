@@ -104,7 +104,7 @@ def test_prefetched_memory_gives_way_to_the_programs_where_there_is_no_room_for_
 ) -> None:
     """Another program leaves as much room as this one needs in the end."""
     size, gpu = 900 * MIB, gpus.uuids[0]
-    holder = start_holder(pieces := size // (2 * MIB), allocations=9, zeros=True)
+    holder = start_holder(pieces := size // (2 * MIB), allocations=90, zeros=True)
     for piece in range(pieces):
         holder.fill(piece, piece % 251 + 1)  # a value is a byte
 

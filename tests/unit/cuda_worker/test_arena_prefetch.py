@@ -17,8 +17,8 @@ from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.records import Filler, Record
 from kybernate_shim.cuda_worker import filling, prefetch
 from kybernate_shim.cuda_worker.calls import DriverRefused
-from kybernate_shim.cuda_worker.copier import AHEAD, ArenaCopier
-from kybernate_shim.cuda_worker.prefetch import PIECE, ArenaPrefetch
+from kybernate_shim.cuda_worker.copier import ArenaCopier
+from kybernate_shim.cuda_worker.prefetch import AHEAD, PIECE, ArenaPrefetch
 from kybernate_shim.cuda_worker.room import PORTION
 from tests.fakes.actor import eventually
 
@@ -144,7 +144,7 @@ def test_room_that_comes_is_waited_for_and_the_largest_block_fits_besides() -> N
     made = ArenaPrefetch(Memory(0), cast("ArenaCopier", gpu), UUID, NOTE, 5 * MIB, room_comes=True)
     assert gpu.waits.wait(5)
     assert not gpu.copies
-    gpu.room += 5 * MIB + max(0, block - PORTION)
+    gpu.room += 5 * MIB + block
     assert eventually(lambda: len(gpu.sizes) == 1)
     gpu.room += 4 * PIECE
     made._thread.join(5)

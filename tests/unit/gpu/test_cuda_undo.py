@@ -60,7 +60,7 @@ class MemoryHelper:
         if self.faults.get(-1):
             raise CudaHelperLost("CUDA Warm: the helper ended")
 
-    async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float) -> None:
+    async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float, *, room_comes: bool = False) -> None:
         if self.faults.get(-1):
             raise CudaHelperLost("CUDA Prefetch: the helper ended")
 

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from kybernate_shim.arena.control import PLACEHOLDERS
-from kybernate_shim.checkpoint.gpu.room import KEPT_FREE, ahead, await_room, needs
+from kybernate_shim.checkpoint.gpu.room import KEPT_FREE, ahead, ahead_in_room, await_room, needs
 from kybernate_shim.checkpoint.image.manifest import GpuMemory, UsedGpu
 from kybernate_shim.gpu.errors import GpuPair
 from kybernate_shim.gpu.gpu_map import GpuMismatch, GpuPlan
-from kybernate_shim.gpu.helper_client import CudaHelper, CudaInfo, CudaProcess, NodeGpu, State
+from kybernate_shim.gpu.helper_client import CudaHelper, CudaInfo, CudaProcess, NodeGpu, RoomComing, State
 from kybernate_shim.gpu.sequence import Ahead
 
 TOTAL = 800
@@ -91,3 +91,11 @@ def test_room_that_somebody_has_for_a_moment_is_waited_for() -> None:
 def test_room_that_does_not_come_is_told_of(seconds: float) -> None:
     with pytest.raises(GpuMismatch, match="GPU a has 0 MiB free"):
         asyncio.run(await_room(cast("CudaHelper", Gpu(0, 0)), {"a": 100}, seconds))
+
+
+def test_one_process_with_bytes_in_the_arena_goes_ahead_into_room_that_comes() -> None:
+    coming = RoomComing("a", 10)
+    waiting = [waits(101, 50), waits(102, 0)]
+    assert ahead_in_room(coming, waiting, {"a": 30}) == [Ahead(101, "a", 30, room_comes=True)]
+    assert not ahead_in_room(None, waiting, {"a": 30})
+    assert not ahead_in_room(coming, [waits(101, 50), waits(102, 1)], {"a": 30})
