@@ -37,7 +37,7 @@ class _Stopped(Exception):
 
 
 @dataclass
-class _Place:
+class _Staged:
     """Memory of ours on the GPU, and how many of its copies the program does not have yet."""
 
     address: int
@@ -67,8 +67,8 @@ class ArenaPrefetch:
         if room_comes:
             self._free += PORTION + max((one.size for one in self._blocks), default=0)
         self._done = NOTHING
-        self._places: list[_Place] = []
-        self._place_of: dict[int, _Place] = {}  # by the offset in the arena
+        self._places: list[_Staged] = []
+        self._place_of: dict[int, _Staged] = {}  # by the offset in the arena
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ class ArenaPrefetch:
 
     def used(self, extents: Iterable[Extent]) -> None:
         """Give memory back of which the program has all that is in it, with these parts of the arena."""
-        offsets, gone = sorted(self._place_of), list[_Place]()
+        offsets, gone = sorted(self._place_of), list[_Staged]()
         for extent in extents:
             for offset in offsets[bisect_left(offsets, extent.start) : bisect_left(offsets, extent.end)]:
                 place = self._place_of.pop(offset)
@@ -97,7 +97,7 @@ class ArenaPrefetch:
         places, self._places, self._place_of, self._done = self._places, [], {}, NOTHING
         self._give_back(gpu, places)
 
-    def _give_back(self, gpu: int, places: Iterable[_Place]) -> None:
+    def _give_back(self, gpu: int, places: Iterable[_Staged]) -> None:
         with suppress(DriverRefused):  # of a GPU that does nothing any more; what we have there goes with us
             self._copies.release(gpu, [place.address for place in places])
 
@@ -112,7 +112,7 @@ class ArenaPrefetch:
             pass
 
     def _copy(self, done: Prefetched) -> None:
-        place, address, room = _Place(0), 0, 0
+        place, address, room = _Staged(0), 0, 0
         with self._copies.one_by_one(done.gpu) as copy:
             for offset, size in self._pieces():
                 self._check()
@@ -121,7 +121,7 @@ class ArenaPrefetch:
                     if not self._has_room(done.gpu, room):
                         return
                     address = self._copies.allocate(done.gpu, room)
-                    self._places.append(place := _Place(address))
+                    self._places.append(place := _Staged(address))
                 copy(offset, address, size)
                 done.add(offset, address, size)
                 place.copies += 1
