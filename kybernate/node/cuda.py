@@ -10,7 +10,8 @@ from pathlib import Path
 from kybernate.node.failure import Failure
 from kybernate_shim.gpu import sequence
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
-from kybernate_shim.gpu.helper_client import SOCKET, CudaHelper, NodeGpu, State, cuda_helper
+from kybernate_shim.gpu.helper_answers import NodeGpu, State
+from kybernate_shim.gpu.helper_client import SOCKET, CudaHelper, cuda_helper
 from kybernate_shim.steps import Step
 from kybernate_shim.undo import in_words
 

@@ -27,7 +27,8 @@ from kybernate_shim.arena.memory import Memory
 from kybernate_shim.checkpoint.criu.config import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, Config, ConfigInvalid
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import CudaInfo, cuda_helper
+from kybernate_shim.gpu.helper_answers import CudaInfo
+from kybernate_shim.gpu.helper_client import cuda_helper
 from kybernate_shim.gpu.preflight import denied
 from kybernate_shim.imports import DRIVER
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version

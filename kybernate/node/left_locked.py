@@ -13,7 +13,8 @@ from pathlib import Path
 
 from kybernate_shim.address import answers
 from kybernate_shim.gpu.evidence import holds_driver
-from kybernate_shim.gpu.helper_client import SOCKET, State, cuda_helper
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import SOCKET, cuda_helper
 from kybernate_shim.gpu.sequence import bring_back
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.oci.bundle import Bundle

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kybernate_shim.gpu.errors import GpuPair
-from kybernate_shim.gpu.helper_client import NodeGpu
+from kybernate_shim.gpu.helper_answers import NodeGpu
 
 ANNOTATION = "kybernate.io/gpu-map"
 

@@ -15,7 +15,7 @@ from kybernate_shim.arena.imports import imports_of
 from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.errors import CudaMemoryImported
 from kybernate_shim.gpu.evidence import Evidence
-from kybernate_shim.gpu.helper_client import CudaInfo
+from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.cgroup.headroom import Headroom
 

@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaProcessesKeepAppearing, join
-from kybernate_shim.gpu.helper_client import STATES_SECONDS, CudaHelper, CudaProcess, State
+from kybernate_shim.gpu.helper_answers import CudaProcess, State
+from kybernate_shim.gpu.helper_client import STATES_SECONDS, CudaHelper
 
 ListPids = Callable[[], Iterable[int]]  # such as Cgroup.processes: every process of the container, at this moment
 

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from kybernate_shim.gpu.errors import CudaError, CudaHelperLost, GpuPair
 from kybernate_shim.gpu.evidence import seen
-from kybernate_shim.gpu.helper_client import ArenaMoved, CudaHelper, RoomComing, State
+from kybernate_shim.gpu.helper_answers import ArenaMoved, RoomComing, State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.processes import ListPids, lock_all
 from kybernate_shim.steps import Step
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import State
+from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, Suspended, bring_back, resume, suspend, undisturbed
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover import arena_files

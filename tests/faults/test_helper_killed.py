@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import State
+from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.sequence import StepSeconds, Suspended
 from tests.contract.cuda_driver.helper_processes import kill as kill_processes
 from tests.faults.bench import PATIENCE, Bench

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import State
+from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.sequence import StepSeconds, Suspended
 from kybernate_shim.vram_io.errors import VramError
 from tests.faults import daemon

@@ -33,7 +33,8 @@ from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.checkpoint.gpu.room import FIRST_BYTES, STALLED_SECONDS
-from kybernate_shim.gpu.helper_client import CudaHelper, RoomComing, cuda_helper
+from kybernate_shim.gpu.helper_answers import RoomComing
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
 from kybernate_shim.gpu.sequence import Ahead, resume, suspend
 from kybernate_shim.linux import huge_pages
 from kybernate_shim.native import PRELOAD, build

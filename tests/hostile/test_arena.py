@@ -19,7 +19,8 @@ from kybernate_shim import native
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import CudaHelper, State, log_path
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from kybernate_shim.native import PRELOAD
 from kybernate_shim.vram_io.errors import NotInArena

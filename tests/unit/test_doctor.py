@@ -16,8 +16,8 @@ from kybernate.node import exposed, health
 from kybernate.node.left_locked import LeftLocked
 from kybernate_shim.config import Config, ConfigInvalid, GpuSettings
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
-from kybernate_shim.gpu.helper_client import CudaInfo
-from kybernate_shim.gpu.helper_client import NodeGpu as Gpu
+from kybernate_shim.gpu.helper_answers import CudaInfo
+from kybernate_shim.gpu.helper_answers import NodeGpu as Gpu
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
 GIB = 1 << 30

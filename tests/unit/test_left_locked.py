@@ -16,7 +16,7 @@ import pytest
 from kybernate.node import health, left_locked
 from kybernate_shim.config import Config
 from kybernate_shim.gpu.errors import CudaDeadline, CudaUnavailable
-from kybernate_shim.gpu.helper_client import CudaProcess, State, States
+from kybernate_shim.gpu.helper_answers import CudaProcess, State, States
 from kybernate_shim.linux.cgroup import cgroup as cgroups
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 

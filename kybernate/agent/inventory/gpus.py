@@ -16,7 +16,8 @@ from kybernate.agent.inventory.containers import Key
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as api
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import CudaInfo, NodeGpu, cuda_helper
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
+from kybernate_shim.gpu.helper_client import cuda_helper
 
 SECONDS = 1.0
 WITHOUT_DRIVER_SECONDS = 300.0  # until a node that had no usable driver is asked again

@@ -29,7 +29,8 @@ from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.gpu import gpu_map, sequence
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.gpu_map import GpuMismatch
-from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.lock import claimed
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.logs import Log

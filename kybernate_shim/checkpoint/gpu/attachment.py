@@ -18,10 +18,10 @@ from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
-from kybernate_shim.gpu import gpu_map, helper_client, sequence
+from kybernate_shim.gpu import gpu_map, sequence
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.gpu_map import GpuMismatch
-from kybernate_shim.gpu.helper_client import CudaInfo, State
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu, State
 from kybernate_shim.gpu.lock import claimed
 from kybernate_shim.linux.device_nodes import make_char_device
 from kybernate_shim.oci.gpu_spec import VISIBLE
@@ -39,7 +39,7 @@ class Attachment:
     def __init__(self, gpus: ContainerGpus) -> None:
         self._gpus = gpus
         self._back, self._arena_back = self._ways_back()
-        self._expected: Sequence[helper_client.NodeGpu] = ()  # where a restore will compute
+        self._expected: Sequence[NodeGpu] = ()  # where a restore will compute
 
     async def compare(self, manifest: Manifest) -> list[Difference]:
         """Return what speaks against bringing the image's processes to the GPUs that are here."""

@@ -10,7 +10,8 @@ from kybernate_shim.checkpoint.gpu.left import Left
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.config import GpuSettings
 from kybernate_shim.gpu import gpu_map, helper_client, sequence
-from kybernate_shim.gpu.helper_client import CudaHelper, CudaInfo, CudaProcess, State, cuda_helper
+from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, State
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.gpu_spec import VISIBLE

@@ -18,7 +18,8 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
 from kybernate_shim.gpu import evidence, preflight, sequence
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import CudaHelper, CudaInfo, CudaProcess, State
+from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.linux.cgroup.headroom import headroom
 from kybernate_shim.oci.preload_spec import asks_for_arena, has_library

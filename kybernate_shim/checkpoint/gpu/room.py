@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kybernate_shim.arena.control import PLACEHOLDERS
 from kybernate_shim.checkpoint.image.manifest import UsedGpu
-from kybernate_shim.gpu import gpu_map, helper_client
+from kybernate_shim.gpu import gpu_map
 from kybernate_shim.gpu.gpu_map import GpuMismatch
-from kybernate_shim.gpu.helper_client import CudaHelper, CudaProcess, RoomComing
+from kybernate_shim.gpu.helper_answers import CudaProcess, NodeGpu, RoomComing
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import Ahead
 
 FIRST_BYTES = 512 << 20  # of room, which show that another process leaves
@@ -64,7 +65,7 @@ def ahead_in_room(
     return [Ahead(pids[0], coming.gpu, at_first[coming.gpu], room_comes=True)]
 
 
-async def await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> Sequence[helper_client.NodeGpu]:
+async def await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> Sequence[NodeGpu]:
     """Wait until the GPUs have `needed` bytes free, by UUID, and return how all are then.
 
     Raises GpuMismatch when that takes longer than `seconds`. The driver's own figures count: no other source knows of
@@ -85,7 +86,7 @@ async def await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: flo
 
 
 def ahead(
-    gpus: Iterable[UsedGpu], pids: Mapping[int, int], plan: gpu_map.GpuPlan, node: Sequence[helper_client.NodeGpu]
+    gpus: Iterable[UsedGpu], pids: Mapping[int, int], plan: gpu_map.GpuPlan, node: Sequence[NodeGpu]
 ) -> list[Ahead]:
     """Return the processes of which the arena may copy to GPUs before they are there: into what these can spare.
 

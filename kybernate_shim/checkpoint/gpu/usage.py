@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim.checkpoint.image.manifest import GpuMemory, UsedGpu
-from kybernate_shim.gpu.helper_client import CudaInfo
+from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.sizes import GRAIN
 
 

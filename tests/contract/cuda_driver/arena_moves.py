@@ -11,7 +11,8 @@ import pytest
 
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.fakes.cuda.programs import Program

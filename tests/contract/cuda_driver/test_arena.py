@@ -13,7 +13,8 @@ from kybernate_shim.arena.control import Verb, control_of
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.gpu.errors import GpuPair
-from kybernate_shim.gpu.helper_client import CudaHelper, State, log_path
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import StepSeconds, resume
 from tests.contract.cuda_driver.arena_moves import (  # noqa: F401  # fixtures
     CONTEXT,

@@ -16,7 +16,8 @@ from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.extents import Extent, joined
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.gpu.helper_client import CudaHelper, State, cuda_helper, log_path, start_helper
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper, log_path, start_helper
 from kybernate_shim.linux.mount.rootfs import unmount_tree
 from kybernate_shim.sizes import NO_NODE
 from tests.contract.cuda_driver.arena_moves import (  # noqa: F401  # fixtures

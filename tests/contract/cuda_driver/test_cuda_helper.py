@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied
-from kybernate_shim.gpu.helper_client import CudaHelper, State, cuda_helper, log_path, start_helper
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper, log_path, start_helper
 from kybernate_shim.messages import cuda_pb2 as wire
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Gpus

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaMemoryImported, GpuPair
-from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import StepSeconds, bring_back, resume, suspend
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
 from tests.fakes.cuda import Gpus

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, GpuPair
-from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import bring_back
 from tests.contract.cuda_driver.helper_processes import PATIENCE
 from tests.fakes.cuda import GIB, Gpus

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import CudaHelper, State
+from kybernate_shim.gpu.helper_answers import State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import resume, suspend
 from kybernate_shim.linux.process_memory import read_maps
 from kybernate_shim.linux.ptrace.seized import SeizedProcess

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from kybernate_shim.gpu.errors import CudaError, GpuPair
-from kybernate_shim.gpu.helper_client import CudaHelper, RoomComing, log_path
+from kybernate_shim.gpu.helper_answers import RoomComing
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, resume, suspend
 from tests.contract.cuda_driver.cycles import LIMITS
 from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers

@@ -10,7 +10,8 @@ import pytest
 
 from kybernate_shim.arena.control import PLACEHOLDERS
 from kybernate_shim.gpu.errors import CudaError
-from kybernate_shim.gpu.helper_client import CudaHelper, RoomComing, State
+from kybernate_shim.gpu.helper_answers import RoomComing, State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import resume
 from tests.contract.cuda_driver.arena_moves import (  # noqa: F401  # fixtures
     CONTEXT,

@@ -28,7 +28,7 @@ from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.health import HealthFinding
 from kybernate_shim.config import Config
 from kybernate_shim.gpu.errors import CudaUnavailable
-from kybernate_shim.gpu.helper_client import CudaInfo, NodeGpu
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.messages import events_pb2, process_pb2, types_pb2
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.messages.any import pack

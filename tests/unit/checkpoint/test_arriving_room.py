@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kybernate_shim.checkpoint.gpu.room import FIRST_BYTES, STALLED_SECONDS, arriving_room
-from kybernate_shim.gpu.helper_client import RoomComing
+from kybernate_shim.gpu.helper_answers import RoomComing
 
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kybernate_shim.gpu.evidence import Evidence, _managed_bytes
-from kybernate_shim.gpu.helper_client import CudaInfo, NodeGpu
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.gpu.preflight import UNDUMPABLE, Subject, judge
 from kybernate_shim.linux.cgroup.headroom import Headroom
 from tests.documentation import ROOT, cells, modules, quoted, text_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.gpu import evidence
 from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
-from kybernate_shim.gpu.helper_client import ArenaMoved, CudaProcess, RoomComing, State, States
+from kybernate_shim.gpu.helper_answers import ArenaMoved, CudaProcess, RoomComing, State, States
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, bring_back, resume, suspend, undisturbed
 
 MOVES = {

@@ -13,7 +13,8 @@ from structlog.testing import CapturingLogger
 
 from kybernate_shim.cuda_helper.former_names import FORMER_NAMES, with_former_names
 from kybernate_shim.gpu.errors import CudaHelperLost
-from kybernate_shim.gpu.helper_client import SERVICE, ArenaMoved, CudaHelper
+from kybernate_shim.gpu.helper_answers import ArenaMoved
+from kybernate_shim.gpu.helper_client import SERVICE, CudaHelper
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Client, Method, Server
 

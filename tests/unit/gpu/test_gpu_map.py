@@ -17,7 +17,7 @@ from kybernate_shim.gpu.gpu_map import (
     require_room,
     usable_gpus,
 )
-from kybernate_shim.gpu.helper_client import NodeGpu
+from kybernate_shim.gpu.helper_answers import NodeGpu
 
 GIB = 1 << 30
 

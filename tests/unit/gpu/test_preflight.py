@@ -10,7 +10,7 @@ import pytest
 from kybernate_shim.gpu import preflight
 from kybernate_shim.gpu.errors import CudaMemoryImported
 from kybernate_shim.gpu.evidence import Evidence
-from kybernate_shim.gpu.helper_client import CudaInfo, NodeGpu
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE
 from kybernate_shim.gpu.preflight import (
     Objection,

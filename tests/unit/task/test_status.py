@@ -17,7 +17,7 @@ import structlog
 
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.gpu import helper_client
-from kybernate_shim.gpu.helper_client import CudaProcess, State, States
+from kybernate_shim.gpu.helper_answers import CudaProcess, State, States
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.live_config import LiveConfig
 from kybernate_shim.messages import shim_pb2 as wire

@@ -12,7 +12,8 @@ from kybernate_shim.checkpoint.gpu.room import KEPT_FREE, ahead, ahead_in_room, 
 from kybernate_shim.checkpoint.image.manifest import GpuMemory, UsedGpu
 from kybernate_shim.gpu.errors import GpuPair
 from kybernate_shim.gpu.gpu_map import GpuMismatch, GpuPlan
-from kybernate_shim.gpu.helper_client import CudaHelper, CudaInfo, CudaProcess, NodeGpu, RoomComing, State
+from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, NodeGpu, RoomComing, State
+from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import Ahead
 
 TOTAL = 800

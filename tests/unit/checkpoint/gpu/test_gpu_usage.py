@@ -10,7 +10,7 @@ import pytest
 
 from kybernate_shim.checkpoint.gpu.usage import GpuUsage, inner_pid, own_memory, usage_of
 from kybernate_shim.checkpoint.image.manifest import GpuMemory, UsedGpu
-from kybernate_shim.gpu.helper_client import CudaInfo, NodeGpu
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 
 MIB = 1 << 20
 ME = os.getpid()
