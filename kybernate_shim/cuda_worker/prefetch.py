@@ -24,12 +24,11 @@ from kybernate_shim.arena.records import Record
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.copier import COPY, NOTHING, ArenaCopier, Prefetched, gpus_named
 from kybernate_shim.cuda_worker.filling import Filling, readable
-from kybernate_shim.cuda_worker.room import PORTION
+from kybernate_shim.cuda_worker.room import PAUSE, PORTION
 
 AHEAD: Final = COPY  # of one copy
 BESIDE_OTHERS: Final = 16 << 20  # of one where another process leaves, whose driver needs the GPU, too
 PIECE: Final = 256 << 20  # of the GPU's memory, most of which is needed for a moment only; a multiple of AHEAD
-PAUSE: Final = 0.001  # between two looks at what is free
 
 
 class _Stopped(Exception):
@@ -85,6 +84,7 @@ class ArenaPrefetch:
         for extent in extents:
             for offset in offsets[bisect_left(offsets, extent.start) : bisect_left(offsets, extent.end)]:
                 place = self._place_of.pop(offset)
+                del self._done.places[offset]
                 place.copies -= 1
                 if not place.copies:
                     self._places.remove(place)
@@ -106,10 +106,8 @@ class ArenaPrefetch:
             for gpu in gpus_named([self._gpu]):
                 self._done = Prefetched(gpu)
                 self._copy(self._done)
-        except (DriverRefused, FillingEnded):
-            pass  # there is no room on the GPU, or worse: then it shows when all is copied
-        except _Stopped:
-            pass
+        except (_Stopped, DriverRefused, FillingEnded):
+            pass  # where it was not stopped, there is no room on the GPU, or worse: then it shows when all is copied
 
     def _copy(self, done: Prefetched) -> None:
         place, address, room = _Staged(0), 0, 0

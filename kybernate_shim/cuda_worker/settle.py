@@ -10,8 +10,8 @@ memory. The arena keeps its copy: the next offload copies only what has changed 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from kybernate_shim.arena.control import Block, BlockState, ControlInvalid, Verb
@@ -57,16 +57,17 @@ class Settling:
         The prefetch continues while the program makes its memory, unless the room for that is still to come.
         """
         blind = ""
+        stop = prefetch.stop if prefetch is not None else lambda: NOTHING
         away = places((block for block in self.program.blocks() if block.state is BlockState.AWAY), record)
         filling = Filling(self.memory, record, self.program.job.check)
         try:
             with ExitStack() as stack:
                 blocks: list[Mapped] = []
-                if prefetch is not None and self.room is not None:
-                    prefetch.stop()  # which takes room
+                if self.room is not None:
+                    stop()  # it takes room
                 for group in as_room_comes(away, self.room):
-                    new = [one for batch in batches(group) for one in stack.enter_context(self._made(batch))]
-                    there = prefetch.stop() if prefetch is not None else NOTHING
+                    new = [one for batch in batches(group) for one in self._made(batch, stack)]
+                    there = stop()
                     gently = self.gently({block.gpu for block in new})
                     for portion in filling.portions(group):
                         self.copier().back(new, portion, there, gently=gently, check=self.program.job.check)
@@ -82,20 +83,12 @@ class Settling:
         self.memory.retire(self.owner)
         size = sum(one.size for one in away)
         zero = size - sum(total(one.extents) for one in away)
-        return MoveAnswer(
-            bytes=size,
-            zero_bytes=zero,
-            prefetched_bytes=prefetch.stop().size if prefetch is not None else 0,
-            remark=blind,
-        )
+        return MoveAnswer(bytes=size, zero_bytes=zero, prefetched_bytes=stop().size, remark=blind)
 
-    @contextmanager
-    def _made(self, batch: Sequence[Kept]) -> Iterator[list[Mapped]]:
-        """Have the program make its memory for some blocks, and map it here."""
-        with ExitStack() as stack:
-            with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
-                new = stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
-            yield new
+    def _made(self, batch: Sequence[Kept], stack: ExitStack) -> list[Mapped]:
+        """Have the program make its memory for some blocks, and map it here until `stack` is closed."""
+        with self.program.handed_out(Verb.REBUILD, BlockState.REBUILT, batch) as descriptors:
+            return stack.enter_context(self.copier().mapped(descriptors, [one.size for one in batch]))
 
     def _learn(self, record: Record, reloaded: Sequence[Kept], blocks: Sequence[Mapped]) -> str:
         """Hash what was `reloaded` and is in `blocks` now, unless that is known; return why it cannot be.

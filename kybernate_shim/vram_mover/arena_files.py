@@ -177,12 +177,12 @@ def _load(
 
         def leaf(offset: int, data: memoryview) -> None:
             # Zeros are written, too, but for the holes: what the arena has there may be another process's.
-            (start, _), *more = parts = list(layout.parts(offset, data))
-            if there := start != HOLE and not more:  # most are: no byte is copied twice
-                data = arena.view[start : start + len(data)]
+            (start, _), *more = places = list(layout.parts(offset, data))
+            if start != HOLE and not more:  # as for most: then no byte is copied twice
+                data, places = arena.view[start : start + len(data)], []
             file.read(offset, data)
             tree.add(offset, data)
-            for start, part in [] if there else parts:
+            for start, part in places:
                 if start != HOLE:
                     arena.write(start, part)
                 elif bytes(part).strip(b"\0"):

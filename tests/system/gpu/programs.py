@@ -102,7 +102,7 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 def computing(
     ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None, polls: bool = True
 ) -> Iterator[Computing]:
-    """Start a container that computes on GPU 0, and wait for its first step; a `log` that is passed in is kept.
+    """Start a container that computes on GPU 0, and wait for its first step. A `log` of the caller is not removed.
 
     With `polls`, a thread of it asks the GPU again and again whether work is done.
     """
