@@ -102,17 +102,24 @@ class Program:
 
 @contextmanager
 def node(gib: float, folder: Path, programs: int = 1, arena: Path = FOLDER) -> Iterator[Path]:
-    """Run a CUDA helper with an arena, in a folder of that name, for so many programs of `gib`; yields its socket."""
+    """Run a CUDA helper with an arena, in a folder of that name, for so many programs of `gib`; yields its socket.
+
+    Raises AssertionError, with the helper's log, where it cannot start.
+    """
     socket = folder / "cuda.sock"
     size = int(gib * 1.1 + 2) * GIB * programs
     pid = start_helper(socket, options=["--arena", str(size), "--arena-folder", str(arena)])
+    ended = 0
     try:
         while not socket.exists():
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+            assert not ended, f"the helper ended: {log_path(socket).read_text()[-2000:]}"
             time.sleep(0.02)
         yield socket
     finally:
-        os.kill(pid, 15)
-        os.waitpid(pid, 0)
+        if not ended:
+            os.kill(pid, 15)
+            os.waitpid(pid, 0)
         print("".join(f"  {line}\n" for line in log_path(socket).read_text().splitlines() if '"error"' in line), end="")
         subprocess.run(["umount", "--lazy", arena], check=False)  # a worker gives its memory back for a while
 

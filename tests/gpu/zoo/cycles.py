@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kybernate_shim.arena.memory import FOLDER, Memory
 from tests.gpu.scenarios import GO_ON_SECONDS, Bench, Container, await_true, container
-from tests.gpu.zoo.held import Grown, by_processes, compared, least
+from tests.gpu.zoo.held import KINDS, Grown, by_processes, by_programs, compared, least
 from tests.gpu.zoo.passage import brief, command, flags_of
 from tests.gpu.zoo.table import CYCLED, Entry, chosen
 
@@ -37,6 +37,7 @@ class Run:
     done: int = 0
     failure: str = ""
     seconds: list[float] = field(default_factory=list)
+    memory: list[dict[str, dict[str, int]]] = field(default_factory=list)  # of each program, before and after
     _gate: threading.Lock = field(default_factory=threading.Lock)
 
     def next(self) -> bool:
@@ -85,11 +86,13 @@ def run_cycles(
                 list(pool.map(lambda one: _settle(run, one, seed), running))
             print(f"each went through {SETTLING} cycles after {time.monotonic() - began:.0f} s", flush=True)
             before = least(lambda: _held(bench, ids))
+            run.memory.append(by_programs(ids))
             run.seconds.clear()
             _make(run, running, seed, jobs)
             for one in running:
                 one.computes_on(_lines(entries, one))
             grown = compared(before, least(lambda: _held(bench, ids)))
+            run.memory.append(by_programs(ids))
         except Exception as error:  # noqa: BLE001  # what has been found out until now is told all the same
             run.fail(brief(error))
     if not run.failure:
@@ -184,6 +187,7 @@ def _tell(run: Run, grown: Sequence[Grown], entries: Sequence[Entry], seed: int,
         f" a suspend and its resume {median:.2f} s (median).",
         "",
         *(["| held | before | after | at most |", "|---|---|---|---|", *rows, ""] if grown else []),
+        *(_memory_table(*run.memory) if len(run.memory) == 2 else []),
         f"FAILED: {run.failure}" if run.failure else f"Leaks: {', '.join(one.name for one in leaks) or 'none'}.",
     ]
     if run.done < run.count and not run.failure:
@@ -192,7 +196,18 @@ def _tell(run: Run, grown: Sequence[Grown], entries: Sequence[Entry], seed: int,
     (out / "cycles.md").write_text("\n".join([*told, ""]))
     line = {"cycles": run.done, "of": run.count, "seed": seed, "median_s": round(median, 3), "failure": run.failure}
     line["machine"] = machine
+    line["memory"] = run.memory
     line["held"] = {one.name: [one.before, one.after, one.most] for one in grown}
     with (out / "cycles.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")
     return int(bool(run.failure or leaks or run.done < run.count))
+
+
+def _memory_table(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return what each program has resident, so that it can be seen whose memory grows."""
+    kinds = list(KINDS.values())
+    rows = [
+        f"| {name} | " + " | ".join(f"{before[name][kind]} → {after[name][kind]}" for kind in kinds) + " |"
+        for name in before
+    ]
+    return [f"| resident MiB | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}", *rows, ""]

@@ -19,6 +19,7 @@ OWNERS = {  # of processes, by a word of their command line
 SLACK = {"vram MiB": 1.1, "arena MiB": 1.1, "resident MiB": 1.15}
 MORE = {"vram MiB": 64, "arena MiB": 64, "resident MiB": 32, "descriptors": 2, "threads": 2}
 PROGRAMS_MORE = 8
+KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,34 @@ def by_processes(containers: Sequence[str]) -> dict[str, int]:
     return {f"{owner} {kind}": value for owner, pids in owners.items() for kind, value in _sum(pids).items()}
 
 
+def by_programs(containers: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return the resident memory of each container by its kind, in MiB."""
+    found = {name: dict.fromkeys(KINDS.values(), 0) for name in containers}
+    for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
+        try:
+            if name := _container(pid, containers):
+                for kind, kib in re.findall(
+                    r"^(Rss\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+                ):
+                    found[name][KINDS[kind]] += int(kib) >> 10
+        except OSError:
+            continue
+    return found
+
+
 def _owner(pid: str, here: str, containers: Sequence[str]) -> str:
     try:
         line = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
         if _namespace(pid) == here:
             return next((owner for owner, word in OWNERS.items() if word in line), "")
-        cgroup = Path(f"/proc/{pid}/cgroup").read_text()
+        return "programs" if _container(pid, containers) else ""
     except OSError:  # it has ended
         return ""
-    return "programs" if any(re.search(rf"/{re.escape(name)}$", cgroup, re.MULTILINE) for name in containers) else ""
+
+
+def _container(pid: str, containers: Sequence[str]) -> str:
+    cgroup = Path(f"/proc/{pid}/cgroup").read_text()
+    return next((name for name in containers if re.search(rf"/{re.escape(name)}$", cgroup, re.MULTILINE)), "")
 
 
 def _namespace(pid: str) -> str:
