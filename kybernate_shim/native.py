@@ -33,8 +33,8 @@ PRELOAD = Product(
     "preload",
     "libkybernate-arena.so",
     (
-        *("lookup", "memory", "ranges", "owners", "physical", "placeholders", "blocks", "addresses", "imports"),
-        *("answer", "rwlocks", "heap"),
+        *("lookup", "memory", "ranges", "owners", "physical", "placeholders", "exports", "blocks", "addresses"),
+        *("imports", "answer", "rwlocks", "heap"),
     ),
     (
         *("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libkybernate-arena.so"),

@@ -24,9 +24,11 @@ from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 STOP_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05  # between two looks at what the driver's threads wait for; none waits so long otherwise
-BREATH_SECONDS: Final = 0.005  # in which a thread leaves the heap
+BREATH_SECONDS: Final = 0.005  # in which a thread leaves the heap; twice as long each time, for one that forks
+LONGEST_SECONDS: Final = 0.08
 BREATHS: Final = 16  # then they continue until the driver is done
 FUTEX: Final = frozenset(str(number) for number in NUMBERS.values())
+CONTENDED: Final = ("0x80", "0x2")  # FUTEX_WAIT_PRIVATE for 2, as for a mutex of glibc: nothing idle waits so
 
 
 class Covers:
@@ -74,7 +76,7 @@ class Covered:
         self._by_caller = by_caller
         self._held: SeizedProcess | None = None
         self._before: list[Span] | None = None
-        self._idle: set[str] = set()  # what the driver's threads waited for before they had anything to do
+        self._idle: set[str] = set()  # what the driver's threads wait for while they have nothing to do
         self._waits: set[str] = set()
         self._breaths = 0
 
@@ -87,7 +89,8 @@ class Covered:
                 self._log.warning("cuda.threads_not_stopped", pid=self.pid, error=str(error) or repr(error))
             return
         self._held = held
-        self._idle = self._waits = _waits(held)
+        self._waits = _waits(held)
+        self._idle = {wait for wait in self._waits if not _is_for_mutex(wait)}
 
     async def cover(self) -> None:
         """Cover what was taken away, and resume the threads."""
@@ -120,7 +123,7 @@ class Covered:
         if self._breaths == BREATHS:
             self._log.warning("cuda.threads_resumed", pid=self.pid, error="the driver waits for a lock of theirs")
         elif self._breaths < BREATHS:
-            await asyncio.sleep(BREATH_SECONDS)
+            await asyncio.sleep(min(BREATH_SECONDS * 2 ** (self._breaths - 1), LONGEST_SECONDS))
             await self.stop()
 
     def _seized(self) -> SeizedProcess:
@@ -150,3 +153,9 @@ def _waits(held: SeizedProcess) -> set[str]:
             if call.split(maxsplit=1)[0] in FUTEX:
                 found.add(f"{tid} {call}")
     return found
+
+
+def _is_for_mutex(wait: str) -> bool:
+    """Return whether such a wait is for a mutex, or for the lock of the heap, which some other thread has."""
+    _, _, _, *arguments = wait.split()
+    return tuple(arguments[:2]) == CONTENDED

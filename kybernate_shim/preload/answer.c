@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "driver.h"
+#include "exports.h"
 #include "heap.h"
 #include "physical.h"
 #include "placeholders.h"
@@ -30,14 +30,6 @@ static uint32_t end_of_range(const struct control *control)
 {
     uint32_t used = control->used, first = control->first, count = control->count;
     return first > used || count > used - first ? used : first + count;
-}
-
-static CUresult hand_out(struct block *block)
-{
-    int fd = -1;
-    CUresult result = driver()->share(&fd, block->handle, AS_DESCRIPTOR, 0);
-    block->fd = result ? -1 : fd;
-    return result;
 }
 
 static bool anybody_busy(const struct control *control)
@@ -63,7 +55,7 @@ static int share(struct control *control)
         struct block *block = &control->blocks[i];
         if (!takeable(block))
             continue;
-        CUresult result = hand_out(block);
+        CUresult result = export_memory(control, block);
         if (result)
             return result;
         block->state = SHARED;
@@ -74,10 +66,7 @@ static int share(struct control *control)
 static int close_all(struct control *control)
 {
     for (uint32_t i = 0; i < control->used; i++)
-        if (control->blocks[i].fd >= 0) {
-            close(control->blocks[i].fd);
-            control->blocks[i].fd = -1;
-        }
+        close_export(control, &control->blocks[i]);
     return CUDA_SUCCESS;
 }
 
@@ -138,26 +127,34 @@ static int rebuild(struct control *control)
             return result;
         }
         block->state = REBUILT;
-        result = hand_out(block);
+        result = export_memory(control, block);
         if (result)
             return result;
     }
     return CUDA_SUCCESS;
 }
 
+static int without_forks(int (*work)(struct control *), struct control *control)
+{
+    bool begun = begin_exports();
+    int result = work(control);
+    end_exports(begun);
+    return result;
+}
+
 static int perform(struct control *control)
 {
     switch (control->verb) {
     case SHARE:
-        return share(control);
+        return without_forks(share, control);
     case CLOSE:
-        return close_all(control);
+        return without_forks(close_all, control);
     case RELEASE:
         return leave(control, SHARED, 0, control->used);
     case FORGET:
         return stay(control, SHARED);
     case REBUILD:
-        return rebuild(control);
+        return without_forks(rebuild, control);
     case COMMIT:
         return stay(control, REBUILT);
     case DISCARD:

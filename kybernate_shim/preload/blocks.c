@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "answer.h"
+#include "exports.h"
 #include "versions.h"
 
 enum { SEALABLE = 2 /* MFD_ALLOW_SEALING */, CLOSE_ON_EXEC = 1, ADD_SEALS = 1033, SHRINK = 2, GROW = 4 };
@@ -117,6 +118,7 @@ static void lock_open_blocks(void)
 /* CUDA cannot be used in a child of fork(2), so nothing is taken over there, and nothing is there to be taken. */
 static void after_fork(void)
 {
+    exports_in_child();
     control = NULL;
     shut_until = 0;
     away = false;
@@ -140,7 +142,7 @@ static void make(void)
         munmap(found, sizeof *found);
         return;
     }
-    pthread_atfork(NULL, NULL, after_fork);
+    pthread_atfork(exports_before_fork, exports_after_fork, after_fork);
     control = found;
 }
 
@@ -221,9 +223,7 @@ void give_block(struct block *block, uint32_t state)
     lock_blocks();
     if (state == UNUSED) {
         block->address = block->references = 0;
-        if (block->fd >= 0) /* handed out just now; it would keep memory on the GPU that has no owner */
-            close(block->fd);
-        block->fd = -1;
+        close_export(control, block); /* just now; it would keep memory on the GPU that has no owner */
     }
     block->state = state;
     unlock_blocks();

@@ -39,7 +39,8 @@ def one(mib: int, gpu: int, *, prefix: str = "", group: bool = False) -> None:
         require(total() == expected, "sum")
         require(torch.allclose(weights @ weights, product), "product")
         require(int(count) == step, "counter")
-        print(f"{prefix}step {step} sum {expected:x}", flush=True)
+        sys.stdout.write(f"{prefix}step {step} sum {expected:x}\n")  # in one piece: the ranks share a pipe
+        sys.stdout.flush()
         time.sleep(STEP_SECONDS)
 
 

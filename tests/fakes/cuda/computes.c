@@ -4,7 +4,8 @@
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
  * With BUSY_MS the GPU works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
  * environment, its memory is managed memory; with COMPUTES_POLLS, a thread asks again and again,
- * so many microseconds apart, whether work is done.
+ * so many microseconds apart, whether work is done; with COMPUTES_FORKS, a thread forks as often, and a child that has
+ * got a descriptor of memory that was handed out ends the program with status 4.
  * It loads libcuda.so.1 at run time. A test workload.
  */
 #include <dlfcn.h>
@@ -13,6 +14,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -121,12 +125,54 @@ static void *poll_gpu(void *context)
     return NULL;
 }
 
-static void start_polling(void)
+static void start_thread(void *(*body)(void *), void *argument)
 {
     pthread_t thread;
+    check(pthread_create(&thread, NULL, body, argument) ? 999 : CUDA_SUCCESS, "pthread_create");
+}
+
+static void start_polling(void)
+{
     CUcontext context;
     CALL("cuCtxGetCurrent", (CUcontext *), &context);
-    check(pthread_create(&thread, NULL, poll_gpu, context) ? 999 : CUDA_SUCCESS, "pthread_create");
+    start_thread(poll_gpu, context);
+}
+
+/* Return whether two of the descriptors are of the same memory: the driver has one for itself. */
+static int has_memory_twice(void)
+{
+    enum { MOST = 256 };
+    ino_t seen[MOST];
+    int count = 0;
+    for (int fd = 0; fd < MOST; fd++) {
+        char path[64], name[64] = "";
+        struct stat about;
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        if (readlink(path, name, sizeof name - 1) < 0 || !strstr(name, "fake-vram-") || fstat(fd, &about) < 0)
+            continue;
+        for (int i = 0; i < count; i++)
+            if (seen[i] == about.st_ino)
+                return 1;
+        seen[count++] = about.st_ino;
+    }
+    return 0;
+}
+
+static void *fork_children(void *argument)
+{
+    for (;; usleep((useconds_t)atoi(argument))) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0)
+            _exit(has_memory_twice());
+        while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+            ;
+        if (status) {
+            printf("wrong: a child ended with %x\n", status);
+            exit(4);
+        }
+    }
+    return NULL;
 }
 
 int main(int argc, char **argv)
@@ -147,6 +193,8 @@ int main(int argc, char **argv)
     CUfunction advance = find(module, "advance"), spin = find(module, "spin");
     if (getenv("COMPUTES_POLLS"))
         start_polling();
+    if (getenv("COMPUTES_FORKS"))
+        start_thread(fork_children, getenv("COMPUTES_FORKS"));
     for (uint64_t step = 1;; step++) {
         uint32_t sum;
         launch(advance, (void *[]){&memory, &count});

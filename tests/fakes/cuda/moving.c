@@ -2,6 +2,7 @@
  * A test double: see abi.h.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -61,6 +62,18 @@ static char *map_apart(uint64_t size)
     return data;
 }
 
+/* Once, or so many times as HEAP_USES in the program's environment says: between them, other threads get at it. */
+static void use_heap_often(void)
+{
+    const struct timespec pause = {0, 500000};
+    const char *uses = getenv("HEAP_USES");
+    use_heap();
+    for (int i = uses ? atoi(uses) : 1; i > 1; i--) {
+        nanosleep(&pause, NULL);
+        use_heap();
+    }
+}
+
 CUresult move_to_host(void)
 {
     static const int STAY[MAX_GPUS];
@@ -69,7 +82,7 @@ CUresult move_to_host(void)
     if (total && !data)
         return CUDA_ERROR_OUT_OF_MEMORY;
     take_time(total);
-    use_heap();
+    use_heap_often();
     host_copy.data = data;
     host_copy.size = total;
     virtual_to_host(allocated_to_host(data));

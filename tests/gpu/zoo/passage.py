@@ -20,6 +20,7 @@ from tests.gpu.zoo.table import Entry
 
 PASSED, FAILED, NOT_REACHED, IMPOSSIBLE = "passed", "FAILED", "not reached", "not possible"
 STILL_SECONDS = 0.2
+REST_SECONDS = 20  # until a program needs the GPU again that works on what it has copied from it
 LEFT_SECONDS = 30  # that a call has all the same after the deadline: what was begun is cleaned up
 MOST_WORDS = 500  # of a reason in the table; the log has all of it
 
@@ -198,12 +199,20 @@ class _Walk:
     def _suspend(self) -> None:
         assert self._container is not None
         self._note(self.bench.kybernate("suspend", self.id, "--json"))
-        time.sleep(STILL_SECONDS)  # until what it had said before is in the log
-        before = self._container.steps()
-        time.sleep(STILL_SECONDS)
-        assert self._container.steps() == before, f"it computes while it is suspended, from {before} on"
+        self._comes_to_rest(self._container)
         self.bench.kybernate("resume", self.id, "--json")
         self._computes_on()
+
+    def _comes_to_rest(self, one: Container) -> None:
+        """Wait until a suspended program says nothing more; what it had said before takes a moment to be in the log."""
+        until = time.monotonic() + REST_SECONDS
+        time.sleep(STILL_SECONDS)
+        before = one.steps()
+        time.sleep(STILL_SECONDS)
+        while (now := one.steps()) != before:
+            assert time.monotonic() < until, f"it computes while it is suspended, from {before} to {now}"
+            before = now
+            time.sleep(STILL_SECONDS)
 
     def _checkpoint(self) -> None:
         self._write_image()

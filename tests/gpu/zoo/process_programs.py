@@ -12,7 +12,7 @@ from ctypes import Structure, byref, c_char, c_uint, c_uint64
 from pathlib import Path
 
 from tests.gpu.zoo.driver_programs import kernels
-from tests.gpu.zoo.figures import Options, Round, say
+from tests.gpu.zoo.figures import Impossible, Options, Round, Wrong, say
 from tests.gpu.zoo.gpu import MIB, Gpu
 
 PAYLOAD = "tests.gpu.zoo.payload"
@@ -54,7 +54,10 @@ def ipc(options: Options) -> Round:
     else:
         memory, handle = gpu.allocate(64 * MIB), _Handle()
         gpu.fill(memory, 9, 64 * MIB)
-        gpu("cuIpcGetMemHandle", byref(handle), c_uint64(memory))
+        try:
+            gpu("cuIpcGetMemHandle", byref(handle), c_uint64(memory))
+        except Wrong as error:  # as it must be with the arena's library
+            raise Impossible(f"memory is not shared: {error}") from error
         argv = [sys.executable, "-m", PAYLOAD, "ipc", "--prefix", "1: "]
         end_with([subprocess.Popen(argv, env={**os.environ, "ZOO_IPC": bytes(handle).hex()})])
 

@@ -114,6 +114,7 @@ ZOO: tuple[Entry, ...] = (
         LOOPBACK,
         ("--tcp", "established"),
         mib=512,
+        seconds=240,
     ),
     Entry("managed", "managed", "cuMemAllocManaged", refused="managed memory", pretended=True),
     Entry(
@@ -127,9 +128,9 @@ ZOO: tuple[Entry, ...] = (
     Entry(
         "ipc",
         "ipc",
-        "cuIpcOpenMemHandle in another process; with the arena, its library refuses cuIpcGetMemHandle",
-        refused="CUDA IPC",
-        ways=("plain",),
+        "cuIpcOpenMemHandle in another process: without the arena nobody sees it, and it is lost (docs/gpus.md); with"
+        " it, its library refuses cuIpcGetMemHandle",
+        ways=("arena",),
         lines=2,
         prefix="0: ",
     ),
