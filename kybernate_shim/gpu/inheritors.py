@@ -4,7 +4,11 @@ A child that is forked from a process with CUDA state gets its mappings and desc
 refuses every call there (CUDA C++ Programming Guide, "Initialization"; cuInit, CUDA_ERROR_NOT_INITIALIZED). What it
 inherited cannot be identified by names or addresses: a process that is initializing CUDA right now, or uses NVML, holds
 the same kinds of files. So it is proven by the kernel's word: a descriptor is the very open file (kcmp(2)) that a
-process with CUDA state has under the same number. A process that has even one descriptor without a proof is left
+process with CUDA state has under the same number.
+
+The driver also opens devices for a moment, and what is forked then has a descriptor that nobody else has. Where others
+are proven, so that the driver refuses to work in the process, that one is inherited, too, unless the process has loaded
+another library that opens devices, such as NVML. Else, a process that has even one descriptor without a proof is left
 alone.
 
 The driver's checkpoint closes the files of the CUDA process. So the proofs are taken before, and kept for as long as
@@ -14,15 +18,21 @@ the processes live. Who is forked afterwards is known by its parent and by when 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from kybernate_shim.linux.kcmp import same_open_file
 from kybernate_shim.linux.nvidia_devices import DeviceFiles
 from kybernate_shim.linux.process import parent_of, start_time
+from kybernate_shim.linux.process_memory import read_maps
+
+# Libraries that open devices, as libcuda's compilers do not.
+OPENERS: Final = re.compile(r"libnvidia-(?!ptxjitcompiler|nvvm)|lib\w+_nvidia\.")
 
 
 class Identity(NamedTuple):
@@ -77,6 +87,11 @@ class Inheritors:
             return frozenset()
         return judge(one, above, self.owners, self.proven)
 
+    def inherited_of(self, held: DeviceFiles) -> frozenset[int]:
+        """Return the same, with what the process holds besides and cannot have opened."""
+        proven = self.inherited(held.pid)
+        return proven | held.descriptors if proven and not opens_devices(held.pid) else proven
+
     def _forget_the_dead(self) -> None:
         self.owners = {one: seen for one, seen in self.owners.items() if identity(one.pid) == one}
         self.proven = {one: proof for one, proof in self.proven.items() if identity(one.pid) == one}
@@ -95,6 +110,14 @@ def judge(
         if (seen := owners.get(parent)) is not None and one.started >= seen.moment:
             late |= seen.descriptors
     return proven.get(one, frozenset()) | late
+
+
+def opens_devices(pid: int) -> bool:
+    """Return whether a process has loaded a library, other than libcuda, that opens NVIDIA's devices."""
+    try:
+        return any(OPENERS.match(Path(region.name).name) for region in read_maps(pid))
+    except OSError:
+        return True  # it has ended, or cannot be read: nothing is known
 
 
 def identity(pid: int) -> Identity | None:

@@ -78,7 +78,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Inheritor:
-    """What a process is to give up: its pid, when it began, and the descriptors that it is proven to have inherited.
+    """What a process is to give up: its pid, when it began, and the descriptors that it has inherited.
 
     `host_bytes` is how much private memory it may get for that.
     """

@@ -152,7 +152,7 @@ class InheritedRelease:
         self._inherited.inheritors.follow(one.pid for one in holding)
         found = {}
         for one in holding:
-            if own := one.descriptors - self._inherited.inheritors.inherited(one.pid):
+            if own := one.descriptors - self._inherited.inheritors.inherited_of(one):
                 found[one.pid] = f"holds {one}; descriptor {min(own)} {OWN}"
         return found
 
@@ -198,9 +198,7 @@ class InheritedRelease:
         found = {one.pid: identity(one.pid) for one in inheritors}
         members = self._inherited.pids()
         return [
-            mover_jobs.Inheritor(
-                one.pid, who.started, frozenset(self._inherited.inheritors.inherited(one.pid)), one.host_bytes
-            )
+            mover_jobs.Inheritor(one.pid, who.started, self._inherited.inheritors.inherited_of(one), one.host_bytes)
             for one in inheritors
             if (who := found[one.pid]) is not None and one.pid in members
         ]

@@ -87,7 +87,9 @@ def test_threads_that_have_what_the_driver_waits_for_continue(
     use: Run, gpus: Gpus, libraries: Path, share: str
 ) -> None:
     """A thread may be stopped where it has the lock of the heap. The driver needs that, too, for its checkpoint."""
-    environment = dict(os.environ) | gpus.environment(libraries) | {"MALLOC_ARENA_MAX": "1", "HEAP_USES": "30", "HELD": share}
+    environment = (
+        dict(os.environ) | gpus.environment(libraries) | {"MALLOC_ARENA_MAX": "1", "HEAP_USES": "30", "HELD": share}
+    )
     program = Program([sys.executable, SOURCES / "trims.py", "4", "1"], environment)
 
     async def body(helper: CudaHelper) -> None:

@@ -97,6 +97,13 @@ def forks_late() -> None:
     fork(wait)
 
 
+def forked_meanwhile() -> None:
+    """The child is forked while the program has a device open once more, as the driver has for a moment."""
+    more = os.open(f"/proc/self/fd/{next(fd for fd in range(3, 64) if is_device(fd))}", os.O_RDONLY)
+    fork(lambda: None)
+    os.close(more)
+
+
 def is_device(fd: int) -> bool:
     try:
         return stat.S_ISBLK(os.fstat(fd).st_mode)
@@ -104,7 +111,10 @@ def is_device(fd: int) -> bool:
         return False
 
 
-CHILDREN = (gives_away, shares_memory, vforked, shares_descriptors, waits_in_vfork, stopped, traced, flees, forks_late)
+CHILDREN = (
+    *(gives_away, shares_memory, vforked, shares_descriptors, waits_in_vfork),
+    *(stopped, traced, flees, forks_late, forked_meanwhile),
+)
 
 
 def main() -> None:

@@ -48,6 +48,14 @@ def test_stopped_child_stays_stopped(ctr: Ctr, devices: list[str], image: Path) 
         assert_let_go(container, stopped=1)
 
 
+def test_child_gives_up_what_its_parent_had_for_a_moment(ctr: Ctr, devices: list[str], image: Path) -> None:
+    with gpu.computing(ctr, *EVADES, "forked_meanwhile", log=image.parent / "log", flags=flags(devices)) as container:
+        assert not try_to_checkpoint(container.id, image)
+        assert_whole(image)
+        container.computes_on()
+        assert_let_go(container)
+
+
 def test_child_that_flees_by_forking_locks_nothing(ctr: Ctr, devices: list[str], image: Path) -> None:
     with gpu.computing(ctr, *EVADES, "flees", log=image.parent / "log", flags=flags(devices)) as container:
         if try_to_checkpoint(container.id, image):

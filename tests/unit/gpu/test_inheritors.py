@@ -7,10 +7,11 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kybernate_shim.gpu.inheritors import Identity, Inheritors, Snapshot, judge, ticks
+from kybernate_shim.gpu.inheritors import Identity, Inheritors, Snapshot, judge, opens_devices, ticks
 from kybernate_shim.linux.nvidia_devices import DeviceFiles, LookTooLong, look, look_all, majors
 
 TABLE = """Character devices:
@@ -80,6 +81,33 @@ def test_descriptor_is_proven_only_by_the_same_open_file(child: tuple[int, int, 
     inheritors, late = Inheritors(), ticks() + 1000
     inheritors.observe([DeviceFiles(os.getpid(), (), both)], [DeviceFiles(pid, (), both)], late)
     assert inheritors.inherited(pid) == {shared}
+
+
+@pytest.mark.parametrize(("library", "all_of_it"), [("libcuda.so.1", True), ("libnvidia-ml.so.580.1", False)])
+def test_descriptor_that_the_driver_had_for_a_moment_is_inherited(
+    child: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, library: str, all_of_it: bool
+) -> None:
+    """Only another library could have opened it: the driver refuses to work where something is inherited."""
+    pid, shared, other = child
+    both = frozenset({shared, other})
+    maps = [SimpleNamespace(name=f"/usr/lib/{library}")]
+    monkeypatch.setattr("kybernate_shim.gpu.inheritors.read_maps", lambda _: maps)
+    inheritors, late = Inheritors(), ticks() + 1000
+    inheritors.observe([DeviceFiles(os.getpid(), (), frozenset({shared}))], [DeviceFiles(pid, (), both)], late)
+    assert inheritors.inherited_of(DeviceFiles(pid, (), both)) == (both if all_of_it else {shared})
+    assert inheritors.inherited_of(DeviceFiles(os.getpid(), (), both)) == frozenset()  # nothing of it is proven
+
+
+@pytest.mark.parametrize(
+    ("name", "opens"),
+    [
+        *((name, True) for name in ("libnvidia-ml.so.1", "libEGL_nvidia.so.0", "libnvidia-opencl.so.1")),
+        *((name, False) for name in ("libcuda.so.1", "libnvidia-ptxjitcompiler.so.1", "libcudart.so.12", "libc.so.6")),
+    ],
+)
+def test_libraries_that_open_devices(monkeypatch: pytest.MonkeyPatch, name: str, opens: bool) -> None:
+    monkeypatch.setattr("kybernate_shim.gpu.inheritors.read_maps", lambda _: [SimpleNamespace(name=f"/lib/{name}")])
+    assert opens_devices(os.getpid()) is opens
 
 
 def test_proofs_outlive_the_files_of_the_owner(child: tuple[int, int, int]) -> None:
