@@ -6,10 +6,10 @@ inherited cannot be identified by names or addresses: a process that is initiali
 the same kinds of files. So it is proven by the kernel's word: a descriptor is the very open file (kcmp(2)) that a
 process with CUDA state has under the same number.
 
-The driver also opens devices for a moment, and what is forked then has a descriptor that nobody else has. Where others
-are proven, so that the driver refuses to work in the process, that one is inherited, too, unless the process has loaded
-another library that opens devices, such as NVML. Else, a process that has even one descriptor without a proof is left
-alone.
+The driver also opens devices for a moment. A child that is forked then has a descriptor that no other process has.
+Where others of its descriptors are proven, so that the driver refuses to work in it, this one is inherited, too, unless
+the child has loaded another library that opens devices, such as NVML. Else, a process that has even one descriptor
+without a proof is left alone.
 
 The driver's checkpoint closes the files of the CUDA process. So the proofs are taken before, and kept for as long as
 the processes live. Who is forked afterwards is known by its parent and by when it began, and so are its own children.

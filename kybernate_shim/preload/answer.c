@@ -134,9 +134,9 @@ static int rebuild(struct control *control)
     return CUDA_SUCCESS;
 }
 
-static int without_forks(int (*work)(struct control *), struct control *control)
+static int without_forks(int (*work)(struct control *), struct control *control, bool stopped)
 {
-    bool begun = begin_exports();
+    bool begun = begin_exports(stopped);
     int result = work(control);
     end_exports(begun);
     return result;
@@ -146,15 +146,15 @@ static int perform(struct control *control)
 {
     switch (control->verb) {
     case SHARE:
-        return without_forks(share, control);
+        return without_forks(share, control, true);
     case CLOSE:
-        return without_forks(close_all, control);
+        return without_forks(close_all, control, false);
     case RELEASE:
         return leave(control, SHARED, 0, control->used);
     case FORGET:
         return stay(control, SHARED);
     case REBUILD:
-        return without_forks(rebuild, control);
+        return without_forks(rebuild, control, false);
     case COMMIT:
         return stay(control, REBUILT);
     case DISCARD:

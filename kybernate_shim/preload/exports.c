@@ -7,31 +7,31 @@
 #include <unistd.h>
 
 enum { SET_FLAGS = 2 /* F_SETFD */, CLOSE_ON_EXEC = 1 };
-enum { TRIES = 2000 }; /* of a lock that a stopped thread may hold, 0.1 ms apart */
+enum { EXPORTS_WAIT = 200, FORKS_WAIT = 2000 }; /* tries, at least 0.1 ms apart */
 
-static _Atomic int32_t holder;         /* the thread that exports or forks, 0: none */
+static _Atomic int32_t holder;          /* the thread that exports or forks, 0: none */
 static int32_t descriptors[MAX_BLOCKS]; /* by block, and one more than the number: 0 is none */
-static _Atomic uint32_t used;          /* entries that ever had one */
+static _Atomic uint32_t used;           /* entries that ever had one */
 
-static bool hold(void)
+static bool hold(int tries)
 {
     const struct timespec pause = {0, 100000};
     int32_t self = (int32_t)syscall(SYS_gettid);
-    for (int i = 0; i < TRIES; i++) {
+    for (int i = 1;; i++) {
         int32_t none = 0;
         if (atomic_compare_exchange_strong(&holder, &none, self))
             return true;
+        if (i >= tries)
+            return false;
         nanosleep(&pause, NULL);
     }
-    return false;
 }
 
-bool begin_exports(void)
+bool begin_exports(bool stopped)
 {
     static int32_t stuck; /* a thread that was waited for in vain, perhaps for as long as the driver is locked */
-    if (stuck && atomic_load(&holder) == stuck)
-        return false;
-    bool begun = hold();
+    bool hopeless = stopped || (stuck && atomic_load(&holder) == stuck);
+    bool begun = hold(hopeless ? 1 : EXPORTS_WAIT);
     stuck = begun ? 0 : atomic_load(&holder);
     return begun;
 }
@@ -70,7 +70,7 @@ void close_export(const struct control *control, struct block *block)
 
 void exports_before_fork(void)
 {
-    hold();
+    hold(FORKS_WAIT);
 }
 
 void exports_after_fork(void)

@@ -1,8 +1,8 @@
 /* Descriptors of memory that was exported, which the helper fetches.
  *
- * A child of fork(2) must get none of them: it would keep the memory on the GPU after the program has left it, and no
- * dump takes such a descriptor. So a fork waits for an export that is under way, and the child closes those that
- * there are. A program that is executed gets none, either.
+ * A child of fork(2) must get none of them: it would keep the memory on the GPU after the program has left it, and CRIU
+ * dumps no such descriptor. So a fork waits until an export has ended, and the child closes the descriptors that there are.
+ * They are also closed by execve(2).
  */
 #ifndef KYBERNATE_PRELOAD_EXPORTS_H
 #define KYBERNATE_PRELOAD_EXPORTS_H
@@ -12,9 +12,10 @@
 #include "control.h"
 #include "driver.h"
 
-/* Keep forks away between the two, or let them wait for a moment: false where one did not end in time, because its
- * thread is stopped; then a child may still get what is exported meanwhile. */
-bool begin_exports(void);
+/* Let forks wait between the two, for a moment. False where one does not end in time; then a child may get what is
+ * exported right now. Where the program's threads are `stopped`, none is waited for: it has its child, or will make it
+ * later. */
+bool begin_exports(bool stopped);
 void end_exports(bool begun);
 
 CUresult export_memory(const struct control *control, struct block *block);

@@ -25,7 +25,7 @@ from pathlib import Path
 from kybernate_shim.arena.memory import FOLDER
 from tests.bench.figures import HEADING, record, row
 from tests.gpu import from_disk
-from tests.gpu.bench_cycle import NAME, THP, Cycle, Rounds, end_helper, of_process, tmpfs
+from tests.gpu.bench_cycle import NAME, THP, Cycle, Rounds, of_process, tmpfs
 from tests.gpu.bench_figures import (
     ARENA_WAYS,
     GIB,
@@ -39,7 +39,7 @@ from tests.gpu.bench_figures import (
     shares,
 )
 from tests.gpu.host_memory import touch
-from tests.gpu.machine import CHECKOUT, Machine, filesystem_for_overlays, remove
+from tests.gpu.machine import CHECKOUT, Machine, end_helper, filesystem_for_overlays, remove
 from tests.gpu.report import prepared
 from tests.gpu.scenarios import ARENA, Bench
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -222,23 +220,3 @@ def tmpfs(directory: Path, size: int) -> Iterator[Path]:
         yield directory
     finally:
         subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-def end_helper() -> None:
-    """End the node's CUDA helper, which keeps the settings that it was started with."""
-    for helper in _helpers():
-        os.kill(helper, signal.SIGTERM)
-    await_until(lambda: not _helpers(), 30)
-
-
-def _helpers() -> list[int]:
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _is_helper(path)]
-
-
-def _is_helper(path: Path) -> bool:
-    """Whether it is the helper of this node: another may live in another root, as the lab's do."""
-    try:
-        here = (path.parent / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
-        return here and b"kybernate_shim.cuda_helper.helper" in path.read_bytes()
-    except OSError:  # it has ended
-        return False

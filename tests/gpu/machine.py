@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from tests.lab import oci
 CHECKOUT = Path(__file__).resolve().parents[2]
 IMAGE = "localhost:5000/machine:latest"
 START_SECONDS = 30
+END_SECONDS = 30
 # Directories of the machine that a container sees, where they exist; what leads to them by links is in the image.
 SHARED = ("/usr", "/opt", "/etc", "/root")
 LINKS = ("bin", "sbin", "lib", "lib64")
@@ -89,9 +91,10 @@ class Machine:
         return done.stdout if status in (0, None) else done.stdout + done.stderr
 
     def stop(self) -> None:
-        """End containerd; containers are gone by then."""
+        """End containerd and the CUDA helper; containers are gone by then."""
         self.containerd.terminate()
         self.containerd.wait(30)
+        end_helper()  # it would give back, and make smaller, the arena of the next helper
 
     def log(self) -> str:
         return "\n".join((self.root / "containerd.log").read_text(errors="replace").splitlines()[-40:])
@@ -102,6 +105,29 @@ class Machine:
             if self.containerd.poll() is not None or time.monotonic() > until:
                 raise NotStarted(self.log())
             time.sleep(0.1)
+
+
+def end_helper() -> None:
+    """End the node's CUDA helper, which keeps the settings that it was started with."""
+    for helper in _helpers():
+        os.kill(helper, signal.SIGTERM)
+    until = time.monotonic() + END_SECONDS
+    while _helpers():
+        assert time.monotonic() < until, "the node's CUDA helper does not end"
+        time.sleep(0.1)
+
+
+def _helpers() -> list[int]:
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _is_helper(path)]
+
+
+def _is_helper(path: Path) -> bool:
+    """Whether it is the helper of this node: another may live in another root, as the lab's do."""
+    try:
+        here = (path.parent / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
+        return here and b"kybernate_shim.cuda_helper.helper" in path.read_bytes()
+    except OSError:  # it has ended
+        return False
 
 
 def mounts(paths: Sequence[str] = ()) -> list[str]:

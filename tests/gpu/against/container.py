@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.against.timeline import Span, spans
-from tests.gpu.bench_cycle import NAME, Cycle, end_helper, tmpfs
+from tests.gpu.bench_cycle import NAME, Cycle, tmpfs
 from tests.gpu.bench_figures import GIB, Measured
-from tests.gpu.machine import Machine, filesystem_for_overlays, remove
+from tests.gpu.machine import Machine, end_helper, filesystem_for_overlays, remove
 from tests.gpu.report import prepared
 from tests.gpu.scenarios import ARENA
 

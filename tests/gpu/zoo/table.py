@@ -128,7 +128,7 @@ ZOO: tuple[Entry, ...] = (
     Entry(
         "ipc",
         "ipc",
-        "cuIpcOpenMemHandle in another process: without the arena nobody sees it, and it is lost (docs/gpus.md); with"
+        "cuIpcOpenMemHandle in another process: without the arena nothing shows it, and it is lost (docs/gpus.md); with"
         " it, its library refuses cuIpcGetMemHandle",
         ways=("arena",),
         lines=2,
