@@ -1,8 +1,8 @@
 /* Descriptors of memory that was exported, which the helper fetches.
  *
  * A child of fork(2) must get none of them: it would keep the memory on the GPU after the program has left it, and CRIU
- * dumps no such descriptor. So a fork waits until an export has ended, and the child closes the descriptors that there are.
- * They are also closed by execve(2).
+ * dumps no such descriptor. So a fork waits until an export has ended, and the child closes the descriptors that it
+ * has got. They are also closed by execve(2).
  */
 #ifndef KYBERNATE_PRELOAD_EXPORTS_H
 #define KYBERNATE_PRELOAD_EXPORTS_H
