@@ -33,6 +33,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Describe,
     DriverAnswer,
     DriverState,
+    ForgetCheckpoint,
     Lock,
     ReadState,
     Restore,
@@ -168,19 +169,27 @@ class CudaService:
     async def _covered(self, request: wire.VerbRequest) -> wire.VerbResponse:
         """Have the driver checkpoint processes while their threads are stopped, and cover what it has taken away."""
         covers, done = Covers(request.pids, self._log, by_caller=request.threads_stopped), frozenset[int]()
+        worker = await self._take()
         try:
             await covers.stop()
-            reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000)
+            reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000, worker)
             done = frozenset(outcome.pid for outcome in reply.outcomes if not outcome.kind)
         finally:  # to its end, also when the client is gone: no other call would resume the threads
-            self._ending.add(ending := asyncio.create_task(self._end(covers, done)))
+            self._ending.add(ending := asyncio.create_task(self._end(covers, done, worker)))
             ending.add_done_callback(self._ending.discard)
             await asyncio.shield(ending)
         return reply
 
-    async def _end(self, covers: Covers, done: Collection[int]) -> None:
-        for one in await covers.end(done):
-            self._covering[one.pid] = asyncio.create_task(self._cover_later(one))
+    async def _end(self, covers: Covers, done: Collection[int], worker: pool.Worker) -> None:
+        """Cover what can be, and let the worker forget that it would have to, were this helper killed before."""
+        try:
+            for one in await covers.end(done):
+                self._covering[one.pid] = asyncio.create_task(self._cover_later(one))
+            forgotten = await worker.call({pid: ForgetCheckpoint(pid) for pid in done}, seconds=INFO_SECONDS)
+            if forgotten.failure:  # else it would cover, at its end, what has come back by then
+                await worker.kill()
+        finally:
+            await self._workers.release(worker)
 
     async def _cover_later(self, process: Covered) -> None:
         """Cover a process when the driver has ended a call that was given up; what changes it next waits for that."""
@@ -294,10 +303,14 @@ class CudaService:
             await self.arena_manager.taken_over(pids)
 
     async def _verb(
-        self, pids: Sequence[int], verb: Callable[[int], Job[DriverAnswer]], seconds: float
+        self,
+        pids: Sequence[int],
+        verb: Callable[[int], Job[DriverAnswer]],
+        seconds: float,
+        worker: pool.Worker | None = None,
     ) -> wire.VerbResponse:
         jobs = {pid: verb(pid) for pid in pids}
-        results = await self._call(jobs, seconds)
+        results = await (self._call(jobs, seconds) if worker is None else worker.call(jobs, seconds=seconds))
         outcomes = [outcome_of(pid, results, seconds) for pid in jobs]
         for outcome in outcomes:
             error = {"error": outcome.text, "kind": wire.Outcome.Kind.Name(outcome.kind)} if outcome.kind else {}

@@ -14,6 +14,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Describe,
     DriverAnswer,
     DriverInfo,
+    ForgetCheckpoint,
     Lock,
     MoveJob,
     Ping,
@@ -55,6 +56,8 @@ class CudaJobHandler:
                 return job.done_by(lambda job: _called(DriverAnswer, driver.lock, job))
             case Checkpoint():
                 return job.done_by(self._checkpoint)
+            case ForgetCheckpoint():
+                return job.done_by(lambda job: self.orphaned.forget(job.pid))
             case Restore():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.restore, job))
             case Unlock():
@@ -64,7 +67,10 @@ class CudaJobHandler:
 
     def _checkpoint(self, job: Checkpoint) -> DriverAnswer:
         with self.orphaned.running(job.pid):
-            return _called(DriverAnswer, driver.checkpoint, job)
+            answer = _called(DriverAnswer, driver.checkpoint, job)
+        if answer.code:
+            self.orphaned.forget(job.pid)
+        return answer
 
     def _move(self, job: MoveJob, call: JobCall) -> JobDone:
         if self._arena is None:

@@ -1,7 +1,8 @@
 """Checkpoints that the driver still makes when the helper has been killed, which had stopped the program's threads.
 
-The kernel resumes them then, and the driver is about to take mappings away that they read (see `linux.ptrace.covers`).
-So the worker, which lives until its own calls have ended, stops them again, and covers what was taken away.
+The kernel resumes them then, and the driver is about to take mappings away that they read, or has just done so (see
+`linux.ptrace.covers`). So the worker, which lives until its own calls have ended, stops them again, and covers what was
+taken away. A call is forgotten when the helper says that it has done that itself.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class _Running:
 
 
 class OrphanedCalls:
-    """The checkpoints that run in this worker."""
+    """The checkpoints that run in this worker, or have ended and are not known to be covered."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Running] = {}
 
     @contextmanager
     def running(self, pid: int) -> Iterator[None]:
-        """Enclose the driver's checkpoint of a process."""
+        """Enclose the driver's checkpoint of a process; `forget` it some time after that."""
         try:
             call = self._calls[pid] = _Running(pid, shared_mappings(pid))
         except OSError:
@@ -52,10 +53,12 @@ class OrphanedCalls:
             yield
         finally:
             call.ended.set()
-            self._calls.pop(pid, None)
+
+    def forget(self, pid: int) -> None:
+        self._calls.pop(pid, None)
 
     def end(self) -> None:
-        """Return when those that run have ended, or take too long; to be called when the helper is gone."""
+        """Return when all have ended and are covered, or take too long; to be called when the helper is gone."""
         threads = [threading.Thread(target=_end, args=(call,)) for call in list(self._calls.values())]
         for thread in threads:
             thread.start()

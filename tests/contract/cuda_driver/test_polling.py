@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import State
-from kybernate_shim.gpu.helper_client import CudaHelper
+from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import resume, suspend
 from kybernate_shim.linux.process_memory import read_maps
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
@@ -32,6 +34,8 @@ pytestmark = pytest.mark.root
 Start = Callable[..., Program]
 POLLS = {"COMPUTES_POLLS": "20"}
 HEAP_CYCLES = 6
+DEATHS = 5
+CHECKPOINTED = '"event": "cuda.checkpointed"'
 
 
 def state_of_main_thread(pid: int) -> str:
@@ -179,8 +183,10 @@ def test_program_that_polls_survives_the_helpers_death(use: Run, start: Start, g
 
     async def suspended(helper: CudaHelper) -> None:
         await helper.lock([program.pid], PATIENCE)
+        gpus.record()
         asking = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
-        await until(lambda: state_of_main_thread(program.pid) == "t")
+        await until(lambda: "checkpoint" in [call.name for call in gpus.calls()])
+        assert state_of_main_thread(program.pid) == "t"
         (process,) = helpers(socket)
         process.kill()
         await asyncio.wait([asking])
@@ -193,6 +199,41 @@ def test_program_that_polls_survives_the_helpers_death(use: Run, start: Start, g
         program.wait_for_steps(1)
 
     for _ in range(3):
+        use(suspended)
+        socket.unlink(missing_ok=True)
+        use(resumed)
+
+
+def kill_when_checkpointed(socket: Path) -> None:
+    """Kill the helper as soon as its log says so; the memory is covered after that."""
+    (process,) = helpers(socket)
+    log = log_path(socket)
+    before, until_then = log.read_text().count(CHECKPOINTED), time.monotonic() + PATIENCE
+    while log.read_text().count(CHECKPOINTED) == before:  # without a pause, which would be too late
+        assert time.monotonic() < until_then, log.read_text()
+    process.kill()
+
+
+def test_program_that_polls_survives_the_helpers_death_after_the_drivers_call(
+    use: Run, start: Start, gpus: Gpus, socket: Path
+) -> None:
+    """The driver has taken memory away, and the helper has not covered it: the worker does, in some milliseconds."""
+    program = start(variables={"COMPUTES_POLLS": "usr1"})
+
+    async def suspended(helper: CudaHelper) -> None:
+        await helper.lock([program.pid], PATIENCE)
+        killing = asyncio.create_task(asyncio.to_thread(kill_when_checkpointed, socket))
+        await asyncio.sleep(0.05)
+        await asyncio.wait([asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))])
+        await killing
+
+    async def resumed(helper: CudaHelper) -> None:
+        program.signal(signal.SIGUSR1)
+        program.stands_still()
+        await resume(helper, [program.pid], limits=LIMITS)
+        program.wait_for_steps(1)
+
+    for _ in range(DEATHS):
         use(suspended)
         socket.unlink(missing_ok=True)
         use(resumed)

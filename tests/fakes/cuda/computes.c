@@ -4,7 +4,7 @@
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
  * With BUSY_MS the GPU works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
  * environment, its memory is managed memory; with COMPUTES_POLLS, a thread asks again and again,
- * so many microseconds apart, whether work is done; with COMPUTES_FORKS, a thread forks as often, and a child that has
+ * so many microseconds apart, or when it gets SIGUSR1 for "usr1", whether work is done; with COMPUTES_FORKS, a thread forks as often, and a child that has
  * got a descriptor of memory that was handed out ends the program with status 4.
  * It loads libcuda.so.1 at run time. A test workload.
  */
@@ -12,6 +12,8 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +105,24 @@ static void name_wrong(const uint32_t *words, uint32_t factor, uint32_t offset, 
 
 typedef CUresult (*of_object)(void *);
 
+static bool polls_by_signal(sigset_t *wanted)
+{
+    const char *how = getenv("COMPUTES_POLLS");
+    sigemptyset(wanted);
+    sigaddset(wanted, SIGUSR1);
+    return how && !strcmp(how, "usr1");
+}
+
+static void wait_to_poll(void)
+{
+    sigset_t wanted;
+    int number;
+    if (polls_by_signal(&wanted))
+        sigwait(&wanted, &number);
+    else
+        usleep((useconds_t)atoi(getenv("COMPUTES_POLLS")));
+}
+
 static void *poll_gpu(void *context)
 {
     static const char *const CALLS[] = {"cuEventQuery", "cuEventSynchronize", "cuStreamQuery", "cuStreamSynchronize"};
@@ -117,7 +137,7 @@ static void *poll_gpu(void *context)
     elapsed = (CUresult(*)(float *, void *, void *))dlsym(library, "cuEventElapsedTime");
     for (int i = 0; i < COUNT; i++) /* before it begins, for dlsym has a lock */
         calls[i] = (of_object)dlsym(library, CALLS[i]);
-    for (;; usleep((useconds_t)atoi(getenv("COMPUTES_POLLS")))) {
+    for (;; wait_to_poll()) {
         for (int i = 0; i < COUNT; i++)
             check(calls[i](event), CALLS[i]);
         check(elapsed(&milliseconds, event, event), "cuEventElapsedTime");
@@ -185,6 +205,9 @@ int main(int argc, char **argv)
     uint64_t busy = strtoull(argc > 4 ? argv[4] : "0", NULL, 10) * 1000000;
 
     library = dlopen("libcuda.so.1", RTLD_NOW);
+    sigset_t wanted;
+    if (polls_by_signal(&wanted))
+        pthread_sigmask(SIG_BLOCK, &wanted, NULL); /* for the thread that waits for it */
     if (!library || !words) {
         printf("cannot start: %s\n", library ? "no memory" : dlerror());
         return 2;
