@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from kybernate_shim.address import answers
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper, log_path
@@ -34,7 +36,13 @@ pytestmark = pytest.mark.root
 Start = Callable[..., Program]
 POLLS = {"COMPUTES_POLLS": "20"}
 HEAP_CYCLES = 6
-DEATHS = 5
+HELPER = "kybernate_shim.cuda_helper.helper"
+NEVER_COVERS = """
+import asyncio, sys
+from kybernate_shim.cuda_helper import covers, helper
+covers.Covers.end = lambda *_: asyncio.Event().wait()
+sys.exit(helper.main(["--socket", sys.argv[1]]))
+"""
 CHECKPOINTED = '"event": "cuda.checkpointed"'
 
 
@@ -204,28 +212,34 @@ def test_program_that_polls_survives_the_helpers_death(use: Run, start: Start, g
         use(resumed)
 
 
-def kill_when_checkpointed(socket: Path) -> None:
-    """Kill the helper as soon as its log says so; the memory is covered after that."""
-    (process,) = helpers(socket)
-    log = log_path(socket)
-    before, until_then = log.read_text().count(CHECKPOINTED), time.monotonic() + PATIENCE
-    while log.read_text().count(CHECKPOINTED) == before:  # without a pause, which would be too late
-        assert time.monotonic() < until_then, log.read_text()
-    process.kill()
+@pytest.fixture
+def never_covers(gpus: Gpus, socket: Path) -> psutil.Popen:
+    """A helper that stops threads for the driver, and never gets to cover what that has taken away."""
+    socket.parent.mkdir(exist_ok=True)
+    with log_path(socket).open("wb") as log:
+        helper = psutil.Popen([sys.executable, "-c", NEVER_COVERS, socket, HELPER], stdout=log, stderr=log)
+    while not answers(socket):
+        assert helper.poll() is None, log_path(socket).read_text()
+        time.sleep(0.01)
+    return helper
 
 
 def test_program_that_polls_survives_the_helpers_death_after_the_drivers_call(
-    use: Run, start: Start, gpus: Gpus, socket: Path
+    use: Run, start: Start, socket: Path, never_covers: psutil.Popen
 ) -> None:
-    """The driver has taken memory away, and the helper has not covered it: the worker does, in some milliseconds."""
+    """The driver has taken memory away, and the helper has not covered it: the worker does."""
     program = start(variables={"COMPUTES_POLLS": "usr1"})
 
     async def suspended(helper: CudaHelper) -> None:
         await helper.lock([program.pid], PATIENCE)
-        killing = asyncio.create_task(asyncio.to_thread(kill_when_checkpointed, socket))
-        await asyncio.sleep(0.05)
-        await asyncio.wait([asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))])
-        await killing
+        asking = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
+        await until(lambda: CHECKPOINTED in log_path(socket).read_text())
+        workers = never_covers.children(recursive=True)
+        never_covers.kill()
+        never_covers.wait()
+        await asyncio.wait([asking])
+        _, living = psutil.wait_procs(workers, PATIENCE)
+        assert not living
 
     async def resumed(helper: CudaHelper) -> None:
         program.signal(signal.SIGUSR1)
@@ -233,7 +247,6 @@ def test_program_that_polls_survives_the_helpers_death_after_the_drivers_call(
         await resume(helper, [program.pid], limits=LIMITS)
         program.wait_for_steps(1)
 
-    for _ in range(DEATHS):
-        use(suspended)
-        socket.unlink(missing_ok=True)
-        use(resumed)
+    use(suspended)
+    socket.unlink(missing_ok=True)
+    use(resumed)
