@@ -3,9 +3,9 @@
  * Prints "step N checksum X" per step, forever; each word of device memory advances by one step of a generator whose
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
  * With BUSY_MS the GPU works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
- * environment, its memory is managed memory; with COMPUTES_POLLS, a thread asks again and again,
- * so many microseconds apart, or when it gets SIGUSR1 for "usr1", whether work is done; with COMPUTES_FORKS, a thread forks as often, and a child that has
- * got a descriptor of memory that was handed out ends the program with status 4.
+ * environment, its memory is managed memory. With COMPUTES_POLLS, a thread asks whether work is done, so many
+ * microseconds apart, or for "usr1" at each SIGUSR1. With COMPUTES_FORKS, a thread forks so many microseconds apart; a
+ * child that has a descriptor of exported memory ends the program with status 4.
  * It loads libcuda.so.1 at run time. A test workload.
  */
 #include <dlfcn.h>

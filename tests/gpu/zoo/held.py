@@ -61,7 +61,7 @@ def by_processes(containers: Sequence[str]) -> dict[str, int]:
     """Return descriptors, threads and resident memory, summed up by who owns the processes."""
     owners: dict[str, list[int]] = {name: [] for name in (*OWNERS, "programs")}
     here = _namespace("self")
-    for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
+    for pid in _pids():
         if owner := _owner(pid, here, containers):
             owners[owner].append(int(pid))
     return {f"{owner} {kind}": value for owner, pids in owners.items() for kind, value in _sum(pids).items()}
@@ -70,16 +70,19 @@ def by_processes(containers: Sequence[str]) -> dict[str, int]:
 def by_programs(containers: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return the resident memory of each container by its kind, in MiB."""
     found = {name: dict.fromkeys(KINDS.values(), 0) for name in containers}
-    for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
+    for pid in _pids():
         try:
             if name := _container(pid, containers):
-                for kind, kib in re.findall(
-                    r"^(Rss\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
-                ):
+                status = Path(f"/proc/{pid}/status").read_text()
+                for kind, kib in re.findall(r"^(Rss\w+):\s+(\d+)", status, re.MULTILINE):
                     found[name][KINDS[kind]] += int(kib) >> 10
         except OSError:
             continue
     return found
+
+
+def _pids() -> list[str]:
+    return [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _owner(pid: str, here: str, containers: Sequence[str]) -> str:

@@ -205,9 +205,7 @@ class _Walk:
 
     def _comes_to_rest(self, one: Container) -> None:
         """Wait until a suspended program says nothing more; what it had said before takes a moment to be in the log."""
-        until = time.monotonic() + REST_SECONDS
-        time.sleep(STILL_SECONDS)
-        before = one.steps()
+        until, before = time.monotonic() + REST_SECONDS, None
         time.sleep(STILL_SECONDS)
         while (now := one.steps()) != before:
             assert time.monotonic() < until, f"it computes while it is suspended, from {before} to {now}"

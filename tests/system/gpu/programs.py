@@ -102,9 +102,10 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 def computing(
     ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None, polls: bool = True
 ) -> Iterator[Computing]:
-    """Start a container that computes on GPU 0, and wait for its first step. A `log` of the caller is not removed.
+    """Start a container that computes on GPU 0, and wait for its first step.
 
-    With `polls`, a thread of it asks the GPU again and again whether work is done.
+    A `log` file that the caller names is kept. With `polls`, a thread of the container asks the GPU again and again
+    whether work is done.
     """
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
