@@ -22,11 +22,11 @@ from typing import Any
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_helper.copies import Copies
 from kybernate_shim.cuda_helper.driver_lock import NOT_READY, DriverLock, DriverVerb
-from kybernate_shim.cuda_helper.holders import Custody, Holders
-from kybernate_shim.cuda_helper.library_calls import GRACE_SECONDS, has_library, shut
+from kybernate_shim.cuda_helper.holders import Custody, Hold, Holders
+from kybernate_shim.cuda_helper.library_calls import has_library, shut
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved, each_once, moved
 from kybernate_shim.cuda_helper.node_arena import NodeArena
-from kybernate_shim.cuda_helper.stopped_threads import STOP_SECONDS, StoppedThreads
+from kybernate_shim.cuda_helper.stopped_threads import StoppedThreads
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
@@ -77,12 +77,11 @@ class ArenaManager:
             await asyncio.sleep(pause)
         return moved(answer)
 
-    async def take_over(self, gone: Callable[[], Awaitable[object]]) -> None:
-        """Find what a helper before this one has left stopped, or kept, and begin to end its steps.
+    async def take_over(self, found: Collection[Hold | Custody], gone: Callable[[], Awaitable[object]]) -> None:
+        """Begin to end the steps of a helper before this one, which has left threads stopped, or memory kept.
 
         `gone` returns when nothing that the earlier helper started works on it any more.
         """
-        found = await self._holders.left_behind(STOP_SECONDS + GRACE_SECONDS)
         holds = [one for one in found if not isinstance(one, Custody)]
         for one in found:
             if isinstance(one, Custody):

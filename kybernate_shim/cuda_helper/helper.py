@@ -78,8 +78,7 @@ async def _until_idle(service: CudaService, pool_manager: ImagePoolManager, stop
         await service.arena_manager.tidy(loop.time())
         if not service.running and loop.time() - service.last_call >= LOOK_SECONDS:
             pool_manager.tidy(loop.time(), now.image_pool, now.image_pool_files)
-        busy = service.running or service.arena_manager.stranded
-        left = service.last_call + now.helper_idle - loop.time() if not busy else LOOK_SECONDS
+        left = service.last_call + now.helper_idle - loop.time() if not service.busy else LOOK_SECONDS
         if left <= 0:
             return
         try:

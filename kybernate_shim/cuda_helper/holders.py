@@ -1,13 +1,14 @@
 """The helper's side of its holders (see `holder`): started, kept warm, asked, and found again by the next helper.
 
-A holder has the stopped threads of a process, or memory that a process has released.
+A holder has the stopped threads of a process, or of several that the driver checkpoints, or memory that a process has
+released.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +20,23 @@ from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.holder_jobs import (
     ERRORS,
     PROGRAM,
+    Cover,
+    Covered,
     GiveUp,
     Held,
     Keep,
     Keeping,
     LetGo,
     ListKept,
+    ListUncovered,
     Stop,
+    StopUntilCovered,
 )
 from kybernate_shim.worker_protocol.programs import command
 
 START_SECONDS = 20.0
 GRACE_SECONDS = 5.0  # for what should have ended by its own deadline
+COVER_SECONDS = 6.0  # for threads to stop, or to be covered: twice the holder's own time
 KEPT_WARM = 4  # two for a process: one stops its threads, one keeps what it releases
 NAME_BYTES = 4
 
@@ -71,6 +77,32 @@ class Custody:
             self._holders.take_back(self._holder)
 
 
+@dataclass
+class Uncovered:
+    """Processes `pids` whose threads are stopped until they are covered, but those of `failures`, each with its reason.
+
+    One call is awaited after the other.
+    """
+
+    pids: frozenset[int]
+    failures: tuple[tuple[int, str], ...]
+    _holders: Holders
+    _holder: WorkerClient
+
+    async def cover(self, pids: Iterable[int]) -> Covered:
+        """Cover those of them that the driver is done with. Raises InjectionFailed: none is left to be covered."""
+        try:
+            covered = await self._holder.do(Cover(tuple(pids)), seconds=COVER_SECONDS)
+        except (WorkerError, TimeoutError) as error:
+            self.pids = frozenset()
+            self._holders.give_up(self._holder)
+            raise InjectionFailed(f"the process that holds them: {error!r}") from error
+        self.pids -= frozenset(pids)
+        if not self.pids:
+            self._holders.take_back(self._holder)
+        return covered
+
+
 class Holders:
     """The holders of one helper; `folder` has their sockets, and `helper` is the command of another helper."""
 
@@ -109,8 +141,7 @@ class Holders:
             self.take_back(holder)
             raise
         except BaseException as error:
-            self._undoing.add(task := asyncio.create_task(_undo(holder)))
-            task.add_done_callback(self._undoing.discard)
+            self.give_up(holder)
             if isinstance(error, TimeoutError):
                 raise InjectionFailed(f"the kernel did not stop all of them within {seconds:g} s") from None
             raise
@@ -132,7 +163,23 @@ class Holders:
             raise
         return Custody(pid, keeping, self, holder)
 
-    async def left_behind(self, seconds: float) -> list[Hold | Custody]:
+    async def stop_until_covered(self, pids: Iterable[int], *, by_caller: bool) -> Uncovered:
+        """Stop the threads of processes that the driver is about to checkpoint.
+
+        Raises InjectionFailed, with nothing stopped.
+        """
+        wanted = tuple(pids)
+        holder = await self._take()
+        try:
+            failures = await holder.do(StopUntilCovered(wanted, by_caller, self._helper), seconds=COVER_SECONDS)
+        except BaseException as error:
+            self.give_up(holder)
+            if isinstance(error, WorkerError | TimeoutError):
+                raise InjectionFailed(f"the process that is to hold them: {error!r}") from error
+            raise
+        return Uncovered(frozenset(wanted), failures, self, holder)
+
+    async def left_behind(self, seconds: float) -> list[Hold | Custody | Uncovered]:
         """Return what earlier helpers left stopped, or kept, of holders that answer within `seconds`."""
         if not self._folder.is_dir():
             return []
@@ -153,6 +200,11 @@ class Holders:
             self._idle.append(holder)
         else:
             holder.close()
+
+    def give_up(self, holder: WorkerClient) -> None:
+        """Have a holder release what an unanswered request has stopped, and end."""
+        self._undoing.add(task := asyncio.create_task(_undo(holder)))
+        task.add_done_callback(self._undoing.discard)
 
     async def _take(self) -> WorkerClient:
         """Return a holder that is ready, or start one. Raises InjectionFailed."""
@@ -181,7 +233,7 @@ class Holders:
         except (OSError, WorkerError) as error:  # TimeoutError among them
             raise InjectionFailed(f"the process that is to hold them cannot be started: {error!r}") from error
 
-    async def _find(self, path: Path, seconds: float) -> Hold | Custody | None:
+    async def _find(self, path: Path, seconds: float) -> Hold | Custody | Uncovered | None:
         try:
             async with asyncio.timeout(seconds):
                 holder, pid = await _connected(path)
@@ -196,6 +248,8 @@ class Holders:
                 keeping = await holder.do(ListKept(), seconds=seconds)
                 if keeping.descriptors:
                     return Custody(keeping.pid, keeping, self, holder)
+                if pids := await holder.do(ListUncovered(), seconds=seconds):
+                    return Uncovered(frozenset(pids), (), self, holder)
             holder.close()
         return None
 
@@ -211,7 +265,7 @@ async def _connected(path: Path) -> tuple[WorkerClient, int]:
 
 
 async def _undo(holder: WorkerClient) -> None:
-    """Have a holder release what an unanswered request has stopped, and end. It does one after the other."""
+    """Do as `Holders.give_up` says. A holder does one request after the other."""
     with suppress(WorkerError):
         await holder.do(LetGo())
     holder.close()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,9 @@ from kybernate_shim.config import GpuSettings
 from kybernate_shim.cuda_helper import workers as pool
 from kybernate_shim.cuda_helper.answers import device, outcome_of
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
-from kybernate_shim.cuda_helper.covers import Covered, Covers, attend
+from kybernate_shim.cuda_helper.covers import Covers
 from kybernate_shim.cuda_helper.former_names import with_former_names
-from kybernate_shim.cuda_helper.holders import Holders
+from kybernate_shim.cuda_helper.holders import Holders, Uncovered
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved
 from kybernate_shim.cuda_helper.turns import Turns
@@ -33,7 +33,6 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Describe,
     DriverAnswer,
     DriverState,
-    ForgetCheckpoint,
     Lock,
     ReadState,
     Restore,
@@ -45,6 +44,7 @@ from kybernate_shim.worker_protocol.messages import Job
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Cuda"].full_name
 INFO_SECONDS = 60.0
 GONE_SECONDS = 10.0  # for the workers of a helper that was killed, which end as soon as they see that
+LEFT_SECONDS = 15.0  # for a holder to answer, which may be stopping threads
 SETTLE_SECONDS = 120.0  # for a call that was given up, which the driver may carry out all the same
 LOCK_GRACE_SECONDS = 2.0  # the driver gives up a lock by itself; after this it is taken to hang
 STATES: dict[int, wire.State] = {
@@ -75,6 +75,7 @@ class CudaService:
 
     def __init__(self, workers: pool.Workers, holders: Holders, settings: NodeSettings, arena: Path, log: Any) -> None:
         self._workers = workers
+        self._holders = holders
         self._log = log
         self._settings = settings
         now = settings.read()
@@ -83,8 +84,7 @@ class CudaService:
         self._taking_over: asyncio.Task[None] | None = None
         self.running = 0
         self._turns = Turns()
-        self._ending: set[asyncio.Task[None]] = set()
-        self._covering: dict[int, asyncio.Task[None]] = {}  # by pid, what is covered when the driver is done with it
+        self._covers = Covers(holders, self._settled, log)
         self._moving: Counter[int] = Counter()  # by pid, what is being offloaded or reloaded
         self.last_call = asyncio.get_running_loop().time()
 
@@ -109,7 +109,12 @@ class CudaService:
         """Begin to bring into order what a helper before this one has left stopped, when its workers are gone."""
         self._begun = asyncio.create_task(lifetime.begin())
         gone = partial(asyncio.wait, [self._begun], timeout=GONE_SECONDS)
-        self._taking_over = asyncio.create_task(self.arena_manager.take_over(gone))
+        self._taking_over = asyncio.create_task(self._take_over(gone))
+
+    async def _take_over(self, gone: Callable[[], Awaitable[object]]) -> None:
+        found = await self._holders.left_behind(LEFT_SECONDS)
+        self._covers.take_over([one for one in found if isinstance(one, Uncovered)], gone)
+        await self.arena_manager.take_over([one for one in found if not isinstance(one, Uncovered)], gone)
 
     async def look(self) -> GpuSettings:
         """Return the settings as they are now, which the arena follows."""
@@ -154,6 +159,7 @@ class CudaService:
         return reply
 
     async def lock(self, request: wire.VerbRequest) -> wire.VerbResponse:
+        self._holders.prepare(1)  # for the checkpoint that follows
         seconds = request.timeout_ms / 1000 + LOCK_GRACE_SECONDS
         return await self._verb(request.pids, lambda pid: Lock(pid, request.timeout_ms), seconds)
 
@@ -168,41 +174,18 @@ class CudaService:
 
     async def _covered(self, request: wire.VerbRequest) -> wire.VerbResponse:
         """Have the driver checkpoint processes while their threads are stopped, and cover what it has taken away."""
-        covers, done = Covers(request.pids, self._log, by_caller=request.threads_stopped), frozenset[int]()
-        worker = await self._take()
-        try:
-            await covers.stop()
+        async with (
+            self._worker() as worker,
+            self._covers.checkpointing(request.pids, by_caller=request.threads_stopped) as done,
+        ):
             reply = await self._verb(request.pids, Checkpoint, request.timeout_ms / 1000, worker)
-            done = frozenset(outcome.pid for outcome in reply.outcomes if not outcome.kind)
-        finally:  # to its end, also when the client is gone: no other call would resume the threads
-            self._ending.add(ending := asyncio.create_task(self._end(covers, done, worker)))
-            ending.add_done_callback(self._ending.discard)
-            await asyncio.shield(ending)
+            done.update(outcome.pid for outcome in reply.outcomes if not outcome.kind)
         return reply
 
-    async def _end(self, covers: Covers, done: Collection[int], worker: pool.Worker) -> None:
-        """Cover what can be, and let the worker forget that it would have to, were this helper killed before."""
-        try:
-            for one in await covers.end(done):
-                self._covering[one.pid] = asyncio.create_task(self._cover_later(one))
-            forgotten = await worker.call({pid: ForgetCheckpoint(pid) for pid in done}, seconds=INFO_SECONDS)
-            if forgotten.failure:  # else it would cover, at its end, what has come back by then
-                await worker.kill()
-        finally:
-            await self._workers.release(worker)
-
-    async def _cover_later(self, process: Covered) -> None:
-        """Cover a process when the driver has ended a call that was given up; what changes it next waits for that."""
-        over = asyncio.Event()
-        attending = asyncio.create_task(attend([process], over))
-        try:
-            with suppress(RpcError):  # the driver reports the state only then
-                await self._call({process.pid: ReadState(process.pid)}, SETTLE_SECONDS)
-        finally:
-            over.set()
-            await asyncio.wait([attending])
-            await process.cover()
-            self._covering.pop(process.pid, None)
+    async def _settled(self, pid: int) -> None:
+        """Return when the driver reports the state of a process: not while it carries out a call that was given up."""
+        with suppress(RpcError):
+            await self._call({pid: ReadState(pid)}, SETTLE_SECONDS)
 
     async def _copied(self, outcome: wire.Outcome, seconds: float) -> None:
         """Wait until the arena has what a process has released; the GPU has its memory until then."""
@@ -287,10 +270,7 @@ class CudaService:
             async with self._turns.at(request.pids):
                 if self._begun is not None:  # what an earlier helper's worker covers must not have come back by then
                     await asyncio.wait([self._begun], timeout=GONE_SECONDS)
-                if self._ending:
-                    await asyncio.wait(self._ending)
-                if left := self._covering.keys() & set(request.pids):
-                    await asyncio.wait([self._covering[pid] for pid in left])
+                await self._covers.over(request.pids)
                 return await method(request)
 
         return handle
@@ -338,6 +318,11 @@ class CudaService:
 
         return await asyncio.shield(asyncio.gather(*(one(pid) for pid in dict.fromkeys(pids))))
 
+    @property
+    def busy(self) -> bool:
+        """Whether the helper has to stay: a call runs, or threads are stopped."""
+        return bool(self.running or self.arena_manager.stranded or self._covers.busy)
+
     @contextmanager
     def _locked_meanwhile(self, pid: int) -> Iterator[None]:
         self._moving[pid] += 1
@@ -359,9 +344,14 @@ class CudaService:
         return results.answers[pid]
 
     async def _call(self, jobs: Mapping[int, Job[A]], seconds: float) -> pool.Results[A]:
+        async with self._worker() as worker:
+            return await worker.call(jobs, seconds=seconds)
+
+    @asynccontextmanager
+    async def _worker(self) -> AsyncIterator[pool.Worker]:
         worker = await self._take()
         try:
-            return await worker.call(jobs, seconds=seconds)
+            yield worker
         finally:
             await self._workers.release(worker)
 

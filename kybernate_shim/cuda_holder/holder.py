@@ -5,6 +5,9 @@ they are held until a helper says that they may go, and not only as long as the 
 one connects here, brings the process into order, and lets it go. The kernel kills the process if its holder ends first.
 A holder has one process at a time, and is as small as that: what else can fail is in the helper and its workers.
 
+Threads are also stopped while the driver checkpoints a process, until memory covers what it has taken away (see
+`uncovered`). These resume if the holder ends first.
+
 Another holder keeps the memory that a process has released and the arena has not yet: a worker copies it while the
 driver checkpoints the process. As long as a descriptor of it is open, it is on the GPU, and another worker can copy it
 if the first one dies.
@@ -23,11 +26,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
 
 from kybernate_shim.arena.control import must_run, take_descriptor
+from kybernate_shim.cuda_holder.uncovered import STOP_SECONDS, UncoveredProcess
 from kybernate_shim.linux.limits import raise_descriptors
 from kybernate_shim.linux.process import has_ended, set_oom_score_adj
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
@@ -36,6 +41,8 @@ from kybernate_shim.worker_protocol.errors import MessageInvalid
 from kybernate_shim.worker_protocol.holder_jobs import (
     ERRORS,
     JOBS,
+    Cover,
+    Covered,
     GiveUp,
     Held,
     HolderJob,
@@ -43,7 +50,9 @@ from kybernate_shim.worker_protocol.holder_jobs import (
     Keeping,
     LetGo,
     ListKept,
+    ListUncovered,
     Stop,
+    StopUntilCovered,
 )
 from kybernate_shim.worker_protocol.messages import JobDone, changed
 from kybernate_shim.worker_protocol.programs import arguments
@@ -52,6 +61,7 @@ from kybernate_shim.worker_protocol.server import JobCall, WorkerServer, immedia
 FIRST_SECONDS = 20.0  # for the helper that has started us to connect
 ORPHAN_SECONDS = 5.0  # without a helper, before we start one; a daemon that misses it is faster
 LOOK_SECONDS = 0.2  # between two looks at whether a process without requests has ended
+GRACE_SECONDS = 1.0  # for threads that do not stop in their time
 LAST_TO_DIE = -1000  # when memory runs out
 NOT_FOR_US = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
@@ -64,6 +74,7 @@ class Holder:
         self._helper: tuple[str, ...] = ()
         self._held: SeizedProcess | None = None
         self._kept = KeptMemory()
+        self._uncovered: dict[int, UncoveredProcess] = {}
 
     def serve(self) -> None:
         self._listener.settimeout(FIRST_SECONDS)
@@ -94,6 +105,12 @@ class Holder:
                     return job.done_by(self._stop)
                 case LetGo():
                     return job.done_by(lambda _: self._let_go())
+                case StopUntilCovered():
+                    return job.done_by(self._stop_until_covered)
+                case Cover():
+                    return job.done_by(lambda job: self._cover(job.pids))
+                case ListUncovered():
+                    return job.done_by(lambda _: tuple(self._uncovered))
                 case Keep():
                     return job.done_by(self._keep)
                 case ListKept():
@@ -119,8 +136,28 @@ class Holder:
         self._kept.take(job)
         return self._kept.keeping
 
+    def _stop_until_covered(self, job: StopUntilCovered) -> tuple[tuple[int, str], ...]:
+        self._let_go()
+        self._helper = job.helper
+        self._uncovered = {pid: UncoveredProcess(pid, by_caller=job.by_caller) for pid in job.pids}
+        until = time.monotonic() + STOP_SECONDS + GRACE_SECONDS
+        stopped = [(pid, one.stopped(until - time.monotonic())) for pid, one in self._uncovered.items()]
+        return tuple((pid, failure) for pid, failure in stopped if failure)
+
+    def _cover(self, pids: Iterable[int]) -> Covered:
+        done = [self._uncovered.pop(pid) for pid in pids if pid in self._uncovered]
+        for one in done:
+            one.begin_to_cover()
+        until = time.monotonic() + STOP_SECONDS + GRACE_SECONDS
+        covered = [(one.pid, one.covered(until - time.monotonic())) for one in done]
+        return Covered(
+            tuple((pid, failure) for pid, failure in covered if failure),
+            tuple(one.pid for one in done if one.continued),
+        )
+
     def _let_go(self) -> None:
         self._kept.close()
+        self._cover(tuple(self._uncovered))
         held, self._held = self._held, None
         if held is not None:
             held.__exit__(None, None, None)
@@ -129,7 +166,7 @@ class Holder:
         """Wait for a helper as long as something is held; start one if none comes by itself."""
         self._listener.settimeout(LOOK_SECONDS)
         since = time.monotonic()
-        while (pid := self._held.pid if self._held else self._kept.keeping.pid) and not has_ended(pid):
+        while any(pid and not has_ended(pid) for pid in self._concerned()):
             try:
                 return self._listener.accept()[0]
             except OSError:  # TimeoutError for most
@@ -138,6 +175,9 @@ class Holder:
                     since = time.monotonic()
         self._let_go()
         return None
+
+    def _concerned(self) -> Iterable[int]:
+        return (self._held.pid if self._held else 0, self._kept.keeping.pid, *self._uncovered)
 
     def _start_helper(self) -> None:
         """Start a helper; where there is one already, the new one ends immediately."""

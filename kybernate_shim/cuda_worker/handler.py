@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kybernate_shim.cuda_worker import driver
-from kybernate_shim.cuda_worker.orphaned_calls import OrphanedCalls
+from kybernate_shim.cuda_worker.running_calls import RunningCalls
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Checkpoint,
     CudaJob,
     Describe,
     DriverAnswer,
     DriverInfo,
-    ForgetCheckpoint,
     Lock,
     MoveJob,
     Ping,
@@ -41,7 +40,7 @@ class CudaJobHandler:
     """Does the jobs; those of the arena only where it has one."""
 
     def __init__(self, arena: ArenaExecutor | None) -> None:
-        self.orphaned = OrphanedCalls()
+        self.checkpoints = RunningCalls()
         self._arena = arena
 
     def handle(self, job: CudaJob, call: JobCall) -> JobDone:
@@ -56,8 +55,6 @@ class CudaJobHandler:
                 return job.done_by(lambda job: _called(DriverAnswer, driver.lock, job))
             case Checkpoint():
                 return job.done_by(self._checkpoint)
-            case ForgetCheckpoint():
-                return job.done_by(lambda job: self.orphaned.forget(job.pid))
             case Restore():
                 return job.done_by(lambda job: _called(DriverAnswer, driver.restore, job))
             case Unlock():
@@ -66,11 +63,8 @@ class CudaJobHandler:
                 return self._move(job, call)
 
     def _checkpoint(self, job: Checkpoint) -> DriverAnswer:
-        with self.orphaned.running(job.pid):
-            answer = _called(DriverAnswer, driver.checkpoint, job)
-        if answer.code:
-            self.orphaned.forget(job.pid)
-        return answer
+        with self.checkpoints.running():
+            return _called(DriverAnswer, driver.checkpoint, job)
 
     def _move(self, job: MoveJob, call: JobCall) -> JobDone:
         if self._arena is None:

@@ -51,7 +51,7 @@ def _handle(arena: Sequence[str]) -> tuple[Handle, Callable[[], None]]:
     except DriverUnusable as error:
         return _refusing(str(error))
     handler = CudaJobHandler(_arena_executor(arena) if arena else None)
-    return handler.handle, handler.orphaned.end
+    return handler.handle, handler.checkpoints.end
 
 
 def _arena_executor(words: Sequence[str]) -> ArenaExecutor:

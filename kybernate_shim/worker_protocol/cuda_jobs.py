@@ -136,12 +136,6 @@ class Checkpoint(Job[DriverAnswer], frozen=True):
     pid: int
 
 
-class ForgetCheckpoint(Job[None], frozen=True):
-    """Forget the checkpoint of a process: what the driver has taken away is covered, or its threads are stopped."""
-
-    pid: int
-
-
 class Restore(Job[DriverAnswer], frozen=True):
     """Move it back; `pairs` are (old, new) UUIDs of all GPUs that the process could open, or none."""
 
@@ -233,6 +227,6 @@ class Settle(ArenaJob, frozen=True):
 DriverJob = ReadState | Lock | Checkpoint | Restore | Unlock
 CopyEvent = MemoryReleased | Copied
 MoveJob = Warm | Expect | Offload | Copy | Finish | Prefetch | Drop | Settle
-CudaJob = Ready | Ping | Describe | DriverJob | ForgetCheckpoint | MoveJob
+CudaJob = Ready | Ping | Describe | DriverJob | MoveJob
 JOBS: Form[CudaJob] = Form(CudaJob, "job of a CUDA worker")
 COPY_EVENTS: Form[CopyEvent] = Form(CopyEvent, "event of a copy")

@@ -1,4 +1,9 @@
-"""The jobs of a holder, which holds the threads of one process, or memory that it has released. One after the other."""
+"""The jobs of a holder, which are done one after the other. It holds one of three things:
+
+- the threads of a process, for the arena (`Stop`)
+- the threads of processes until memory covers what the driver takes away (`StopUntilCovered`)
+- memory that a process has released (`Keep`)
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,36 @@ class Stop(Job[None], frozen=True):
 
 
 class LetGo(Job[None], frozen=True):
-    """Let them resume, and give up what is kept."""
+    """Let threads resume, cover what is uncovered, and give up what is kept."""
+
+
+class StopUntilCovered(Job[tuple[tuple[int, str], ...]], frozen=True):
+    """Stop the threads of processes that the driver is about to checkpoint, until they are covered.
+
+    Returns the pids of those whose threads could not be stopped, and why. They may have a debugger; or with `by_caller`
+    the client of the helper has stopped them, and covers them itself. `helper` as in Stop.
+    """
+
+    pids: tuple[int, ...]
+    by_caller: bool
+    helper: tuple[str, ...]
+
+
+class Covered(msgspec.Struct, frozen=True):
+    """What has failed, by pid. The threads of `continued` were not stopped all the time: the driver needed a lock."""
+
+    failures: tuple[tuple[int, str], ...] = ()
+    continued: tuple[int, ...] = ()
+
+
+class Cover(Job[Covered], frozen=True):
+    """Cover what the driver has taken away of processes that it is done with, and let their threads resume."""
+
+    pids: tuple[int, ...]
+
+
+class ListUncovered(Job[tuple[int, ...]], frozen=True):
+    """Return the processes that are not covered."""
 
 
 class Keeping(msgspec.Struct, frozen=True):
@@ -61,5 +95,5 @@ class GiveUp(Job[None], frozen=True):
     blocks: int
 
 
-HolderJob = Held | Stop | LetGo | Keep | ListKept | GiveUp
+HolderJob = Held | Stop | LetGo | StopUntilCovered | Cover | ListUncovered | Keep | ListKept | GiveUp
 JOBS: Form[HolderJob] = Form(HolderJob, "job of a holder")

@@ -39,8 +39,8 @@ HEAP_CYCLES = 6
 HELPER = "kybernate_shim.cuda_helper.helper"
 NEVER_COVERS = """
 import asyncio, sys
-from kybernate_shim.cuda_helper import covers, helper
-covers.Covers.end = lambda *_: asyncio.Event().wait()
+from kybernate_shim.cuda_helper import helper, holders
+holders.Uncovered.cover = lambda *_: asyncio.Event().wait()
 sys.exit(helper.main(["--socket", sys.argv[1]]))
 """
 CHECKPOINTED = '"event": "cuda.checkpointed"'
@@ -185,7 +185,7 @@ def test_helper_that_is_killed_leaves_no_thread_stopped(use: Run, start: Start, 
 
 
 def test_program_that_polls_survives_the_helpers_death(use: Run, start: Start, gpus: Gpus, socket: Path) -> None:
-    """Its worker lives on, and sees to the checkpoint that the driver still makes."""
+    """The driver still makes its checkpoint. The threads stay stopped, and the next helper has it covered."""
     program = start(variables=POLLS)
     gpus.slow(SLOW)
 
@@ -227,21 +227,21 @@ def never_covers(gpus: Gpus, socket: Path) -> psutil.Popen:
 def test_program_that_polls_survives_the_helpers_death_after_the_drivers_call(
     use: Run, start: Start, socket: Path, never_covers: psutil.Popen
 ) -> None:
-    """The driver has taken memory away, and the helper has not covered it: the worker does."""
+    """The driver has taken memory away, and the helper has not had it covered: the next one does."""
     program = start(variables={"COMPUTES_POLLS": "usr1"})
 
     async def suspended(helper: CudaHelper) -> None:
         await helper.lock([program.pid], PATIENCE)
         asking = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
         await until(lambda: CHECKPOINTED in log_path(socket).read_text())
-        workers = never_covers.children(recursive=True)
         never_covers.kill()
         never_covers.wait()
         await asyncio.wait([asking])
-        _, living = psutil.wait_procs(workers, PATIENCE)
-        assert not living
+        assert state_of_main_thread(program.pid) == "t"
 
     async def resumed(helper: CudaHelper) -> None:
+        await helper.states([program.pid])  # which starts it
+        await until(lambda: state_of_main_thread(program.pid) != "t")
         program.signal(signal.SIGUSR1)
         program.stands_still()
         await resume(helper, [program.pid], limits=LIMITS)

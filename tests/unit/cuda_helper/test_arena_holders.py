@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from kybernate_shim.arena.control import must_run
-from kybernate_shim.cuda_helper.holders import Holders
+from kybernate_shim.cuda_helper.holders import Holders, Uncovered
 from kybernate_shim.cuda_holder import holder as holders_process
 from kybernate_shim.cuda_holder.holder import Holder
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.frames import MessageReader, framed
-from kybernate_shim.worker_protocol.holder_jobs import Held, Stop
+from kybernate_shim.worker_protocol.holder_jobs import Covered, Held, Stop
 from kybernate_shim.worker_protocol.messages import FROM_WORKER, Request, encoded
 from tests.fakes.memory_process import MemoryProcess
 
@@ -97,6 +97,85 @@ def test_next_helper_finds_who_is_held(target: MemoryProcess, folder: Path) -> N
     assert states(target.pid) == {"t"}
     asyncio.run(second())
     asyncio.run(gone(folder))
+
+
+def test_next_helper_finds_what_is_to_be_covered(target: MemoryProcess, folder: Path) -> None:
+    async def first() -> None:
+        uncovered = await Holders(folder, []).stop_until_covered([target.pid], by_caller=False)
+        assert (uncovered.failures, states(target.pid)) == ((), {"t"})
+
+    async def second() -> None:
+        holders = Holders(folder, [])
+        (left,) = await holders.left_behind(SECONDS)
+        assert isinstance(left, Uncovered)
+        assert (left.pids, states(target.pid)) == ({target.pid}, {"t"})
+        assert await left.cover([target.pid]) == Covered()
+        assert target.ask("1 + 1") == 2
+        assert not left.pids
+        await holders.close()
+
+    asyncio.run(first())  # whose connections end with it
+    asyncio.run(second())
+    asyncio.run(gone(folder))
+
+
+def test_each_process_resumes_when_it_is_covered(target: MemoryProcess, folder: Path) -> None:
+    async def main() -> None:
+        with MemoryProcess() as other:
+            holders = Holders(folder, [])
+            uncovered = await holders.stop_until_covered([target.pid, other.pid], by_caller=False)
+            assert await uncovered.cover([target.pid]) == Covered()
+            assert target.ask("1 + 1") == 2
+            assert (uncovered.pids, states(other.pid)) == ({other.pid}, {"t"})
+            other.kill()
+            assert await uncovered.cover([other.pid]) == Covered()  # it has ended: there is nothing to report
+            assert len(running(folder)) == 1  # for the next one
+            await holders.close()
+            await gone(folder)
+
+    asyncio.run(main())
+
+
+def test_threads_that_their_tracer_keeps_are_reported_unless_it_is_the_caller(
+    target: MemoryProcess, folder: Path
+) -> None:
+    async def main() -> None:
+        holders = Holders(folder, [])
+        hold = await holders.stop(target.pid, SECONDS)
+        uncovered = await holders.stop_until_covered([target.pid], by_caller=False)
+        assert [pid for pid, _ in uncovered.failures] == [target.pid]
+        assert [pid for pid, _ in (await uncovered.cover([target.pid])).failures] == [target.pid]
+        uncovered = await holders.stop_until_covered([target.pid], by_caller=True)
+        assert uncovered.failures == ()
+        await hold.let_go()
+        async with asyncio.timeout(SECONDS):
+            while states(target.pid) != {"t"}:  # noqa: ASYNC110  # what the caller has let go of is stopped again
+                await asyncio.sleep(0.01)
+        assert await uncovered.cover([target.pid]) == Covered()
+        assert target.ask("1 + 1") == 2
+        await holders.close()
+
+    asyncio.run(main())
+
+
+def test_threads_resume_when_a_holder_is_killed_or_asked_no_more(target: MemoryProcess, folder: Path) -> None:
+    async def main() -> None:
+        holders = Holders(folder, [])
+        uncovered = await holders.stop_until_covered([target.pid], by_caller=False)
+        (process,) = running(folder)
+        process.kill()
+        with pytest.raises(InjectionFailed):
+            await uncovered.cover([target.pid])
+        assert target.ask("1 + 1") == 2
+        stopping = asyncio.create_task(holders.stop_until_covered([target.pid], by_caller=False))
+        while states(target.pid) != {"t"}:  # noqa: ASYNC110  # the answer comes later
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert await asyncio.to_thread(target.ask, "1 + 1") == 2
+        await holders.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("sent", [b'{"let_go": true}\n', framed(b"\xc1"), framed(b""), b"\0"])

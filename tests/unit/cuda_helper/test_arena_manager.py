@@ -267,7 +267,7 @@ def take_over(folder: Path, driver: Driver) -> ArenaManager:
 
         holders = PretendedHolders(driver, [os.getpid()])
         manager = ArenaManager(folder, ((0, MIB),), driver, holders, structlog.get_logger())
-        await manager.take_over(gone)
+        await manager.take_over(await holders.left_behind(0), gone)
         assert os.getpid() in manager.stranded
         while manager.stranded:
             await manager.taken_over([os.getpid()])
