@@ -65,7 +65,7 @@ async def fetch(
     """
     wanted = set(files) or {file.name for file in recipe.files}
     targets = _targets(recipe, wanted, have)
-    transfer.progress.total_bytes += sum(file.size for file in recipe.files if file.name in wanted)
+    transfer.begins(sum(file.size for file in recipe.files if file.name in wanted))
     known = sum(size for name, offset, size, id in _pieces(recipe, wanted) if id and have(name, offset, size))
     transfer.done(done_bytes=known, known_bytes=known)
     for name, offset, size in _holes(recipe, wanted):

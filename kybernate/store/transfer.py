@@ -34,6 +34,12 @@ class Transfer:
     progress: Progress = field(default_factory=Progress)
     _free_at: float = 0.0
 
+    def begins(self, total_bytes: int) -> None:
+        """Count an image from its beginning; of what another source has given, each piece is then known."""
+        progress = self.progress
+        progress.total_bytes = total_bytes
+        progress.done_bytes = progress.known_bytes = progress.zero_bytes = progress.chunks = 0
+
     async def pace(self, count: int) -> None:
         """Wait until a request for `count` bytes is within the limit of bytes per second."""
         if not self.bytes_per_second:

@@ -54,7 +54,7 @@ class _Prepared:
 
 async def store(target: ChunkStore, source: ImageSource, transfer: Transfer) -> Recipe:
     """Store an image, and return its recipe. Raises LeaseLost, StoreUnreachable, StoreDenied, StoreFull, OSError."""
-    transfer.progress.total_bytes = sum(file.size for file in source.files)
+    transfer.begins(sum(file.size for file in source.files))
     async with leased(target.objects) as lease:
         # In this order: what is condemned from now on is not deleted while the lease lives, and of what was condemned
         # before nothing is used. An index may name packs that are gone, so those that are there are listed.

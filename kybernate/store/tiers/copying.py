@@ -52,7 +52,7 @@ async def copy(source: Path, target: Path, manifest: Manifest, arrived: Arrived,
     Raises ImageDamaged and OSError; the copy can be continued then.
     """
     files = [_file(file, stored) for file, stored in zip(manifest.files, manifest.stored_files, strict=True)]
-    transfer.progress.total_bytes += sum(file.size for file in files)
+    transfer.begins(sum(file.size for file in files))
     async with asyncio.TaskGroup() as group:
         slots = asyncio.Semaphore(transfer.parallel)
         for file in files:

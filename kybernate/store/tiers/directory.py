@@ -193,7 +193,7 @@ class DirectorySource:
     decoded: Manifest
 
     async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        transfer.progress.total_bytes += sum(file.size for file in self.decoded.stored_files)
+        transfer.begins(sum(file.size for file in self.decoded.stored_files))
         for file in self.decoded.stored_files:
             with (self.directory / file.name).open("rb") as stream:
                 for offset in range(0, file.size, READ_BYTES):

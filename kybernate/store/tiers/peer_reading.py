@@ -87,7 +87,7 @@ class Reading:
 
     async def run(self) -> None:
         """Read all. Raises PeerGone, PeerRefused, PeerImageRefused, OSError of the sink."""
-        self._transfer.progress.total_bytes += sum(file.size for file in self._image.decoded.stored_files)
+        self._transfer.begins(sum(file.size for file in self._image.decoded.stored_files))
         parts = self._missing()
         try:
             async with asyncio.TaskGroup() as group:

@@ -49,8 +49,10 @@ def damage(tier: DirectoryTier) -> None:
 def test_second_source_has_what_the_first_has_not(tiers: tuple[DirectoryTier, DirectoryTier, DirectoryTier]) -> None:
     one, other, memory = tiers
     damage(one)
-    held, name = run(bring(REF, [one, other], memory, Transfer()))
+    transfer = Transfer()
+    held, name = run(bring(REF, [one, other], memory, transfer))
     assert (held.ref, name) == (REF, "second")
+    assert transfer.progress.done_bytes == transfer.progress.total_bytes == held.bytes
     assert not verify(memory.root / "team-a/web")
     assert contents(memory.root / "team-a/web") == contents(other.root / "team-a/web")
 
