@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
+from kybernate.store.ranges import Ranges
 from kybernate_shim.linux.private_files import FILE_MODE
 from kybernate_shim.linux.process import boot_id
 
@@ -34,6 +35,7 @@ class Arrived:
         """Continue the record that is there, or begin one. Raises OSError."""
         self._numbers = {name: number for number, name in enumerate(files)}
         self._parts: dict[Part, bytes] = {}
+        self._ranges = Ranges()
         self._lock = Lock()
         head = json.dumps({"version": VERSION, "boot": boot_id(), "manifest": sha256(manifest).hexdigest()}) + "\n"
         self._file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
@@ -41,7 +43,7 @@ class Arrived:
             self.continues = stream.readline() == head.encode()
             good = stream.tell()
             for part, digest in _records(stream.read(), files) if self.continues else ():
-                self._parts[part] = digest
+                self._note(part, digest)
                 good += RECORD.size + SUM.size
         os.ftruncate(self._file, good if self.continues else 0)
         os.lseek(self._file, 0, os.SEEK_END)
@@ -49,22 +51,27 @@ class Arrived:
             os.write(self._file, head.encode())
 
     def has(self, file: str, offset: int, size: int) -> bool:
-        """Return whether this part, as it was added, is there."""
-        return (file, offset, size) in self._parts
+        """Return whether these bytes are there, in whichever parts they came."""
+        with self._lock:
+            return self._ranges.has(file, offset, size)
 
     def digest(self, file: str, offset: int, size: int) -> bytes:
-        """Return the digest that a part was added with, b"" where it had none. Raises KeyError."""
-        return self._parts[file, offset, size]
+        """Return the digest that this part was added with, b"" where it had none, or came in other parts."""
+        return self._parts.get((file, offset, size), b"")
 
     def add(self, file: str, offset: int, size: int, digest: bytes = b"") -> None:
         """Note that a part was written. Raises OSError."""
         body = RECORD.pack(self._numbers[file], offset, size, digest, len(digest))
         with self._lock:
             os.write(self._file, body + SUM.pack(zlib.crc32(body)))
-            self._parts[file, offset, size] = digest
+            self._note((file, offset, size), digest)
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _note(self, part: Part, digest: bytes) -> None:
+        self._parts[part] = digest
+        self._ranges.add(*part)
 
 
 def _records(content: bytes, files: tuple[str, ...]) -> Iterator[tuple[Part, bytes]]:

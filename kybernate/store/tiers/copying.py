@@ -82,7 +82,7 @@ def _tasks(file: _File, arrived: Arrived, transfer: Transfer) -> Iterator[list[t
     """Yield the parts that are missing, as many at a time as one call of a thread copies."""
     found: list[tuple[int, int]] = []
     for offset, size in file.parts():
-        if arrived.has(file.name, offset, size):
+        if _is_there(file, arrived, offset, size):
             transfer.done(done_bytes=size, known_bytes=size)
             continue
         found.append((offset, size))
@@ -91,6 +91,11 @@ def _tasks(file: _File, arrived: Arrived, transfer: Transfer) -> Iterator[list[t
             found = []
     if found:
         yield found
+
+
+def _is_there(file: _File, arrived: Arrived, offset: int, size: int) -> bool:
+    """Return whether a part need not be copied. What came from a source of another kind has no digest yet."""
+    return bool(arrived.digest(file.name, offset, size)) if file.form else arrived.has(file.name, offset, size)
 
 
 def _copy_parts(source: Path, target: Path, file: _File, parts: list[tuple[int, int]], arrived: Arrived) -> None:

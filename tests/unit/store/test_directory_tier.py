@@ -120,6 +120,24 @@ def test_cut_transfer_continues(slow: DirectoryTier, fast: DirectoryTier, error:
     assert contents(fast.root / "team-a/web") == contents(slow.root / "team-a/web")
 
 
+@pytest.mark.parametrize("first", ["copied", "poured"])
+def test_cut_transfer_continues_from_a_source_of_another_kind(
+    slow: DirectoryTier, fast: DirectoryTier, first: str
+) -> None:
+    """What is poured comes without digests, and in parts of other sizes than what is copied."""
+
+    async def transferred(transfer: Transfer, *, foreign: bool) -> None:
+        source = await slow.open(REF)
+        await fast.receive(Foreign(source) if foreign else source, transfer)
+
+    with pytest.raises((OSError, ExceptionGroup)):
+        run(transferred(Cut(3, OSError("the network")), foreign=first == "poured"))
+    again = Transfer()
+    run(transferred(again, foreign=first == "copied"))
+    assert again.progress.known_bytes > 0 or first == "poured"
+    assert contents(fast.root / "team-a/web") == contents(slow.root / "team-a/web")
+
+
 async def _all(tier: DirectoryTier) -> list[Ref]:
     return [held.ref async for held in tier.images()]
 
