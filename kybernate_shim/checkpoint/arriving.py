@@ -74,7 +74,7 @@ def _claim(lock: int, image: Path) -> None:
 def source_of(image: Image) -> str:
     """Return where an image comes from: `ram`, `disk`, or what its arrival names, a tier and its place."""
     if (arrival := _arrival(image)) is not None:
-        return arrival.description.source
+        return arrival.source
     from kybernate_shim.vram_io.files import lies_in_memory  # wants ctypes, which few shims need
 
     return "ram" if lies_in_memory(image.path) else "disk"
@@ -106,13 +106,14 @@ class Awaited:
         self._stop.set()
 
     async def wait(self) -> None:
-        """Wait until all is there. Raises ArrivalFailed."""
+        """Wait until all is there, and note where it came from. Raises ArrivalFailed."""
         total = sum(self._arrival.description.files.values())
         with self._operation.waiting(self.step, total, lambda: self._arrival.bytes_here):
             try:
                 await asyncio.to_thread(self._arrival.wait_all, self._stop.is_set)
             except (NotArrived, CopyCancelled) as error:
                 raise ArrivalFailed(str(error)) from error
+        self._operation.comes_from(self._arrival.source)  # another copy may have continued
 
 
 def awaited(image: Image, operation: Operation) -> Awaited | None:

@@ -52,6 +52,11 @@ class Operation:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
+    def comes_from(self, source: str) -> None:
+        """Note where a restore's image comes from, also for the log."""
+        self.source = source
+        self.fields["source"] = source
+
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
         """Enclose all steps, which may take `seconds` together, 0 for any time. Raises TimeoutError."""

@@ -51,8 +51,7 @@ async def restored_in_time(
     seconds = container.config.deadlines.restore
     try:
         async with claimed(image) as mine:
-            operation.source = source_of(mine)
-            operation.fields = {"source": operation.source}
+            operation.comes_from(source_of(mine))
             async with operation.within(seconds) as limit, plaintext(container, mine, operation) as plain:
                 await _restore(container, plain, operation, log, gpus)
     except TimeoutError as error:

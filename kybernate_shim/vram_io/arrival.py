@@ -10,7 +10,8 @@ so readers find out about a writer that was killed. Only root can open the direc
     12      4      0 while it arrives, 1 when all is there, 2 when it has failed
     16      4      B: where the blocks' states begin
     20      4      bytes of the description
-    24      1000   why it has failed, in UTF-8
+    24      4      which of the description's sources gives it now
+    28      996    why it has failed, in UTF-8
     1024           the description: JSON, with each file's size, in the order of their blocks
     B              a byte for each 2 MiB of each file: 1 when its bytes are there
 """
@@ -24,7 +25,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from kybernate_shim.vram_io.thread_pool import CopyOptions
 
 MAGIC: Final = b"KYBARRV1"
-HEAD: Final = struct.Struct("=8sIIII1000s")
-CHANGES, STATE, REASON = 8, 12, 24
-REASON_BYTES: Final = 1000
+HEAD: Final = struct.Struct("=8sIIIII996s")
+CHANGES, STATE, SOURCE, REASON = 8, 12, 24, 28
+REASON_BYTES: Final = 996
 BLOCK: Final = 2 << 20
 ARRIVING, COMPLETE, FAILED = range(3)
 LOOK: Final = 0.5  # seconds between two looks whether the writer lives
@@ -51,14 +52,14 @@ LOOK: Final = 0.5  # seconds between two looks whether the writer lives
 
 @dataclass(frozen=True)
 class Description:
-    """What arrives. `source` names where from; `patience` is for how many seconds nothing may arrive.
+    """What arrives. `sources` name where from; `patience` is for how many seconds nothing may arrive.
 
     `files` are the sizes of the files with VRAM, by their names on the disk. Where it is `transient`, the memory of
     what was read is given back, so that the image and its copy never need room twice: then it is for one restore.
     """
 
     files: Mapping[str, int]
-    source: str = ""
+    sources: Sequence[str] = ("",)
     patience: float = 120.0
     transient: bool = False
 
@@ -68,7 +69,7 @@ class _Record:
 
     def __init__(self, descriptor: int) -> None:
         self._map = mmap.mmap(descriptor, 0)
-        magic, _, _, self._blocks, length, _ = HEAD.unpack_from(self._map, 0)
+        magic, _, _, self._blocks, length, _, _ = HEAD.unpack_from(self._map, 0)
         if magic != MAGIC:
             raise NotArrived(f"{ARRIVAL} is no record of an arrival")
         self.description = Description(**json.loads(self._map[HEAD.size : HEAD.size + length]))
@@ -85,6 +86,12 @@ class _Record:
     @property
     def state(self) -> int:
         return self._word(STATE)
+
+    @property
+    def source(self) -> str:
+        """Where it comes from: the first source, and the one that continues in its place."""
+        first, now = self.description.sources[0], self.description.sources[self._word(SOURCE)]
+        return first if now == first else f"{first}, then {now}"
 
     @property
     def bytes_here(self) -> int:
@@ -127,24 +134,28 @@ class ArrivalWriter(_Record):
     def _bytes_of(self, file: str, block: int) -> int:
         return min(BLOCK, self.description.files[file] - block * BLOCK)
 
+    def comes_from(self, number: int) -> None:
+        """Say which of the sources continues. Readers have their patience anew."""
+        self._set(SOURCE, number)
+
     def complete(self) -> None:
         """Say that all is there."""
-        self._end(COMPLETE)
+        self._set(STATE, COMPLETE)
 
     def fail(self, reason: str) -> None:
         """Say that no more comes, and why; the first reason counts."""
         if self.state == ARRIVING:
             text = reason.encode(errors="replace")[:REASON_BYTES]
             self._map[REASON : REASON + len(text)] = text
-            self._end(FAILED)
+            self._set(STATE, FAILED)
 
     def close(self) -> None:
         """Close the record. Readers take a writer that has not said its end for dead."""
         super().close()
         os.close(self._descriptor)
 
-    def _end(self, state: int) -> None:
-        struct.pack_into("=I", self._map, STATE, state)
+    def _set(self, place: int, word: int) -> None:
+        struct.pack_into("=I", self._map, place, word)
         self._changed()
 
     def _changed(self) -> None:
@@ -163,7 +174,7 @@ def begin(directory: Path, description: Description) -> ArrivalWriter:
     try:
         lock_open(descriptor, wait=True)
         os.ftruncate(descriptor, start + count)
-        os.pwrite(descriptor, HEAD.pack(MAGIC, 0, ARRIVING, start, len(text), b"") + text, 0)
+        os.pwrite(descriptor, HEAD.pack(MAGIC, 0, ARRIVING, start, len(text), 0, b"") + text, 0)
         return ArrivalWriter(descriptor)
     except BaseException:
         os.close(descriptor)
@@ -217,7 +228,7 @@ class Arrival(_Record):
             futex.wait(self._address + CHANGES, seen, LOOK)
 
     def _require_coming(self, what: str, *, late: bool, look: bool) -> None:
-        source, state = self.description.source, self.state
+        source, state = self.source, self.state
         if state == FAILED:
             reason = bytes(self._map[REASON : REASON + REASON_BYTES]).rstrip(b"\0").decode(errors="replace")
             raise NotArrived(f"{what} did not arrive from {source}: {reason}")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.agent.storage.arrivals import Arrivals, Elsewhere
 from kybernate.node.failure import Failure
@@ -19,13 +19,16 @@ from kybernate.node.trusted import ImageUntrusted, known_keys, ring_of, signatur
 from kybernate.store.errors import StoreFull
 from kybernate.store.movement.moving import ImageNowhere
 from kybernate.store.streaming.left import remove_left
-from kybernate.store.tiers.tier import ImageNotInTier, Ref, Source, Tier
+from kybernate.store.tiers.tier import ImageNotInTier, Ref, Tier
 from kybernate_shim.checkpoint.image.locate import NAME, NAMESPACE
 from kybernate_shim.checkpoint.image.manifest import Manifest, decode
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 from kybernate_shim.messages import fetch_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Services
+
+if TYPE_CHECKING:  # libraries of the extra `store`
+    from kybernate.store.streaming.copies import Copies
 
 SERVICE: Final = "kybernate.images.v1.Images"
 MOST: Final = 8  # images that arrive for shims at the same time
@@ -115,24 +118,24 @@ class Fetches:
             self._log.info("image.fetched", **about)
 
     async def _bring(self, namespace: str, name: str, fetch: _Fetch) -> None:
-        from kybernate.store.streaming.bring import bring, of_source
+        from kybernate.store.streaming.bring import bring
 
         loop, directory = asyncio.get_running_loop(), self._place(namespace, name)
-        source, origin = await self._opened(namespace, name)
+        copies = await self._opened(namespace, name)
         try:
-            manifest = decode(source.manifest)
-            await asyncio.to_thread(self._require_trusted, source, manifest, namespace)
+            manifest = decode(copies.manifest)
+            await asyncio.to_thread(self._require_trusted, copies, manifest, namespace)
             fetch.bytes = sum(file.size for file in manifest.stored_files)
             await self._require_room()
             await asyncio.to_thread(remove_left, directory)
             with self._arrivals.transfer(lambda progress: None) as transfer:
                 ready = lambda: loop.call_soon_threadsafe(fetch.begun.set)  # noqa: E731  # from a thread of the transfer
-                await bring(of_source(source, origin), directory, transfer, transient=False, ready=ready)
+                await bring(copies.coming(), directory, transfer, transient=False, ready=ready)
         finally:
-            await source.close()
+            await copies.close()
         self._changed(directory)
 
-    async def _opened(self, namespace: str, name: str) -> tuple[Source, str]:
+    async def _opened(self, namespace: str, name: str) -> Copies:
         """Open the image of exactly that namespace and name."""
         wanted = f"{namespace}/{name}" if namespace else name
         found = await asyncio.to_thread(self._arrivals.find, wanted, stored=False)
@@ -142,14 +145,14 @@ class Fetches:
             found = await self._arrivals.look(wanted)
             return await self._arrivals.opened(_exactly(found, namespace, name), stored=True)
 
-    def _require_trusted(self, source: Source, manifest: Manifest, namespace: str) -> None:
+    def _require_trusted(self, copies: Copies, manifest: Manifest, namespace: str) -> None:
         """Raise ImageUntrusted for what its shim would refuse. That decides again, by what has come."""
         if manifest.source.namespace != namespace:
-            raise ImageUntrusted(f"{source.ref} is an image of namespace {manifest.source.namespace!r}")
-        image = Image(Path(source.ref.path), manifest, content=source.manifest)
+            raise ImageUntrusted(f"{copies.ref} is an image of namespace {manifest.source.namespace!r}")
+        image = Image(Path(copies.ref.path), manifest, content=copies.manifest)
         signed = signature_of(image, ring_of(known_keys(self._config())))
         if namespace and signed.key is None:
-            raise ImageUntrusted(f"{source.ref}: {signed.reason}")
+            raise ImageUntrusted(f"{copies.ref}: {signed.reason}")
 
     async def _require_room(self) -> None:
         """Raise StoreFull where all that arrives would fill the disk, or the images' quota, above its watermark."""

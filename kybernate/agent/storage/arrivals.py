@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
@@ -16,13 +17,15 @@ from kybernate.node.failure import Failure
 from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique
 from kybernate.store.errors import StoreUnreachable
 from kybernate.store.in_thread import in_thread
-from kybernate.store.movement.moving import ImageNowhere
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.tier import Ref, Source, Tier
 from kybernate.store.transfer import Progress, Transfer
 from kybernate_shim.checkpoint.image.manifest import Source as MadeFrom
 from kybernate_shim.checkpoint.image.manifest import decode
+
+if TYPE_CHECKING:  # libraries of the extra `store`
+    from kybernate.store.streaming.copies import Copies, CopyPlace
 
 LOOKUP_SECONDS = 60.0  # for a store that answers slowly
 
@@ -82,17 +85,17 @@ class Arrivals:
         The rest arrives while the block lasts; nothing is left afterwards. Raises ImageNowhere, and what the tier that
         has the image raises.
         """
-        from kybernate.store.streaming.bring import arriving, of_source
+        from kybernate.store.streaming.bring import arriving
 
-        source, origin = await self.opened(ref, stored=stored)
+        copies = await self.opened(ref, stored=stored)
         try:
             with self.transfer(report) as transfer:
                 async with _memory(restore) as memory:
                     directory = memory / Path(ref.name).name
-                    async with arriving(of_source(source, origin), directory, transfer, transient=True):
+                    async with arriving(copies.coming(), directory, transfer, transient=True):
                         yield directory
         finally:
-            await source.close()
+            await copies.close()
 
     def transfer(self, report: Callable[[Progress], object]) -> AbstractContextManager[Transfer]:
         """Return a transfer that a restore waits for."""
@@ -123,23 +126,27 @@ class Arrivals:
         await asyncio.to_thread(self._replicas.stored, OBJECT, held, source.manifest)
         return Elsewhere(source.ref, manifest.source, [gpu.uuid for gpu in manifest.gpus])
 
-    async def opened(self, ref: Ref, *, stored: bool) -> tuple[Source, str]:
-        """Return the image in the first tier that has it, and what that is called. Raises ImageNowhere."""
-        nodes = [] if stored else await asyncio.to_thread(self._replicas.other_nodes, ref)
-        reasons = []
-        for title, tier in self._places(nodes):
-            try:
-                return await (await tier()).open(ref), title
-            except (Failure, OSError) as error:
-                reasons.append(f"{title}: {error}")
-        raise ImageNowhere(f"{ref} cannot be read:\n" + "\n".join(f"  {one}" for one in reasons or ["no tier has it"]))
+    async def opened(self, ref: Ref, *, stored: bool) -> Copies:
+        """Return the copies of an image, of which the first that can be is open. Raises ImageNowhere."""
+        from kybernate.store.streaming.copies import Copies
 
-    def _places(self, nodes: Sequence[str]) -> Iterator[tuple[str, Callable[[], Awaitable[Tier]]]]:
-        """Yield what may have an image, the nearest first: a name, and what opens it."""
+        nodes = [] if stored else await asyncio.to_thread(self._replicas.other_nodes, ref)
+        copies = Copies(ref, list(self._places(ref, nodes)))
+        await copies.open()
+        return copies
+
+    def _places(self, ref: Ref, nodes: Sequence[str]) -> Iterator[CopyPlace]:
+        """Yield what may have an image, the nearest first."""
+        from kybernate.store.streaming.copies import CopyPlace
+
+        async def opened(tier: Callable[[], Awaitable[Tier]]) -> Source:
+            return await (await tier()).open(ref)
+
         for node in nodes:
-            yield f"peer {node}", partial(self._tiers.peer, node)
+            yield CopyPlace(f"peer {node}", partial(opened, partial(self._tiers.peer, node)))
         if url := self._settings().url:
-            yield f"{'disk' if url.startswith('file:') else OBJECT} {url}", self._tiers.object
+            title = f"{'disk' if url.startswith('file:') else OBJECT} {url}"
+            yield CopyPlace(title, partial(opened, self._tiers.object))
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from kybernate.store.transfer import Transfer
 OF_SOURCES: Final = (ImageNotInTier, ImageDamaged, ChunkDamaged, StoreInvalid, ObjectMissing, OSError)
 OF_PEERS: Final = (PeerGone, PeerRefused, PeerImageRefused, AgentUnreachable, AgentRefused)
 OF_NETWORKS: Final = (StoreUnreachable, StoreDenied)
+OF_COPIES: Final = (*OF_SOURCES, *OF_PEERS, *OF_NETWORKS)
 OF_TARGETS: Final = (StoreFull, ImageDiffers, TierReadOnly)
 REMOTE = 3  # the level from which on a tier is reached over a network
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from kybernate.store.in_thread import in_thread
 from kybernate.store.order import late_files, ordered
 from kybernate.store.reader import Sink, fetch
 from kybernate.store.streaming.sink import ArrivingSink
-from kybernate.store.tiers.tier import Source
+from kybernate.store.tiers.directory import require_whole
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
 from kybernate_shim.checkpoint.image.store import TierFull, require_space
@@ -37,19 +37,22 @@ class ImageNotArrived(Failure):
     advice = "`kybernate store check` examines the store"
 
 
+Continues = Callable[[int], object]  # gets the number of the origin that continues in the place of another
+
+
 @dataclass(frozen=True)
 class Coming:
-    """An image that is elsewhere: `origin` is its tier and place, as a restore names them.
+    """An image that is elsewhere: `origins` are the tiers and places that it may come from, as a restore names them.
 
     `data` are the bytes of each file that are no hole, as far as known. `pour` gives a sink all bytes, those of CRIU's
-    files first.
+    files first, from the first of the origins and those that continue.
     """
 
     name: str
     manifest: bytes
     data: Mapping[str, int]
-    origin: str
-    pour: Callable[[Sink, Transfer], Awaitable[None]]
+    origins: Sequence[str]
+    pour: Callable[[Sink, Transfer, Continues], Awaitable[None]]
 
 
 def of_recipe(store: ChunkStore, recipe: Recipe, origin: str) -> Coming:
@@ -59,23 +62,9 @@ def of_recipe(store: ChunkStore, recipe: Recipe, origin: str) -> Coming:
         recipe.name,
         recipe.manifest,
         data,
-        origin,
-        lambda sink, transfer: fetch(store, ordered(recipe), sink, transfer),
+        [origin],
+        lambda sink, transfer, continues: fetch(store, ordered(recipe), sink, transfer),
     )
-
-
-def of_source(source: Source, origin: str) -> Coming:
-    """Return an image of any tier. What its holes are is known when they come."""
-    return Coming(
-        source.ref.name, source.manifest, {}, origin, lambda sink, transfer: source.pour(sink, transfer, _Nothing())
-    )
-
-
-class _Nothing:
-    """What a receiver has that begins."""
-
-    def has(self, file: str, offset: int, size: int) -> bool:
-        return False
 
 
 async def bring(
@@ -84,17 +73,19 @@ async def bring(
     """Bring an image to a directory, which is made; call `ready`, from any thread, when its restore may begin.
 
     A `transient` one is for one restore, and its caller's to remove. Any other one is an image like any other when this
-    returns. Raises FileExistsError, ImageNotArrived and what `pour` raises; no directory is left then.
+    returns. Raises FileExistsError, ImageNotArrived, ImageDamaged and what `pour` raises; no directory is left then.
     """
     with _sink(coming, directory, ready, transient=transient) as sink:
         try:
-            await coming.pour(sink, transfer)
+            await coming.pour(sink, transfer, sink.record.comes_from)
         except BaseException as error:  # noqa: BLE001  # raised again
             first = first_of(error)
             sink.record.fail(str(first) or "the transfer was ended")
             raise first from None
         sink.record.complete()
         if not transient:
+            # A restore has compared what it read; an image that stays is compared as any other one that arrives is.
+            await in_thread(require_whole, directory, decode(coming.manifest))
             await in_thread(sink.keep, durable=True)
             (directory / ARRIVAL).unlink()
 
@@ -153,7 +144,7 @@ def _sink(coming: Coming, directory: Path, ready: Callable[[], object], *, trans
         failed = stack.enter_context(ExitStack())
         failed.callback(shutil.rmtree, directory, ignore_errors=True)
         _require_room(directory, {**sizes, **coming.data}, given_back=awaited if transient else {})
-        description = Description(awaited, coming.origin, PATIENCE, transient)
+        description = Description(awaited, coming.origins, PATIENCE, transient)
         sink = ArrivingSink(directory, sizes, coming.manifest, description, ready)
         stack.callback(sink.close)
         yield sink
@@ -164,7 +155,7 @@ def _decoded(coming: Coming) -> Manifest:
     try:
         return decode(coming.manifest)
     except (ManifestInvalid, RecursionError) as error:
-        raise ImageNotArrived(f"image {coming.name} of {coming.origin}: {error}") from error
+        raise ImageNotArrived(f"image {coming.name} of {coming.origins[0]}: {error}") from error
 
 
 def _awaited(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -127,7 +127,7 @@ def test_restore_may_begin_before_vram_is_there(
         assert not problems_of(target, found.manifest, vram=False)
         record = arrival_in(target)
         assert record is not None
-        assert record.description.source == f"disk {stored.url}"
+        assert record.source == f"disk {stored.url}"
         assert record.bytes_here < SIZE
         held.release.set()
         arriving.wait()

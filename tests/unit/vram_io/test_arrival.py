@@ -25,7 +25,7 @@ from kybernate_shim.vram_io.image_files import ARRIVAL
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 
 SIZE = 2 * BLOCK + 4096
-WHAT = Description({"a": SIZE, "b": 10}, "object s3://images")
+WHAT = Description({"a": SIZE, "b": 10}, ("object s3://images", "peer node-1"))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from kybernate_shim.vram_io.arrival import Description, begin
-writer = begin(Path(sys.argv[1]), Description({"a": 10}, "there"))
+writer = begin(Path(sys.argv[1]), Description({"a": 10}, ("there",)))
 print("begun", flush=True)
 time.sleep(600)
 """
