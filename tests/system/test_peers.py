@@ -19,6 +19,7 @@ import pytest
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.registry.catalogue import Catalogue
+from kybernate.store.keys import make_key
 from kybernate_shim.checkpoint.image.store import read_image, verify
 from kybernate_shim.run_directory import ARRIVING
 from tests.system import node_agent
@@ -180,6 +181,49 @@ def test_image_of_a_peer_is_restored_while_it_arrives(both: Two, image: str, our
     assert {step["name"] for step in answer["steps"]} >= {"receive", "restore"}
     assert not (OTHER / image).exists()
     assert not ARRIVING.exists()
+
+
+@pytest.fixture
+def stored(both: Two, image: str) -> str:
+    """Return the URL of a store that has the image, too, and that the second node uses."""
+    url = f"file://{both.place}/store"
+    make_key(both.place / "store.key")
+    settings = f'[store]\nurl = "{url}"\nkey = "{both.place}/store.key"\n'
+    own = Path("/etc/kybernate/agent.toml")
+    own.write_text(settings)
+    kybernate("store", "init")
+    kybernate("store", "put", str(ROOT / image))
+    own.write_text("")
+    both.two.stop()
+    both.two.settings += settings
+    both.two.start(both.there())
+    both.two.wait_ready()
+    return url
+
+
+def test_restore_goes_on_with_the_store_when_its_node_fails(
+    both: Two, image: str, stored: str, ours: Ctr, tmp_path: Path
+) -> None:
+    both.one.stop()
+    both.one.settings += "bytes_per_second = 20000000\n"
+    both.one.start()
+    both.one.wait_ready()
+    with Catalogue(f"sqlite:///{both.place}/registry.db", node="node-2") as catalogue:
+        eventually(lambda: {one.node for one in catalogue.get(image).replicas} >= {"node-1", "node-2"})
+        catalogue.drop_replica(str(ROOT / image))
+    new, log = ours.new_id("there"), tmp_path / "log"
+    try:
+        request = wire.RestoreRequest(image=image, name=new, log_path=str(log))
+        begun = both.two.call("Operations", "Restore", request)
+        both.two.until(begun.id, lambda one: one.progress.done_bytes > MIB << 18)
+        both.one.stop(signal.SIGKILL)
+        shutil.rmtree(ROOT / image)
+        both.one.start()
+        done = both.two.done(begun.id)
+        assert done.result.source == f"peer node-1, then disk {stored}"
+        eventually(lambda: Witness(new, log).count() > 2)
+    finally:
+        ours.remove(new)
 
 
 def test_image_goes_to_peers_alone(both: Two, image: str) -> None:

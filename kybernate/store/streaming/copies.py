@@ -22,7 +22,7 @@ from kybernate.store.streaming.bring import Coming, Continues
 from kybernate.store.tiers.tier import Ref, Source
 from kybernate.store.transfer import Transfer
 
-QUIET_SECONDS: Final = 60.0  # without a byte, before another copy is tried: half of a restore's patience
+QUIET_SECONDS: Final = 20.0  # without a byte, before another copy is tried: an agent is started again in less
 
 
 @dataclass(frozen=True)
