@@ -15,6 +15,7 @@ from kybernate.agent.operations.model import Copy, Evict, Observation, Operation
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
+from kybernate.node.failure import Failure
 from kybernate.store.movement.moving import bring, evict
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
@@ -52,7 +53,7 @@ class TierVerbs:
         attempt.step("copy")
         target = await self._tiers.named(wanted.tier)
         nodes = await asyncio.to_thread(self._replicas.other_nodes, ref)
-        sources = await self._tiers.sources(wanted.tier, nodes)
+        sources = self._tiers.sources(wanted.tier, nodes)
         settings, count = self._settings(), attempt.counted("copy")
         with self.turns.transfer(
             Priority[wanted.priority.upper()],
@@ -66,6 +67,9 @@ class TierVerbs:
                 held, _ = await attempt.until_stopped(work)
             except OperationUndone:
                 await target.discard(ref)
+                raise
+            except Failure as error:
+                error.state = error.state or "no copy was removed, and what has arrived is kept for the next attempt"
                 raise
         await self._arrived(target, held)
         for tier in sources if wanted.demote else []:
@@ -82,7 +86,7 @@ class TierVerbs:
     async def _remove(self, attempt: Attempt, tier: Tier, ref: Ref) -> None:
         """Remove an image from a tier, if it is there and another one has a good copy."""
         attempt.step("evict")
-        others = [other for other in await self._tiers.all() if other.name != tier.name]
+        others = self._tiers.others(tier.name)
         present = [held async for held in tier.images() if held.ref == ref]
         for held in present:
             await attempt.until_stopped(evict(ref, tier, others))

@@ -13,6 +13,7 @@ from kybernate.agent.tier_settings import Tiers
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.tiers.directory import DirectoryTier
+from kybernate.store.tiers.later import LaterTier
 from kybernate.store.tiers.tier import Tier
 from kybernate_shim.config import Config
 
@@ -60,17 +61,20 @@ class NodeTiers:
         """Return all tiers, the fastest first. Raises what opening the store does."""
         return [*self.local(), *([await self.object()] if self._settings().url else [])]
 
-    async def sources(self, target: str, nodes: Iterable[str]) -> list[Tier]:
+    def sources(self, target: str, nodes: Iterable[str]) -> list[Tier]:
         """Return the tiers that an image may be copied from, the fastest first; `nodes` are others that have it.
 
-        The object store takes images of this node alone. Raises as `all`, and PeersNotConfigured.
+        The object store takes images of this node alone. Raises PeersNotConfigured.
         """
-        local = [tier for tier in self.local() if tier.name != target]
         if target == OBJECT:
-            return [*local]
-        stored = [await self.object()] if self._settings().url else []
+            return [*self.local()]
         peers = map(self._peer, nodes) if self._peer is not None else ()
-        return [*local, *peers, *stored]
+        local = [tier for tier in self.local() if tier.name != target]
+        return [*local, *peers, *self._stored()]
+
+    def others(self, name: str) -> list[Tier]:
+        """Return the tiers without the one of that name, the fastest first."""
+        return [tier for tier in (*self.local(), *self._stored()) if tier.name != name]
 
     async def peer(self, node: str) -> Tier:
         """Return the tier of another node. Raises PeersNotConfigured, and TierMissing where no node is reached."""
@@ -101,6 +105,10 @@ class NodeTiers:
                 self.close()
                 self._opened = settings, await self._open(settings)
         return ObjectTier(self._opened[1], settings.url, OBJECT)
+
+    def _stored(self) -> list[Tier]:
+        """Return the object store, if there is one. It need not answer as long as nothing is asked of it."""
+        return [LaterTier(OBJECT, 3, durable=True, opened=self.object)] if self._settings().url else []
 
     def close(self) -> None:
         if self._opened is not None:
