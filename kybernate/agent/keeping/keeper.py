@@ -35,6 +35,7 @@ from kybernate.store.tiers.tier import Ref, Room
 
 REQUESTER: Final = "policy"
 HEALTH_SECONDS: Final = 60.0  # between two looks at whether the object store answers
+LOOK_SECONDS: Final = 2.0  # that a decision waits for it; on most services it has answered by then
 JUMP_SECONDS: Final = 300.0  # of the wall clock against the monotonic one: then ages are not believed
 DISTRUST_SECONDS: Final = 900.0  # for so long
 SHARE: Final = 0.05  # of a CPU at most, with however many images
@@ -70,19 +71,24 @@ class Keeper:
         self._suspended: dict[str, float] = {}
         self._begun: dict[tuple[object, ...], float] = {}
         self._clock = _Clock()
-        self._health: tuple[float, bool] = (0.0, False)
+        self._healthy, self._look_at = False, 0.0
+        self._looking: asyncio.Task[bool] | None = None
 
     async def run(self) -> None:
         """Decide until this is cancelled."""
         await self._engine.ready()
-        while True:
-            settings, began = self._settings(), time.monotonic()
-            if settings.policy.enabled:
-                try:
-                    await self.step()
-                except (Failure, OSError) as error:
-                    self._log.warning("policy.not_decided", error=str(error))
-            await asyncio.sleep(max(1.0, settings.policy.interval, (time.monotonic() - began) / SHARE))
+        try:
+            while True:
+                settings, began = self._settings(), time.monotonic()
+                if settings.policy.enabled:
+                    try:
+                        await self.step()
+                    except (Failure, OSError) as error:
+                        self._log.warning("policy.not_decided", error=str(error))
+                await asyncio.sleep(max(1.0, settings.policy.interval, (time.monotonic() - began) / SHARE))
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
 
     async def step(self) -> tuple[Action, ...]:
         """Decide once, submit what is new of it, and return all that was decided."""
@@ -137,19 +143,22 @@ class Keeper:
         return rooms
 
     async def _answers(self) -> bool:
-        """Return whether the object store does."""
-        at, healthy = self._health
-        if time.monotonic() - at < HEALTH_SECONDS and at:
-            return healthy
+        """Return whether the object store does, as the last look has found: no decision waits for a slow one."""
+        if self._looking is None and time.monotonic() >= self._look_at:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None and (await asyncio.wait({self._looking}, timeout=LOOK_SECONDS))[0]:
+            self._healthy = self._looking.result()
+            self._looking, self._look_at = None, time.monotonic() + HEALTH_SECONDS
+        return self._healthy
+
+    async def _look(self) -> bool:
         try:
             tier = await self._tiers.object()
             await tier.room()
-            healthy = True
         except (Failure, OSError) as error:
             self._log.warning("tier.failed", tier=OBJECT, error=str(error))
-            healthy = False
-        self._health = time.monotonic(), healthy
-        return healthy
+            return False
+        return True
 
     def _containers(self, now: float) -> list[wire.Container]:
         """Return all containers, and note since when each suspended one was seen to be."""

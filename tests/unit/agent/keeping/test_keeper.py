@@ -69,7 +69,8 @@ class World:
             directory.mkdir()
         self.settings = Tiers(**settings)
         config = replace(Config(), checkpoint_root=self.disk, memory_root=self.ram)
-        tiers = NodeTiers(lambda: config, StoreSettings, lambda: self.settings, place)
+        self.stored = StoreSettings()
+        tiers = NodeTiers(lambda: config, lambda: self.stored, lambda: self.settings, place)
         journal = Journal(place / "journal", SCHEMA)
         log = structlog.get_logger()
         self.uses = Uses(journal, lambda operation: "team-a/web", log)
@@ -120,6 +121,30 @@ def test_memory_above_its_watermark_is_relieved_of_what_is_not_pinned_or_read(tm
     reading = Target(image=pairs[1][0][2])
     world.engine.running = [Operation("op", Restore("2"), reading, 0.0)]
     assert world.step() == [Evict("3", "ram")]
+
+
+def test_store_that_is_silent_holds_no_decision_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as away until it has answered; the look goes on over several decisions."""
+    monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.01)
+    world = World(tmp_path, ram=Ram(quota=60 * MIB, high=0.5, low=0.4))
+    world.stored = StoreSettings(url="s3://silent")
+    world.rows = [row("1", world.on("ram", "1"), world.on("disk", "1"), mib=40)]
+    looks: list[asyncio.Event] = []
+
+    async def scenario() -> None:
+        async def silent() -> SimpleNamespace:
+            looks.append(asyncio.Event())
+            await looks[-1].wait()
+            return SimpleNamespace(room=asyncio.Event().wait)
+
+        monkeypatch.setattr(world.keeper._tiers, "object", silent)
+        for _ in range(2):
+            await world.keeper.step()
+        world.keeper._looking.cancel()  # type: ignore[union-attr]
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert [one.arguments for one in world.engine.submitted] == [Evict("1", "ram")]
+    assert len(looks) == 1
 
 
 def test_refused_action_is_not_repeated_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
