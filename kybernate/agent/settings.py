@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kybernate.agent import tier_settings
-from kybernate.agent.tier_settings import Tiers
+from kybernate.agent.tier_settings import NUMBER, Tiers
 from kybernate_shim.config import ConfigInvalid
 from kybernate_shim.config.declaring import LIVE, RESTART, keys, setting, table
 from kybernate_shim.config.forms import (
@@ -135,10 +135,19 @@ class StoreSettings:
         Path("/var/lib/kybernate/store/key"), DIRECTORY, "file with the store's key, the same on all its nodes"
     )
     encrypted: bool = setting(False, YES_OR_NO, "whether chunks and recipes are encrypted; decided by `store init`")
-    level: int = setting(3, COUNT, "of zstd; chunks that do not become smaller are stored as they are")
+    level: int = setting(
+        0,
+        NUMBER,
+        "of zstd, 0: 1 to 6 by the speed of the connection; chunks that do not become smaller are stored as they are",
+    )
     parallel: int = setting(4, COUNT, "requests of one transfer")
     bytes_per_second: int = setting(0, BYTES, "of one transfer", unset="no limit")
     look_seconds: float = setting(300, SECONDS, "between two looks at which images other nodes have put there")
+
+    @property
+    def compression(self) -> int | None:
+        """The level as a transfer has it: None goes by the speed of the connection."""
+        return self.level or None
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ def store_transfer(bar: Bar) -> Transfer:
     wanted = Settings.load().store
     return Transfer(
         parallel=wanted.parallel,
-        level=wanted.level,
+        level=wanted.compression,
         bytes_per_second=wanted.bytes_per_second,
         report=lambda progress: bar.count(progress.done_bytes, progress.total_bytes),
     )

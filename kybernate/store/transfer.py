@@ -28,7 +28,7 @@ class Transfer:
     """
 
     parallel: int = 4
-    level: int = 3  # of zstd; 0 never compresses
+    level: int | None = 3  # of zstd; 0 never compresses, None goes by the speed of the connection
     bytes_per_second: float = 0.0
     report: Callable[[Progress], object] = lambda progress: None
     progress: Progress = field(default_factory=Progress)

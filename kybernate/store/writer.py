@@ -7,6 +7,7 @@ again. Nothing that has no recipe exists.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ from kybernate.store.format.recipe import Piece, Recipe, StoredFile
 from kybernate.store.format.sealing import Sealed, chunk_id, seal
 from kybernate.store.in_thread import in_thread
 from kybernate.store.lease import Lease, leased
+from kybernate.store.link import Link, level_for
 from kybernate.store.source import ImageFile
 from kybernate.store.transfer import Transfer
 
 ZEROS = bytes(2 << 20)
 BATCH = 8  # chunks that one call of a thread prepares
 AHEAD = 2  # batches that are prepared while packs are sent
+THREADS = min(AHEAD + 1, os.cpu_count() or 1)  # that prepare them
 PACKS_OF_INDEX = 32  # a GiB: what a writer that is killed has sent in vain, at most
 
 
@@ -84,6 +87,7 @@ class _Upload:
         self._target = target
         self._reliable = reliable
         self._transfer = transfer
+        self._link = Link()
         self._builder = PackBuilder(target.key)
         self._packs: list[tuple[str, tuple[Place, ...]]] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -129,7 +133,8 @@ class _Upload:
 
     async def _put(self, pack: Pack) -> None:
         await self._transfer.pace(len(pack.content))
-        await self._target.objects.put(packs.object_name(pack.name), pack.content)
+        with self._link.sending(len(pack.content)):
+            await self._target.objects.put(packs.object_name(pack.name), pack.content)
         self._packs.append((pack.name, pack.places))
         self._transfer.done(sent_bytes=len(pack.content))
         if len(self._packs) >= PACKS_OF_INDEX:
@@ -183,12 +188,20 @@ class _Upload:
             await asyncio.gather(*running, return_exceptions=True)
 
     def _prepare(self, source: ImageSource, batch: list[_Cut]) -> list[_Prepared]:
-        return [self._prepare_one(source, one) for one in batch]
+        level = self._level()
+        return [self._prepare_one(source, one, level) for one in batch]
+
+    def _level(self) -> int:
+        """Return the level of compression of the next chunks."""
+        if self._transfer.level is not None:
+            return self._transfer.level
+        speed, limit = self._link.bytes_per_second, self._transfer.bytes_per_second
+        return level_for(min(speed, limit) if speed and limit else speed or limit, THREADS)
 
     def _is_safe(self, pack: str) -> bool:
         return pack in self._reliable
 
-    def _prepare_one(self, source: ImageSource, one: _Cut) -> _Prepared:
+    def _prepare_one(self, source: ImageSource, one: _Cut, level: int) -> _Prepared:
         if one.hole:
             return _Prepared(one.file, (one.size, b""), None)
         content = source.files[one.file].read(one.offset, one.size)
@@ -198,7 +211,7 @@ class _Upload:
             return _Prepared(one.file, (one.size, b""), None)
         id = chunk_id(self._target.key, content)
         known = id in self._new or self._target.index.find(id, self._is_safe) is not None
-        sealed = None if known else seal(self._target.key, id, content, level=self._transfer.level)
+        sealed = None if known else seal(self._target.key, id, content, level=level)
         return _Prepared(one.file, (one.size, id), sealed)
 
 

@@ -135,7 +135,7 @@ class ArrivalWriter(_Record):
         return min(BLOCK, self.description.files[file] - block * BLOCK)
 
     def comes_from(self, number: int) -> None:
-        """Say which of the sources continues. Readers have their patience anew."""
+        """Say which of the sources continues. The patience of readers begins again."""
         self._set(SOURCE, number)
 
     def complete(self) -> None:

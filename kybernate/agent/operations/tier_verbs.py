@@ -58,7 +58,7 @@ class TierVerbs:
         with self.turns.transfer(
             Priority[wanted.priority.upper()],
             parallel=settings.parallel,
-            level=settings.level,
+            level=settings.compression,
             report=lambda progress: count(progress.done_bytes, progress.total_bytes),
         ) as transfer:
             try:

@@ -103,7 +103,7 @@ class Arrivals:
         return self._turns.transfer(
             Priority.RESTORE,
             parallel=settings.parallel,
-            level=settings.level,
+            level=settings.compression,
             bytes_per_second=settings.bytes_per_second,
             report=report,
         )

@@ -27,7 +27,7 @@ class Turns:
         priority: Priority,
         *,
         parallel: int = 4,
-        level: int = 3,
+        level: int | None = 3,
         bytes_per_second: float = 0.0,
         report: Callable[[Progress], object] = lambda progress: None,
     ) -> Iterator[Transfer]:
@@ -52,7 +52,7 @@ class _InTurn(Transfer):
         turns: Turns,
         priority: Priority,
         parallel: int,
-        level: int,
+        level: int | None,
         bytes_per_second: float,
         report: Callable[[Progress], object],
     ) -> None:

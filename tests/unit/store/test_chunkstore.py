@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kybernate.store import writer
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, StoreUnreachable
 from kybernate.store.format import index as indexes
+from kybernate.store.format import pack as packs
 from kybernate.store.format.pack import object_name
 from kybernate.store.format.recipe import Recipe
+from kybernate.store.format.sealing import Sealed, seal
 from kybernate.store.gc import collect
 from kybernate.store.keys import StoreKey
+from kybernate.store.link import Link
 from kybernate.store.parts import Part, PartBroken, WholePart
 from kybernate.store.reader import fetch
 from kybernate.store.sink import DirectorySink
@@ -147,6 +152,31 @@ def test_flipped_bit_in_the_store_is_found_before_it_is_used() -> None:
         assert found.group_contains(ChunkDamaged)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("mib_per_second", "level"), [(10, 6), (1000, 1)])
+def test_level_of_compression_follows_the_speed_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch, mib_per_second: int, level: int
+) -> None:
+    """The first chunks have the usual level; the clock runs as fast as packs would be sent."""
+    ticks, levels = itertools.count(step=2 / 16 / mib_per_second), list[int]()
+    monkeypatch.setattr(packs, "PACK_BYTES", 2 << 16)
+    file = MemoryFile("file", os.urandom(100 << 16), chunk=1 << 16)
+    monkeypatch.setattr(writer, "Link", lambda: Link(lambda: next(ticks)))
+    monkeypatch.setattr(writer, "THREADS", 2)
+
+    def noted(key: StoreKey, id: bytes, content: bytes, *, level: int) -> Sealed:
+        levels.append(level)
+        return seal(key, id, content, level=0)
+
+    monkeypatch.setattr(writer, "seal", noted)
+
+    async def scenario() -> None:
+        target = await opened(SteppedObjects())
+        await store(target, ImageSource("1", "", "web", 1.0, b"", (file,)), Transfer(parallel=1, level=None))
+
+    run(scenario())
+    assert (levels[0], levels[-1]) == (3, level)
 
 
 def test_missing_image_store_and_key_are_named() -> None:

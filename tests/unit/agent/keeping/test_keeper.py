@@ -124,7 +124,7 @@ def test_memory_above_its_watermark_is_relieved_of_what_is_not_pinned_or_read(tm
 
 
 def test_store_that_is_silent_holds_no_decision_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts as away until it has answered; the look goes on over several decisions."""
+    """It counts as away until it has answered; the look lasts for several decisions."""
     monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.01)
     world = World(tmp_path, ram=Ram(quota=60 * MIB, high=0.5, low=0.4))
     world.stored = StoreSettings(url="s3://silent")
