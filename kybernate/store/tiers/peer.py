@@ -7,7 +7,8 @@ as the manifest covers it, which a key of this node must have signed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,7 +71,7 @@ class PeerTier:
     async def find(self, ref: Ref) -> Held:
         async with self.target.aio_channel() as channel:
             request = agent_pb2.GetImageRequest(image=_name_of(ref))
-            with translated(self.target.address):
+            with _found_at(self.target):
                 image = await CheckpointsStub(channel).GetImage(request, timeout=CALL_SECONDS)
         held = self._held(image)
         if held is None:
@@ -158,9 +159,16 @@ class PeerSource:
 async def open_image(channel: grpc.aio.Channel, target: Target, name: str) -> peer_pb2.OpenedImage:
     """Open an image by its name. Raises ImageNotInTier, AgentUnreachable and AgentRefused."""
     request = peer_pb2.OpenImageRequest(image=name)
+    with _found_at(target):
+        return await PeersStub(channel).OpenImage(request, timeout=CALL_SECONDS)
+
+
+@contextmanager
+def _found_at(target: Target) -> Iterator[None]:
+    """Raises ImageNotInTier where the agent does not know an image, AgentUnreachable and AgentRefused."""
     try:
         with translated(target.address):
-            return await PeersStub(channel).OpenImage(request, timeout=CALL_SECONDS)
+            yield
     except AgentRefused as error:
         if error.code == grpc.StatusCode.NOT_FOUND.name:
             raise ImageNotInTier(f"{target.address}: {error}") from error

@@ -57,7 +57,7 @@ class Server:
 def rclone(directory: Path) -> Iterator[Server]:
     """`rclone serve s3` over a directory."""
     (directory / "data" / BUCKET).mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     argv = [
         str(Path(sys.executable).with_name("rclone")),
         "serve",
@@ -78,7 +78,7 @@ def rclone(directory: Path) -> Iterator[Server]:
 @contextmanager
 def moto(directory: Path) -> Iterator[Server]:
     """moto's server, which holds all in memory, and knows S3's rules of parts and conditions."""
-    port = _free_port()
+    port = free_port()
     server = Server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, directory)
     server.start()
     try:
@@ -89,7 +89,7 @@ def moto(directory: Path) -> Iterator[Server]:
         server.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
