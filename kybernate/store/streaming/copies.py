@@ -24,6 +24,8 @@ from kybernate.store.transfer import Transfer
 
 QUIET_SECONDS: Final = 20.0  # without a byte, before another copy is tried: an agent is started again in less
 
+OPEN_SECONDS: Final = 10.0  # for a copy to be opened, where another one could be: a node that is gone does not refuse
+
 
 @dataclass(frozen=True)
 class CopyPlace:
@@ -94,9 +96,11 @@ class Copies:
         while self._left:
             place = self._left.pop(0)
             try:
-                source = await place.open()
+                async with asyncio.timeout(OPEN_SECONDS if self._left else None) as limit:
+                    source = await place.open()
             except (Failure, OSError) as error:
-                self._reasons.append(f"{place.title}: {error}")
+                reason = f"no answer within {OPEN_SECONDS:g} s" if limit.expired() else error
+                self._reasons.append(f"{place.title}: {reason}")
                 continue
             if self.manifest in (b"", source.manifest):
                 self._title, self._source, self.manifest = place.title, source, source.manifest

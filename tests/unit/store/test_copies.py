@@ -171,6 +171,22 @@ def test_silent_copy_is_left_for_another_one(image: Path, monkeypatch: pytest.Mo
     run(scenario())
 
 
+def test_place_that_does_not_answer_is_passed_over(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_SECONDS", 0.05)
+
+    async def silent() -> Source:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def scenario() -> None:
+        sink = Counting()
+        copies = Copies(REF, [CopyPlace("gone", silent), at("second", directory(image))])
+        assert await poured(copies, sink) == []
+        assert sink.is_whole(image)
+
+    run(scenario())
+
+
 def test_image_without_a_copy_that_can_be_read_is_nowhere(image: Path, tmp_path: Path) -> None:
     """Each reason is named: another image is no copy, and none is begun twice."""
     other = tmp_path / "other"
