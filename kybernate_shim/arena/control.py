@@ -71,7 +71,7 @@ class ControlFailed(Exception):
 
     @property
     def busy(self) -> bool:
-        """A thread of the program was in the middle of an allocation: let it continue, and try again."""
+        """A thread of the program was in the middle of an allocation, or of a fork: let it continue, and try again."""
         return self.code == -errno.EBUSY
 
 

@@ -171,7 +171,7 @@ class ArenaManager:
             unlockable += answer.refusal is ArenaRefusal.UNLOCKED
             if unlockable == UNLOCKABLE:
                 return Moved(0, f"with its threads stopped, the driver did not lock process {pid}: {answer.text}")
-        return Moved(0, f"process {pid} was allocating memory at all {ATTEMPTS} attempts")
+        return Moved(0, f"process {pid} was allocating memory, or forking, at all {ATTEMPTS} attempts")
 
     async def _offload_stopped(self, pid: int, seconds: float) -> MoveAnswer:
         await self.driver.unlock(pid)

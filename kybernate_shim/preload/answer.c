@@ -43,14 +43,11 @@ static bool anybody_busy(const struct control *control)
 static int shut(const struct control *control)
 {
     shut_blocks();
-    return anybody_busy(control) ? -EBUSY : CUDA_SUCCESS;
+    return anybody_busy(control) || fork_in_progress() ? -EBUSY : CUDA_SUCCESS;
 }
 
-static int share(struct control *control)
+static int share_range(struct control *control)
 {
-    open_blocks(); /* by now the threads are stopped, or are to resume */
-    if (anybody_busy(control))
-        return -EBUSY;
     for (uint32_t i = control->first; i < end_of_range(control); i++) {
         struct block *block = &control->blocks[i];
         if (!takeable(block))
@@ -61,6 +58,17 @@ static int share(struct control *control)
         block->state = SHARED;
     }
     return CUDA_SUCCESS;
+}
+
+/* The program may be running, so a child that is forked meanwhile would have what is exported. */
+static int share(struct control *control)
+{
+    open_blocks(); /* by now the threads are stopped, or are to resume */
+    if (anybody_busy(control) || !begin_exports())
+        return -EBUSY;
+    int result = share_range(control);
+    end_exports(true);
+    return result;
 }
 
 static int close_all(struct control *control)
@@ -134,9 +142,10 @@ static int rebuild(struct control *control)
     return CUDA_SUCCESS;
 }
 
-static int without_forks(int (*work)(struct control *), struct control *control, bool stopped)
+/* The threads are stopped: a fork that does not end has its child, or will make it later. */
+static int without_forks(int (*work)(struct control *), struct control *control)
 {
-    bool begun = begin_exports(stopped);
+    bool begun = begin_exports();
     int result = work(control);
     end_exports(begun);
     return result;
@@ -146,15 +155,15 @@ static int perform(struct control *control)
 {
     switch (control->verb) {
     case SHARE:
-        return without_forks(share, control, true);
+        return share(control);
     case CLOSE:
-        return without_forks(close_all, control, false);
+        return without_forks(close_all, control);
     case RELEASE:
         return leave(control, SHARED, 0, control->used);
     case FORGET:
         return stay(control, SHARED);
     case REBUILD:
-        return without_forks(rebuild, control, false);
+        return without_forks(rebuild, control);
     case COMMIT:
         return stay(control, REBUILT);
     case DISCARD:

@@ -28,7 +28,7 @@ static atomic_flag locked = ATOMIC_FLAG_INIT;
 static uint32_t generations;
 
 /* The gate. */
-static uint64_t shut_until; /* of CLOCK_MONOTONIC, in nanoseconds; 0: not shut */
+static _Atomic uint64_t shut_until; /* of CLOCK_MONOTONIC, in nanoseconds; 0: not shut */
 static bool away;           /* some block is AWAY or REBUILT */
 static _Atomic uint32_t openings; /* a futex(2) */
 
@@ -65,7 +65,7 @@ static uint64_t now(void)
 /* How long to wait at the gate before the next look, 0: it is open. */
 static uint64_t shut_for(void)
 {
-    uint64_t left = shut_until ? shut_until - now() : 0;
+    uint64_t until = atomic_load(&shut_until), left = until ? until - now() : 0;
     if (left > SECOND) /* it is over, or the clock was set back, as by a restore on another node */
         left = 0;
     if (!left)
@@ -83,6 +83,12 @@ void shut_blocks(void)
 {
     if (!shut_until || !shut_for())
         shut_until = now() + SECOND;
+}
+
+bool blocks_shut(void)
+{
+    uint64_t until = atomic_load(&shut_until);
+    return until && until - now() <= SECOND;
 }
 
 void open_blocks(void)

@@ -22,6 +22,7 @@ void unlock_blocks(void);
  * what is true of memory that is not there. It would come no further than to the driver's lock anyway. */
 void shut_blocks(void);
 void open_blocks(void);
+bool blocks_shut(void); /* for the helper, and not because a block is away; without the lock */
 void notice_away(const struct control *page); /* after each change of states */
 
 /* Make the table and the thread that answers for it, once; false where that cannot be, then nothing is taken over. */

@@ -1,6 +1,8 @@
 /* Descriptors of memory that was exported: which there are, also for a child that does not have the control page. */
 #include "exports.h"
 
+#include "blocks.h"
+
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -9,37 +11,51 @@
 enum { SET_FLAGS = 2 /* F_SETFD */, CLOSE_ON_EXEC = 1 };
 enum { EXPORTS_WAIT = 200, FORKS_WAIT = 2000 }; /* tries, at least 0.1 ms apart */
 
+static const struct timespec PAUSE = {0, 100000};
+
 static _Atomic int32_t holder;          /* the thread that exports or forks, 0: none */
+static _Atomic uint32_t holds;          /* how often one began to */
 static int32_t descriptors[MAX_BLOCKS]; /* by block, and one more than the number: 0 is none */
 static _Atomic uint32_t used;           /* entries that ever had one */
 
-static bool hold(int tries)
+static bool hold(void)
 {
-    const struct timespec pause = {0, 100000};
-    int32_t self = (int32_t)syscall(SYS_gettid);
-    for (int i = 1;; i++) {
-        int32_t none = 0;
-        if (atomic_compare_exchange_strong(&holder, &none, self))
-            return true;
-        if (i >= tries)
-            return false;
-        nanosleep(&pause, NULL);
-    }
+    int32_t none = 0;
+    if (!atomic_compare_exchange_strong(&holder, &none, (int32_t)syscall(SYS_gettid)))
+        return false;
+    atomic_fetch_add(&holds, 1);
+    return true;
 }
 
-bool begin_exports(bool stopped)
+static void let_go(void)
 {
-    static int32_t stuck; /* a thread that was waited for in vain, perhaps for as long as the driver is locked */
-    bool hopeless = stopped || (stuck && atomic_load(&holder) == stuck);
-    bool begun = hold(hopeless ? 1 : EXPORTS_WAIT);
-    stuck = begun ? 0 : atomic_load(&holder);
-    return begun;
+    int32_t self = (int32_t)syscall(SYS_gettid);
+    atomic_compare_exchange_strong(&holder, &self, 0);
+}
+
+bool begin_exports(void)
+{
+    static uint32_t hopeless; /* that was waited for in vain: its thread is stopped, or waits for the driver */
+    for (int tries = 0; !hold(); tries++) {
+        uint32_t seen = atomic_load(&holds);
+        if (tries >= EXPORTS_WAIT)
+            hopeless = seen;
+        if (hopeless == seen)
+            return false;
+        nanosleep(&PAUSE, NULL);
+    }
+    return true;
 }
 
 void end_exports(bool begun)
 {
     if (begun)
-        atomic_store(&holder, 0);
+        let_go();
+}
+
+bool fork_in_progress(void)
+{
+    return atomic_load(&holder) != 0;
 }
 
 CUresult export_memory(const struct control *control, struct block *block)
@@ -70,13 +86,19 @@ void close_export(const struct control *control, struct block *block)
 
 void exports_before_fork(void)
 {
-    hold(FORKS_WAIT);
+    for (int tries = 0; tries < FORKS_WAIT; tries++) {
+        if (hold()) {
+            if (!blocks_shut()) /* looked at last: who shuts them looks for a fork afterwards */
+                return;
+            let_go();
+        }
+        nanosleep(&PAUSE, NULL);
+    }
 }
 
 void exports_after_fork(void)
 {
-    int32_t self = (int32_t)syscall(SYS_gettid);
-    atomic_compare_exchange_strong(&holder, &self, 0);
+    let_go();
 }
 
 void exports_in_child(void)

@@ -12,18 +12,20 @@
 #include "control.h"
 #include "driver.h"
 
-/* Let forks wait between the two, for a moment. False where one does not end in time; then a child may get what is
- * exported right now. Where the program's threads are `stopped`, none is waited for: it has its child, or will make it
- * later. */
-bool begin_exports(bool stopped);
+/* Let forks wait between the two, for a moment. False where one does not end in time: then a child that threads make
+ * meanwhile may get what is exported. */
+bool begin_exports(void);
 void end_exports(bool begun);
+
+/* Whether a thread is forking right now. */
+bool fork_in_progress(void);
 
 CUresult export_memory(const struct control *control, struct block *block);
 
 /* Nothing happens to a block that has no descriptor. */
 void close_export(const struct control *control, struct block *block);
 
-/* What pthread_atfork(3) is given. */
+/* What pthread_atfork(3) is given. A fork waits at the gate of the blocks, too, but not for as long as one is away. */
 void exports_before_fork(void);
 void exports_after_fork(void);
 void exports_in_child(void);

@@ -89,7 +89,7 @@ class Before:
         now = named.status(self.ctr, self.container.id, gpu=True)
         assert (now.phase, now.gpu, now.note) == ("", "attached", "")
         self.container.computes_on()
-        eventually(lambda: self.gpus.used() == self.used or self.gpus.used())
+        eventually(lambda: self.gpus.used() == self.used)
         assert not gpu.noted_as_locked(self.pid)
         assert in_arena(self.ctr, self.container.id) == 0
         assert open_files(self.pid) == self.files

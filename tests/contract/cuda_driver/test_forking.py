@@ -18,6 +18,7 @@ pytestmark = pytest.mark.root
 Start = Callable[..., Program]
 FORKS = {"COMPUTES_FORKS": "100"}
 CYCLES = 15
+WARM_UPS = 500
 
 
 @pytest.mark.parametrize("arena", [True, False])
@@ -33,6 +34,20 @@ def test_child_that_is_forked_meanwhile_has_nothing_of_what_is_handed_out(
             assert not suspended.taken.reasons
             await resume(helper, suspended.pids, limits=LIMITS)
             program.wait_for_steps(1)
+
+    use(body)
+    program.computes_on()
+
+
+def test_child_that_is_forked_while_its_memory_is_examined_has_none_of_it(
+    use: Run, start: Start, preload: Path
+) -> None:
+    """What is done ahead of a suspend is done while the program's threads run."""
+    program = start(mib=16, variables={"COMPUTES_FORKS": "1"}, preload=preload)
+
+    async def body(helper: CudaHelper) -> None:
+        for _ in range(WARM_UPS):
+            await helper.warm([program.pid], LIMITS.checkpoint)
 
     use(body)
     program.computes_on()

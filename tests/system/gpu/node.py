@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -151,7 +152,7 @@ def heal(gpus: Gpus) -> None:
 
 def noted_as_locked(pid: int) -> bool:
     """Tell whether the bundle of some container says that this process may be locked."""
-    return any(str(pid) in path.read_text() for path in BUNDLES.glob("*/*/kybernate.json"))
+    return any(pid in json.loads(path.read_text()).get("locked_pids", ()) for path in BUNDLES.glob("*/*/kybernate.json"))
 
 
 @contextmanager
