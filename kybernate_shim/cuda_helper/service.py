@@ -268,7 +268,7 @@ class CudaService:
 
         async def handle(request: Any) -> Any:
             async with self._turns.at(request.pids):
-                if self._begun is not None:  # what an earlier helper's worker covers must not have come back by then
+                if self._begun is not None:  # first, what an earlier helper left must be covered
                     await asyncio.wait([self._begun], timeout=GONE_SECONDS)
                 await self._covers.over(request.pids)
                 return await method(request)

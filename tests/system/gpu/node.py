@@ -152,7 +152,9 @@ def heal(gpus: Gpus) -> None:
 
 def noted_as_locked(pid: int) -> bool:
     """Tell whether the bundle of some container says that this process may be locked."""
-    return any(pid in json.loads(path.read_text()).get("locked_pids", ()) for path in BUNDLES.glob("*/*/kybernate.json"))
+    return any(
+        pid in json.loads(path.read_text()).get("locked_pids", ()) for path in BUNDLES.glob("*/*/kybernate.json")
+    )
 
 
 @contextmanager

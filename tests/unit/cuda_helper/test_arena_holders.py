@@ -149,7 +149,7 @@ def test_threads_that_their_tracer_keeps_are_reported_unless_it_is_the_caller(
         assert uncovered.failures == ()
         await hold.let_go()
         async with asyncio.timeout(SECONDS):
-            while states(target.pid) != {"t"}:  # noqa: ASYNC110  # until the holder stops what its caller has let go of
+            while states(target.pid) != {"t"}:  # noqa: ASYNC110  # until the holder stops them
                 await asyncio.sleep(0.01)
         assert await uncovered.cover([target.pid]) == Covered()
         assert target.ask("1 + 1") == 2
