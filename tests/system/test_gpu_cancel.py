@@ -75,7 +75,7 @@ class Before:
     def __init__(self, ctr: Ctr, gpus: Gpus, container: gpu.Computing) -> None:
         self.ctr, self.gpus, self.container = ctr, gpus, container
         self.pid = ctr.pid(container.id)
-        self.used, self.files = gpus.used(), open_files(self.pid)
+        self.used, self.files = gpus.used_by(self.pid), open_files(self.pid)
 
     def is_back(self) -> None:
         """The container computes on its GPU, nothing is left over, and it can be suspended, resumed and saved."""
@@ -89,7 +89,7 @@ class Before:
         now = named.status(self.ctr, self.container.id, gpu=True)
         assert (now.phase, now.gpu, now.note) == ("", "attached", "")
         self.container.computes_on()
-        eventually(lambda: self.gpus.used() == self.used)
+        assert self.gpus.used_by(self.pid) == self.used
         assert not gpu.noted_as_locked(self.pid)
         assert in_arena(self.ctr, self.container.id) == 0
         assert open_files(self.pid) == self.files

@@ -10,8 +10,9 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 from tests.fakes.cuda.build import build
@@ -66,6 +67,15 @@ class Gpus:
         for path in (self.directory / "held").iterdir():
             for index, size in enumerate(_account(path)):
                 totals[index] += size
+        return totals[: len(self.uuids)]
+
+    def used_by(self, pid: int) -> list[int]:
+        """Bytes in use per GPU by one process."""
+        totals = [0] * _MAX_GPUS
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # one that it has closed
+                if "/held/" in str(file.readlink()):
+                    totals = list(map(add, totals, _account(file)))
         return totals[: len(self.uuids)]
 
     def free(self, gpu: int) -> int:

@@ -77,7 +77,9 @@ def allocator(options: Options) -> Round:
             yield f"allocated {number}", digest(scratch)
             del scratch
             yield f"beside {number}", through_side(number)
-            if gpu and number % 6 == 5:
+            if (
+                gpu and number % 6 == 5 and wanted != "cudaMallocAsync"
+            ):  # see docs/gpus.md: the driver's checkpoint fails
                 torch.cuda.empty_cache()
         for number, tensor in enumerate(kept):
             yield f"kept {number}", digest(tensor)

@@ -34,6 +34,9 @@ UNSEEN: Mapping[str, dict[str, Any]] = {
     "CUDA IPC by `cuIpcOpenMemHandle` of the driver": {},
     "managed memory of up to 2 MiB": {"managed_bytes": _managed_bytes(UVM)},
     "peer access between GPUs": {},
+    "a pool of `cudaMallocAsync` that is trimmed": {
+        "environment": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    },
     "NCCL that is linked statically": {**RANK, "libraries": frozenset({"/opt/libcuda.so.1"})},
     "an environment that the program changes": {
         **RANK,
