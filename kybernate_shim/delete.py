@@ -108,7 +108,8 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
             cli.delete(invocation.id, force=True),
             cwd=bundle.path if bundle.path.is_dir() else None,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=RUNTIME_SECONDS,
             check=False,
         )

@@ -35,6 +35,7 @@ ON_USE_OF_GPUS = (
     "kybernate_shim.vram_io.thread_pool",
 )
 DRIVER = Path("/proc/driver/nvidia")  # without it, no container that is there has a GPU
+OPENSSL = ("ssl", "_hashlib")  # megabytes, of which we would use one hash function; hmac has its own
 COMPRESSIONS = ("bz2", "compression.zstd", "lzma")  # of archives, which shutil could read; we have plain ones
 
 
@@ -76,7 +77,7 @@ def is_complete() -> bool:
 
 
 def import_rest() -> None:
-    with without(*COMPRESSIONS):
+    with without(*OPENSSL, *COMPRESSIONS):
         for name in _on_use():
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

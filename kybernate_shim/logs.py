@@ -6,36 +6,66 @@ are counted and reported with the next one that it takes.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kybernate_shim.imports import without
 from kybernate_shim.linux.private_files import make_directory
 
-if TYPE_CHECKING:
-    import structlog
 
-    Log = structlog.typing.FilteringBoundLogger
-else:
-    Log = Any
+class Log:
+    """Has `write` write each event that is at least of `level` as a line of JSON, with `fields` in all of them."""
+
+    def __init__(self, write: Callable[[str], object], level: int, fields: dict[str, Any]) -> None:
+        self._write = write
+        self._level = level
+        self._fields = fields
+
+    def bind(self, **fields: Any) -> Log:
+        """Return a log that has these fields as well."""
+        return Log(self._write, self._level, {**self._fields, **fields})
+
+    def log(self, level: int, event: str, /, *, exc_info: Any = None, **fields: Any) -> None:
+        """Write an event of this level; `exc_info` is as for the standard library's logging."""
+        if level < self._level:
+            return
+        line = {**self._fields, **fields}
+        if exc_info:
+            line["exception"] = _described(exc_info)
+        time = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+        line |= {"event": event, "level": logging.getLevelName(level).lower(), "time": f"{time}Z"}
+        self._write(json.dumps(line, default=str))
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.DEBUG, event, **fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.INFO, event, **fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.WARNING, event, **fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.ERROR, event, **fields)
 
 
 class LineWriter:
-    """Writes whole lines to descriptors that may refuse them. Has the interface of a structlog logger."""
+    """Writes whole lines to descriptors that may refuse them."""
 
     def __init__(self, *fds: int) -> None:
         self._fds = fds
         self._lost = dict.fromkeys(fds, 0)
         self._torn: set[int] = set()
 
-    def msg(self, line: str) -> None:
+    def write(self, line: str) -> None:
         for fd in self._fds:
             self._write(fd, line)
-
-    debug = info = warning = error = critical = msg
 
     def _write(self, fd: int, line: str) -> None:
         data = line.encode() + b"\n"
@@ -59,32 +89,21 @@ def open_log(fifo: Path, file: Path | None, *, level: str, **fields: Any) -> Log
 
     The FIFO is kept open for life: after containerd's restart a new reader appears at its other end.
     """
-    structlog = load_structlog()
     fds = [fd for fd in (_open_fifo(fifo), _open_file(file)) if fd is not None]
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=lambda *_: LineWriter(*fds),
-        cache_logger_on_first_use=True,
-    )
-    log: Log = structlog.get_logger()
-    return log.bind(**fields)
+    return Log(LineWriter(*fds).write, number_of(level), fields)
 
 
-def load_structlog() -> ModuleType:
-    """Import structlog and return it, without rich, which it imports eagerly for a console that the shim does not have.
+def number_of(level: str) -> int:
+    """Return the standard library's number for a level's name."""
+    return logging.getLevelNamesMapping()[level.upper()]
 
-    With it, the import takes four times as long, and every daemon shares a few MiB more.
-    """
-    with without("rich"):
-        import structlog
 
-        return structlog
+def _described(exc_info: Any) -> str:
+    if isinstance(exc_info, tuple):
+        error = exc_info[1]
+    else:
+        error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _open_fifo(path: Path) -> int | None:

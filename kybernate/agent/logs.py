@@ -6,26 +6,13 @@ import logging
 import sys
 from typing import Any
 
-from kybernate_shim.logs import LineWriter, load_structlog
+from kybernate_shim.logs import LineWriter, Log, number_of
 
 
-def open_log(level: str, *, fd: int | None = None) -> Any:
+def open_log(level: str, *, fd: int | None = None) -> Log:
     """Return the agent's logger, whose least severe lines are of `level`; stderr where no `fd` is given."""
-    structlog = load_structlog()
-    writer = LineWriter(sys.stderr.fileno() if fd is None else fd)
-    number = logging.getLevelNamesMapping()[level.upper()]
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: writer,
-        cache_logger_on_first_use=True,
-    )
-    log = structlog.get_logger()
+    number = number_of(level)
+    log = Log(LineWriter(sys.stderr.fileno() if fd is None else fd).write, number, {})
     logging.basicConfig(handlers=[_Handler(log)], level=max(number, logging.WARNING), force=True)
     return log
 
@@ -33,7 +20,7 @@ def open_log(level: str, *, fd: int | None = None) -> Any:
 class _Handler(logging.Handler):
     """Passes on what the standard library's logging gets."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 

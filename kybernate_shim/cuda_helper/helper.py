@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -33,7 +34,7 @@ from kybernate_shim.linux import huge_pages
 from kybernate_shim.linux.locks import held, try_lock_file
 from kybernate_shim.linux.private_files import NO_OTHERS, make_directory
 from kybernate_shim.live_config import LiveConfig
-from kybernate_shim.logs import load_structlog
+from kybernate_shim.logs import LineWriter, Log
 from kybernate_shim.ttrpc import Server
 
 LOOK_SECONDS = 5.0
@@ -126,14 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):  # the helper must see all GPUs of the node
             os.environ.pop(name, None)
-        structlog = load_structlog()
-        log = structlog.wrap_logger(
-            structlog.WriteLogger(sys.stderr),
-            processors=[
-                structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-                structlog.processors.JSONRenderer(default=str),
-            ],
-        )
+        log = Log(LineWriter(sys.stderr.fileno()).write, logging.DEBUG, {})
         fixed = {
             "arena": arguments.arena,
             "arena_share": arguments.arena_share,

@@ -23,7 +23,7 @@ from kybernate_shim import tuning
 from kybernate_shim.address import answers, exclusive, listen
 from kybernate_shim.fork_server import place
 from kybernate_shim.fork_server.place import PROGRAM
-from kybernate_shim.imports import without
+from kybernate_shim.imports import OPENSSL, postpone, without
 from kybernate_shim.linux.inotify import inotify_watch
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ CLONING = ("runc", "crun")  # that would make a copy of themselves for each cont
 QUIET_SECONDS = 0.5  # in which the node's first container shall have the CPUs
 INOTIFY_BYTES = 4096
 WARM_UPS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
+# What asyncio, protobuf, subprocess, ctypes and, for tracebacks, the library import for what no daemon does.
+UNUSED = ("asyncio.sslproto", "calendar", "locale", "sysconfig", "_colorize", "textwrap", "tokenize")
 IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
 TAKEN_OVER = b"taken over"
 IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
@@ -229,15 +231,14 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 
 def import_first() -> None:
-    """Import what every container needs, but for OpenSSL: megabytes, of which we would use one hash function."""
-    with without("ssl", "_hashlib"):
+    """Import what every container needs, but for OpenSSL, and for what is imported in case that something uses it."""
+    for name in UNUSED:
+        postpone(name)
+    with without(*OPENSSL):
         import hashlib
 
         import kybernate_shim.fork_server.answer
         import kybernate_shim.serve  # noqa: F401
-        from kybernate_shim.logs import load_structlog
-
-        load_structlog()
     if not hasattr(hashlib, "sha256"):  # a distribution's interpreter may have it from OpenSSL alone
         importlib.reload(hashlib)
 
@@ -246,7 +247,7 @@ def prepare(context: ProcessContext) -> None:
     """Do once, for all processes that will be forked, what each of them would do again; `context` is ours."""
     import kybernate_shim.delete  # noqa: F401
     from kybernate_shim.fork_server.process_context import adopt_context
-    from kybernate_shim.fork_server.shared_pages import keep_shared
+    from kybernate_shim.fork_server.shared_pages import fix_constants, keep_shared
     from kybernate_shim.imports import import_rest
     from kybernate_shim.linux.file_pages import let_go
     from kybernate_shim.linux.libc import use_one_heap
@@ -254,6 +255,8 @@ def prepare(context: ProcessContext) -> None:
 
     use_one_heap()
     import_rest()
+    if tuning.is_on():
+        fix_constants()
     for _ in range(WARM_UPS):
         adopt_context(os.getpid(), context)
         with contextlib.suppress(OSError):

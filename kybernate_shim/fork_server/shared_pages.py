@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from types import CodeType
+from types import CodeType, FunctionType
 
 # What makes an object immortal, by version of CPython: a count in the lower half of the eight bytes at its beginning,
 # and from 3.14 on a flag in their last two, which the evaluation loop looks at. Such a count is never counted up again;
@@ -22,16 +22,30 @@ DRIFT = 1 << 28  # of a count, by those extensions
 # What an interpreter's allocator for small objects takes its blocks from. Source: Objects/obmalloc.c.
 POOL_BYTES, POOL_HEADER = 1 << 14, 48
 BLOCK_SIZES = range(16, 513, 16)
-GAP_SIZES = range(8192, 511, -64)
+GAP_SIZES = (*range(8192, 1032, -64), *range(1032, 23, -16))  # those up to 1032 may be kept for their very size
 MOST_BYTES = 1 << 18  # of one size, in case that memory is not laid out as we believe
 MOST_GAPS = 10_000
 
 _filling: list[object] = [None] * 64  # so long that it takes none of those blocks, also when it grows
 
 
+def fix_constants() -> None:
+    """Make the constants of functions immortal, which none of them may have loaded yet.
+
+    Python 3.14 looks at a constant when an instruction loads it for the first time. If it is mortal then, that
+    instruction counts its references ever after.
+    """
+    gc.unfreeze()  # or what the first server has frozen would be overlooked
+    if counts_can_be_fixed():
+        for function in gc.get_objects():
+            if type(function) is FunctionType:
+                _make_immortal(list(function.__code__.co_consts))
+    gc.freeze()
+
+
 def keep_shared() -> None:
     """Let processes that are forked from now on copy as little as possible. Takes a quarter of a second."""
-    gc.unfreeze()  # or what the first server has frozen would be overlooked
+    gc.unfreeze()
     gc.collect()
     if counts_can_be_fixed():
         _make_immortal(gc.get_objects())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
 from collections.abc import Callable
 
 WAIT, WAKE = 0, 1
@@ -35,7 +34,7 @@ def wake(address: int) -> None:
 def _call() -> Callable[..., None]:
     libc = ctypes.CDLL(None, use_errno=True)  # CDLL, not PyDLL: it leaves the interpreter lock
     libc.syscall.restype = ctypes.c_long
-    number = ctypes.c_long(NUMBERS[platform.machine()])
+    number = ctypes.c_long(NUMBERS[os.uname().machine])
 
     def call(address: object, operation: int, value: object, limit: object) -> None:
         if libc.syscall(number, address, operation, value, limit, None, 0) < 0:

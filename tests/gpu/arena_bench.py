@@ -6,7 +6,7 @@ descriptors and threads must not grow. Then two of them change places, with the 
 one of them fits. Then, where there are two GPUs, one goes from the first to the second, and two programs leave and
 come back concurrently, each on a GPU. Then a transformer is served, and suspended between requests and during them.
 Then what allocations and steps cost with the preload library and without it. It needs root, a driver of 580 or newer,
-a C compiler, and a `python3` with torch, transformers, cuda-bindings, msgspec, protobuf and structlog (from
+a C compiler, and a `python3` with torch, transformers, cuda-bindings, msgspec and protobuf (from
 build/gpu-kit where that is there); no containerd.
 
 A JSON line per figure goes to build/bench-gpu.jsonl. Figures named `….limit` compare with what must be reached.

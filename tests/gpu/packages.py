@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 WHEELS = Path(__file__).resolve().parents[2] / "build/gpu-kit/wheels"
-NEEDED = ("msgspec", "structlog", "google.protobuf")
+NEEDED = ("msgspec", "google.protobuf")
 
 
 def make_importable() -> None:

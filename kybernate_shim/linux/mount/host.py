@@ -49,7 +49,12 @@ def _in_host(*command: str) -> None:
     import subprocess  # no shim mounts for others
 
     done = subprocess.run(
-        ["nsenter", f"--mount={HOST}", "--", *command], capture_output=True, text=True, timeout=SECONDS, check=False
+        ["nsenter", f"--mount={HOST}", "--", *command],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=SECONDS,
+        check=False,
     )
     if done.returncode:
         raise OSError(f"{command[0]} {command[-1]}: {done.stderr.strip() or f'status {done.returncode}'}")
