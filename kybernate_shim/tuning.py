@@ -11,7 +11,7 @@ each part was left out in turn. With all parts a pod has 4.0 MiB.
 
 With Python 3.14, and containerd 2.1, each in addition to those before it, of one of 20 pods and of a single one:
 
-    imports.py, postpone          what the library imports for what no daemon does                 0.2, 2.3 MiB
+    imports.py, both              what libraries import for what no daemon does                    0.2, 2.3 MiB
     fork_server/shared_pages.py   constants are immortal before they are loaded                    0.4, 0.4 MiB
                                   small gaps are filled in the C heap as well                      0.2, 0.2 MiB
 

@@ -38,7 +38,10 @@ QUIET_SECONDS = 0.5  # in which the node's first container shall have the CPUs
 INOTIFY_BYTES = 4096
 WARM_UPS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
 # What asyncio, protobuf, subprocess, ctypes and, for tracebacks, the library import for what no daemon does.
-UNUSED = ("asyncio.sslproto", "calendar", "locale", "sysconfig", "_colorize", "textwrap", "tokenize")
+UNUSED = (
+    "asyncio.sslproto", "asyncio.staggered", "calendar", "google.protobuf.descriptor_database",
+    "google.protobuf.text_encoding", "locale", "sysconfig", "_colorize", "textwrap", "tokenize",
+)  # fmt: skip
 IN_ATTRIB, IN_MOVE_SELF = 0x4, 0x800
 TAKEN_OVER = b"taken over"
 IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
