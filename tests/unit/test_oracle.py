@@ -35,7 +35,7 @@ def passages(folder: Path, text: str) -> tuple[str, dict[str, int]]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(text)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2], check=False)
     counted = {runtime: len((folder / runtime).read_text()) for runtime in (OURS, STOCK)}
     return done.stdout.splitlines()[-1], counted
 

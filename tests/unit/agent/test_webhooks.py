@@ -56,7 +56,7 @@ class Node:
 
 async def until(look: Callable[[], object]) -> None:
     """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not look():  # noqa: ASYNC110  # of a thread, which sets no event
             await asyncio.sleep(0.005)
 
