@@ -64,18 +64,13 @@ def in_arena(ctr: Ctr, id: str) -> int:
     return sum(one.size for one in Memory(SIZE).kept(ArenaOwner.of(ctr.pid(id))))
 
 
-def open_files(pid: int) -> list[str]:
-    names = (str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
-    return sorted(name for name in names if "/held/" not in name and not name.startswith("socket:"))
-
-
 class Before:
     """What a computing container was before an operation, and must be after it was cancelled."""
 
     def __init__(self, ctr: Ctr, gpus: Gpus, container: gpu.Computing) -> None:
         self.ctr, self.gpus, self.container = ctr, gpus, container
         self.pid = ctr.pid(container.id)
-        self.used, self.files = gpus.used_by(self.pid), open_files(self.pid)
+        self.used, self.files = gpus.used_by(self.pid), gpu.open_files(self.pid)
 
     def is_back(self) -> None:
         """The container computes on its GPU, nothing is left over, and it can be suspended, resumed and saved."""
@@ -92,7 +87,7 @@ class Before:
         assert self.gpus.used_by(self.pid) == self.used
         assert not gpu.noted_as_locked(self.pid)
         assert in_arena(self.ctr, self.container.id) == 0
-        assert open_files(self.pid) == self.files
+        assert gpu.open_files(self.pid) == self.files
 
     def is_away(self) -> None:
         """The container is suspended as a whole."""

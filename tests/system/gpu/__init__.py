@@ -21,6 +21,7 @@ from tests.system.gpu.node import (
     kill_helpers,
     node_with_arena,
     noted_as_locked,
+    open_files,
     other_model,
     remove_driver,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "mounts",
     "node_with_arena",
     "noted_as_locked",
+    "open_files",
     "other_model",
     "remove_driver",
 ]

@@ -157,6 +157,20 @@ def noted_as_locked(pid: int) -> bool:
     )
 
 
+def open_files(pid: int) -> list[str]:
+    """Return what a process has open, but for sockets, and what the pretended driver opens for a moment, or again."""
+    names = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # one that it has closed
+            names.append(str(fd.readlink()))
+    drivers = {folder for name in names for folder, held, _ in [name.partition("/held/")] if held}
+    return sorted(
+        name
+        for name in names
+        if "/held/" not in name and str(Path(name).parent) not in drivers and not name.startswith("socket:")
+    )
+
+
 @contextmanager
 def other_model(gpus: Gpus) -> Iterator[None]:
     """Let the machine have other GPUs for a while."""

@@ -81,19 +81,13 @@ def test_driver_that_fails_leaves_nothing_of_an_image_in_memory(
 ) -> None:
     image = memory / "image"
     with gpu.computing(ctr) as container:
-        used, before = gpus.used(), open_files(ctr.pid(container.id))
+        used, before = gpus.used(), gpu.open_files(ctr.pid(container.id))
         gpus.switch(f"{switch}@{ctr.pid(container.id)}")
         refused("kybernate", "checkpoint", container.id, str(image))
         container.computes_on()
         assert gpus.used() == used
         assert_no_image(image)
-        assert open_files(ctr.pid(container.id)) == before
+        assert gpu.open_files(ctr.pid(container.id)) == before
         kybernate("checkpoint", container.id, f"{image}2")
         container.computes_on()
         assert assert_whole(Path(f"{image}2")).data_path.why == "the driver wrote into the image itself"
-
-
-def open_files(pid: int) -> list[str]:
-    """Return what a process has open, but for what the pretended driver opens again each time."""
-    names = (str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
-    return sorted(name for name in names if "/held/" not in name and not name.startswith("socket:"))
