@@ -6,7 +6,7 @@ each part was left out in turn. With all parts a pod has 4.0 MiB.
 
     fork_server/shared_pages.py   objects that live as long as the server are immortal             3.2 MiB
                                   gaps between them are filled, in pools and in the C heap         0.3 MiB
-    imports.py, without           ssl, _hashlib, compressions, once rich look as if not installed  0.45 MiB
+    imports.py, without           ssl, _hashlib, compressions, then also rich, seem not installed  0.45 MiB
     imports.py, postpone          protobuf's messages in Python are imported on use                not resolved
 
 With Python 3.14, and containerd 2.1, each in addition to those before it, of one of 20 pods and of a single one:

@@ -29,8 +29,8 @@ static uint32_t generations;
 
 /* The gate. */
 static _Atomic uint64_t shut_until; /* of CLOCK_MONOTONIC, in nanoseconds; 0: not shut */
-static bool away;           /* some block is AWAY or REBUILT */
-static _Atomic uint32_t openings; /* a futex(2) */
+static bool away;                   /* some block is AWAY or REBUILT */
+static _Atomic uint32_t openings;   /* a futex(2) */
 
 /* A spinning lock, since a mutex may not be used by a child of fork(2) that another thread held it in. */
 void lock_blocks(void)
@@ -62,12 +62,17 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * SECOND + (uint64_t)time.tv_nsec;
 }
 
+/* How long the helper keeps the gate shut. */
+static uint64_t shut_by_helper(void)
+{
+    uint64_t until = atomic_load(&shut_until), left = until ? until - now() : 0;
+    return left > SECOND ? 0 : left; /* it is over, or the clock was set back, as by a restore on another node */
+}
+
 /* How long to wait at the gate before the next look, 0: it is open. */
 static uint64_t shut_for(void)
 {
-    uint64_t until = atomic_load(&shut_until), left = until ? until - now() : 0;
-    if (left > SECOND) /* it is over, or the clock was set back, as by a restore on another node */
-        left = 0;
+    uint64_t left = shut_by_helper();
     if (!left)
         shut_until = 0;
     return away ? SECOND : left;
@@ -87,8 +92,7 @@ void shut_blocks(void)
 
 bool blocks_shut(void)
 {
-    uint64_t until = atomic_load(&shut_until);
-    return until && until - now() <= SECOND;
+    return shut_by_helper() != 0;
 }
 
 void open_blocks(void)

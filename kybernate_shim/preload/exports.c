@@ -14,30 +14,29 @@ enum { EXPORTS_WAIT = 200, FORKS_WAIT = 2000 }; /* tries, at least 0.1 ms apart 
 static const struct timespec PAUSE = {0, 100000};
 
 static _Atomic int32_t holder;          /* the thread that exports or forks, 0: none */
-static _Atomic uint32_t holds;          /* how often one began to */
+static _Atomic uint32_t turns;          /* how often one has ended */
 static int32_t descriptors[MAX_BLOCKS]; /* by block, and one more than the number: 0 is none */
 static _Atomic uint32_t used;           /* entries that ever had one */
 
 static bool hold(void)
 {
     int32_t none = 0;
-    if (!atomic_compare_exchange_strong(&holder, &none, (int32_t)syscall(SYS_gettid)))
-        return false;
-    atomic_fetch_add(&holds, 1);
-    return true;
+    return atomic_compare_exchange_strong(&holder, &none, (int32_t)syscall(SYS_gettid));
 }
 
 static void let_go(void)
 {
-    int32_t self = (int32_t)syscall(SYS_gettid);
-    atomic_compare_exchange_strong(&holder, &self, 0);
+    if (atomic_load(&holder) != (int32_t)syscall(SYS_gettid))
+        return; /* a fork that has waited in vain */
+    atomic_fetch_add(&turns, 1); /* before the next one can begin */
+    atomic_store(&holder, 0);
 }
 
 bool begin_exports(void)
 {
-    static uint32_t hopeless; /* that was waited for in vain: its thread is stopped, or waits for the driver */
+    static uint32_t hopeless = UINT32_MAX; /* the turn that was waited for in vain: its thread does not run */
     for (int tries = 0; !hold(); tries++) {
-        uint32_t seen = atomic_load(&holds);
+        uint32_t seen = atomic_load(&turns);
         if (tries >= EXPORTS_WAIT)
             hopeless = seen;
         if (hopeless == seen)

@@ -59,7 +59,7 @@ def test_one_full_destination_does_not_cost_the_other_a_line(pipe: tuple[int, in
 def test_pipe_without_a_reader_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    LineWriter(writer).write("nobody hears it")
+    LineWriter(writer).write("a line")
     os.close(writer)
 
 

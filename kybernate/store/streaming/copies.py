@@ -23,7 +23,6 @@ from kybernate.store.tiers.tier import Ref, Source
 from kybernate.store.transfer import Transfer
 
 QUIET_SECONDS: Final = 20.0  # without a byte, before another copy is tried: an agent is started again in less
-
 OPEN_SECONDS: Final = 10.0  # for a copy to be opened, where another one could be: a node that is gone does not refuse
 
 
