@@ -152,7 +152,7 @@ def test_shim_answers_while_it_checkpoints(ours: Ctr, scratch: Path) -> None:
         assert_whole(scratch / "image")
         for method in requests:
             assert answers[method] > 3
-            assert longest[method] < took / 2, f"{method} was answered after {longest[method]:.2f} s"
+            assert longest[method] < min(1.0, took / 2), f"{method} was answered after {longest[method]:.2f} s"
         witness.assert_goes_on()
 
 
