@@ -13,7 +13,9 @@ so readers find out about a writer that was killed. Only root can open the direc
     24      4      which of the description's sources gives it now
     28      996    why it has failed, in UTF-8
     1024           the description: JSON, with each file's size, in the order of their blocks
-    B              a byte for each 2 MiB of each file: 1 when its bytes are there
+    B              a byte for each 2 MiB of each file, not 0 when its bytes are there: 2 or 3 if its digest is known,
+                   by XXH3-128 or BLAKE3
+    L              32 bytes for each byte from B on, the digest; L is the next multiple of 32
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from kybernate_shim.linux import futex
 from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
-from kybernate_shim.vram_io import files
+from kybernate_shim.vram_io import digest, files
 from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
@@ -46,6 +49,9 @@ HEAD: Final = struct.Struct("=8sIIIII996s")
 CHANGES, STATE, SOURCE, REASON = 8, 12, 24, 28
 REASON_BYTES: Final = 996
 BLOCK: Final = 2 << 20
+LEAF: Final = 32  # bytes of the longest digest
+HERE: Final = 1
+DIGESTED: Final = {digest.KIND: 2, digest.STRONG: 3}
 ARRIVING, COMPLETE, FAILED = range(3)
 LOOK: Final = 0.5  # seconds between two looks whether the writer lives
 
@@ -69,15 +75,16 @@ class _Record:
 
     def __init__(self, descriptor: int) -> None:
         self._map = mmap.mmap(descriptor, 0)
-        magic, _, _, self._blocks, length, _, _ = HEAD.unpack_from(self._map, 0)
+        magic, _, _, blocks, length, _, _ = HEAD.unpack_from(self._map, 0)
         if magic != MAGIC:
             raise NotArrived(f"{ARRIVAL} is no record of an arrival")
         self.description = Description(**json.loads(self._map[HEAD.size : HEAD.size + length]))
         self._first: dict[str, int] = {}
-        number = self._blocks
+        self._blocks = number = int(blocks)
         for name, size in self.description.files.items():
             self._first[name] = number
             number += -(-size // BLOCK)
+        self._end, self._leaves = number, _leaves_at(number)
         if number > len(self._map):
             raise NotArrived(f"{ARRIVAL} is shorter than it says")
         self._anchor = ctypes.c_char.from_buffer(self._map)
@@ -95,7 +102,9 @@ class _Record:
 
     @property
     def bytes_here(self) -> int:
-        return min(self._map[self._blocks :].count(1) * BLOCK, sum(self.description.files.values()))
+        count = self._end - self._blocks
+        here = count - self._map[self._blocks : self._end].count(0)
+        return min(here * BLOCK, sum(self.description.files.values()))
 
     def close(self) -> None:
         del self._anchor
@@ -104,18 +113,32 @@ class _Record:
     def _word(self, place: int) -> int:
         return int(struct.unpack_from("=I", self._map, place)[0])
 
+    def _bytes_of(self, file: str, block: int) -> int:
+        return min(BLOCK, self.description.files[file] - block * BLOCK)
+
+    def _leaf_of(self, file: str, block: int) -> int:
+        return self._leaves + LEAF * (self._first[file] + block - self._blocks)
+
 
 class ArrivalWriter(_Record):
-    """What the process that brings an image holds. Any thread may call it."""
+    """What the process that brings an image holds. Any thread may call it.
 
-    def __init__(self, descriptor: int) -> None:
+    `digests` are the kinds of digest of files that readers compare block by block: those of what comes in whole blocks
+    are found while it is in the CPU's cache, so that nothing has to be read again for them.
+    """
+
+    def __init__(self, descriptor: int, digests: Mapping[str, str]) -> None:
         super().__init__(descriptor)
+        self._digests = digests
         self._descriptor = descriptor  # its lock says that we live
         self._lock = threading.Lock()
         self._missing: dict[tuple[str, int], int] = {}  # bytes, of blocks of which others are there
 
-    def wrote(self, file: str, offset: int, size: int) -> None:
-        """Say that bytes of a file are there; those of a file without VRAM are of no interest. Each byte once."""
+    def wrote(self, file: str, offset: int, size: int, content: memoryview | None = None) -> None:
+        """Say that bytes of a file are there; those of a file without VRAM are of no interest. Each byte once.
+
+        `content` are these bytes, where they are still in memory.
+        """
         if file not in self._first:
             return
         whole, end = [], offset + size
@@ -126,13 +149,21 @@ class ArrivalWriter(_Record):
                 if left:
                     self._missing[file, block] = left
                 else:
-                    whole.append(self._first[file] + block)
-        for place in whole:
-            self._map[place] = 1
+                    whole.append(block)
+        for block in whole:
+            begin = block * BLOCK - offset
+            part_of_it = content[begin : begin + self._bytes_of(file, block)] if content and begin >= 0 else None
+            self._map[self._first[file] + block] = self._digested(file, block, part_of_it)
         self._changed()
 
-    def _bytes_of(self, file: str, block: int) -> int:
-        return min(BLOCK, self.description.files[file] - block * BLOCK)
+    def _digested(self, file: str, block: int, content: memoryview | None) -> int:
+        """Note the digest of a block, if it can be found, and return the block's state."""
+        kind = self._digests.get(file, "")
+        if not content or len(content) != self._bytes_of(file, block) or kind not in DIGESTED:
+            return HERE
+        leaf, place = digest.leaf(kind, content), self._leaf_of(file, block)
+        self._map[place : place + len(leaf)] = leaf
+        return DIGESTED[kind]
 
     def comes_from(self, number: int) -> None:
         """Say which of the sources continues. The patience of readers begins again."""
@@ -164,8 +195,10 @@ class ArrivalWriter(_Record):
         futex.wake(self._address + CHANGES)
 
 
-def begin(directory: Path, description: Description) -> ArrivalWriter:
-    """Make the record in a directory that has none. Raises OSError."""
+def begin(
+    directory: Path, description: Description, digests: Mapping[str, str] = MappingProxyType({})
+) -> ArrivalWriter:
+    """Make the record in a directory that has none; `digests` as for the writer. Raises OSError."""
     text = json.dumps(asdict(description)).encode()
     start = -(-(HEAD.size + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE
     count = sum(-(-size // BLOCK) for size in description.files.values())
@@ -173,12 +206,17 @@ def begin(directory: Path, description: Description) -> ArrivalWriter:
     descriptor = os.open(directory / ARRIVAL, flags, 0o600)
     try:
         lock_open(descriptor, wait=True)
-        os.ftruncate(descriptor, start + count)
+        os.ftruncate(descriptor, _leaves_at(start + count) + LEAF * count)
         os.pwrite(descriptor, HEAD.pack(MAGIC, 0, ARRIVING, start, len(text), 0, b"") + text, 0)
-        return ArrivalWriter(descriptor)
+        return ArrivalWriter(descriptor, digests)
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _leaves_at(end: int) -> int:
+    """Return where the digests begin, behind the blocks' states, which end at `end`."""
+    return -(-end // LEAF) * LEAF
 
 
 class Arrival(_Record):
@@ -211,6 +249,16 @@ class Arrival(_Record):
     def wait_all(self, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Wait until all files are there. Raises as `wait` does."""
         self._wait(lambda: self.state == COMPLETE, "the rest of the image", cancelled)
+
+    def leaf(self, file: str, offset: int, size: int, kind: str) -> bytes | None:
+        """Return the digest of a range that is there; None where it is not known, or the range is not one block."""
+        block, rest = divmod(offset, BLOCK)
+        if rest or file not in self._first or size != self._bytes_of(file, block):
+            return None
+        if self._map[self._first[file] + block] != DIGESTED.get(kind):
+            return None
+        place = self._leaf_of(file, block)
+        return self._map[place : place + digest.LEAF_BYTES[kind]]
 
     def _wait(self, there: Callable[[], bool], what: str, cancelled: Callable[[], bool]) -> None:
         changes, until, looked = -1, 0.0, time.monotonic()
@@ -270,6 +318,10 @@ class ArrivingFile(files.RegionFile):
     def has_data(self, offset: int, size: int) -> bool:
         self._arrival.wait(self.path.name, offset, min(size, self.size - offset), self._cancelled)
         return super().has_data(offset, size)
+
+    def leaf(self, offset: int, size: int, kind: str) -> bytes | None:
+        self._arrival.wait(self.path.name, offset, size, self._cancelled)
+        return self._arrival.leaf(self.path.name, offset, size, kind)
 
     def spend(self, offset: int, size: int) -> None:
         if self._spent >= 0:

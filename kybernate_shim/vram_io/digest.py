@@ -37,16 +37,21 @@ class Tree:
         self._leaves = bytearray(self._leaf_bytes * -(-size // piece_bytes))
 
     def add(self, offset: int, data: memoryview) -> None:
-        self._set(offset, _leaf(self._kind, data))
+        self.put(offset, leaf(self._kind, data))
 
     def add_unless_zero(self, offset: int, data: memoryview) -> bool:
         """Do as `add`, and return whether anything of the piece is not zero."""
-        leaf = _leaf(self._kind, data)
-        self._set(offset, leaf)
-        return leaf != _of_zeros(self._kind, len(data))
+        found = leaf(self._kind, data)
+        self.put(offset, found)
+        return found != _of_zeros(self._kind, len(data))
 
     def add_zeros(self, offset: int, size: int) -> None:
-        self._set(offset, _of_zeros(self._kind, size))
+        self.put(offset, _of_zeros(self._kind, size))
+
+    def put(self, offset: int, leaf: bytes) -> None:
+        """Take over the digest of a piece."""
+        at = offset // self.piece_bytes * self._leaf_bytes
+        self._leaves[at : at + self._leaf_bytes] = leaf
 
     def text(self) -> str:
         """Return the digest; every piece must have been added."""
@@ -58,14 +63,10 @@ class Tree:
         leaves = bytes(self._leaves[first * self._leaf_bytes : behind * self._leaf_bytes])
         return text_of_leaves(self._kind, self.piece_bytes, leaves, end - start)
 
-    def _set(self, offset: int, leaf: bytes) -> None:
-        at = offset // self.piece_bytes * self._leaf_bytes
-        self._leaves[at : at + self._leaf_bytes] = leaf
-
 
 def text_of_leaves(kind: str, piece_bytes: int, leaves: bytes, size: int) -> str:
     """Return the digest of `size` bytes by the digests of their pieces, joined in order."""
-    root = _leaf(kind, leaves + size.to_bytes(8, "little"))
+    root = leaf(kind, leaves + size.to_bytes(8, "little"))
     return f"{kind}:{piece_bytes}:{root.hex()}"
 
 
@@ -81,6 +82,12 @@ def is_of_tree(digest: str) -> bool:
     """
     kind = digest.partition(":")[0]
     return kind in LEAF_BYTES and (kind == KIND or digest.count(":") > 1)
+
+
+def kind_of_blocks(digest: str, piece_bytes: int) -> str:
+    """Return the kind of a digest of pieces of that size, "" for any other one."""
+    kind, _, rest = digest.partition(":")
+    return kind if kind in LEAF_BYTES and rest.partition(":")[0] == str(piece_bytes) else ""
 
 
 def piece_bytes_of(digest: str) -> int:
@@ -104,7 +111,9 @@ def of_file(path: Path, piece_bytes: int, how: CopyOptions) -> str:
         tree = Tree(file.size, piece_bytes, how.digest)
 
         def add(piece: thread_pool.Piece[None], buffer: Buffer) -> int:
-            if file.has_data(piece.offset, piece.size):
+            if (known := file.leaf(piece.offset, piece.size, how.digest)) is not None:
+                tree.put(piece.offset, known)
+            elif file.has_data(piece.offset, piece.size):
                 file.read(piece.offset, buffer.view[: piece.size])
                 tree.add(piece.offset, buffer.view[: piece.size])
             else:
@@ -124,7 +133,8 @@ def check(file: str, found: str, expected: str) -> None:
         )
 
 
-def _leaf(kind: str, data: memoryview | bytes) -> bytes:
+def leaf(kind: str, data: memoryview | bytes) -> bytes:
+    """Return the digest of a piece."""
     if kind == STRONG:
         from blake3 import blake3  # here: only processes that move VRAM need it
 
@@ -137,4 +147,4 @@ def _leaf(kind: str, data: memoryview | bytes) -> bytes:
 @cache
 def _of_zeros(kind: str, size: int) -> bytes:
     with mmap(-1, size) as zeros, memoryview(zeros) as view:
-        return _leaf(kind, view)
+        return leaf(kind, view)

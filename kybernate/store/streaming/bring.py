@@ -25,7 +25,8 @@ from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
 from kybernate_shim.checkpoint.image.store import TierFull, require_space
 from kybernate_shim.linux.private_files import make_directory
-from kybernate_shim.vram_io.arrival import Description
+from kybernate_shim.vram_io import digest
+from kybernate_shim.vram_io.arrival import BLOCK, Description
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
 PATIENCE = 120.0  # seconds without a byte: longer than a request to the store takes with its retries
@@ -145,7 +146,7 @@ def _sink(coming: Coming, directory: Path, ready: Callable[[], object], *, trans
         failed.callback(shutil.rmtree, directory, ignore_errors=True)
         _require_room(directory, {**sizes, **coming.data}, given_back=awaited if transient else {})
         description = Description(awaited, coming.origins, PATIENCE, transient)
-        sink = ArrivingSink(directory, sizes, coming.manifest, description, ready)
+        sink = ArrivingSink(directory, sizes, coming.manifest, description, ready, _digests(manifest))
         stack.callback(sink.close)
         yield sink
         failed.pop_all()
@@ -161,6 +162,13 @@ def _decoded(coming: Coming) -> Manifest:
 def _awaited(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the sizes of the files that a restore does not begin with, in the order of its need."""
     return {name: sizes[name] for name in late_files(manifest) if name in sizes}
+
+
+def _digests(manifest: Manifest) -> dict[str, str]:
+    """Return the kinds of digest of the files that a restore compares block by block; of encrypted ones it is later."""
+    if manifest.encryption is not None:
+        return {}
+    return {one.file: kind for one in manifest.moved_files if (kind := digest.kind_of_blocks(one.digest, BLOCK))}
 
 
 def _require_room(directory: Path, data: Mapping[str, int], *, given_back: Mapping[str, int]) -> None:

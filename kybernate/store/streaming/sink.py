@@ -16,7 +16,7 @@ class ArrivingSink:
     """Writes the files of an image, all of which have their full size from the beginning, and keeps the record.
 
     `awaited` are the files that the restore waits for by itself. When all others are there, the manifest appears under
-    the name under which a restore alone finds it, and `ready` is called.
+    the name under which a restore alone finds it, and `ready` is called. `digests` are for the record.
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class ArrivingSink:
         manifest: bytes,
         description: Description,
         ready: Callable[[], object],
+        digests: Mapping[str, str],
     ) -> None:
         self._directory, self._manifest, self._ready = directory, manifest, ready
         self._files = DirectorySink(directory, sizes)
@@ -33,12 +34,13 @@ class ArrivingSink:
         self._needed = sum(size for name, size in sizes.items() if name not in self._awaited)
         self._lock = threading.Lock()
         self._files.make()
-        self.record: ArrivalWriter = begin(directory, description)
+        self.record: ArrivalWriter = begin(directory, description, digests)
         self._count("", 0)
 
     def write(self, file: str, offset: int, content: bytes | memoryview) -> None:
-        self._files.write(file, offset, content)
-        self._arrived(file, offset, len(content))
+        view = memoryview(content)
+        self._files.write(file, offset, view)
+        self._arrived(file, offset, len(view), view)
 
     def zeros(self, file: str, offset: int, size: int) -> None:
         self._files.zeros(file, offset, size)
@@ -53,9 +55,9 @@ class ArrivingSink:
         self._files.close()
         self.record.close()
 
-    def _arrived(self, file: str, offset: int, size: int) -> None:
+    def _arrived(self, file: str, offset: int, size: int, content: memoryview | None = None) -> None:
         if file in self._awaited:
-            self.record.wrote(file, offset, size)
+            self.record.wrote(file, offset, size, content)
         else:
             self._count(file, size)
 

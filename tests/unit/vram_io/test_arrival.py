@@ -178,6 +178,66 @@ def test_digest_of_a_file_that_arrives(tmp_path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("kind", [digest.KIND, digest.STRONG])
+def test_digests_of_what_arrives_in_whole_blocks_are_known(tmp_path: Path, kind: str) -> None:
+    content = memoryview(os.urandom(SIZE))
+    (tmp_path / "a").write_bytes(content)
+    expected = digest.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2, digest=kind))
+    writer = begin(tmp_path, WHAT, {"a": kind})
+    writer.wrote("a", BLOCK, SIZE - BLOCK, content[BLOCK:])
+    writer.wrote("a", 0, BLOCK, content[:BLOCK])
+    (tmp_path / "a").write_bytes(bytes(SIZE))  # nothing of it is read
+    how = CopyOptions(threads=2, arrival=arrival(tmp_path), digest=kind)
+    assert digest.of_file(tmp_path / "a", BLOCK, how) == expected
+    assert arrival(tmp_path).bytes_here >= SIZE
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "digests"),
+    [([0, 4096, SIZE], {"a": digest.KIND}), ([0, SIZE], {}), ([0, SIZE], {"a": digest.STRONG})],
+    ids=["in parts", "not asked for", "of another kind"],
+)
+def test_what_has_no_digest_yet_is_read(tmp_path: Path, cuts: list[int], digests: dict[str, str]) -> None:
+    content = memoryview(os.urandom(SIZE))
+    (tmp_path / "a").write_bytes(content)
+    writer = begin(tmp_path, WHAT, digests)
+    for start, end in itertools.pairwise(cuts):
+        writer.wrote("a", start, end - start, content[start:end])
+    reader = arrival(tmp_path)
+    assert reader.leaf("a", 0, BLOCK, digest.KIND) is None
+    expected = digest.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2))
+    assert digest.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2, arrival=reader)) == expected
+    writer.close()
+
+
+@given(st.lists(st.integers(1, SIZE - 1), unique=True, max_size=6), st.randoms())
+def test_digest_is_right_however_the_bytes_come(cuts: list[int], random: randoms.Random) -> None:
+    parts = list(itertools.pairwise([0, *sorted(cuts), SIZE]))
+    random.shuffle(parts)
+    content = memoryview(os.urandom(SIZE))
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "a").write_bytes(content)
+        writer = begin(Path(place), WHAT, {"a": digest.KIND})
+        for start, end in parts:
+            writer.wrote("a", start, end - start, content[start:end])
+        expected = digest.of_file(Path(place) / "a", BLOCK, CopyOptions(threads=1))
+        how = CopyOptions(threads=1, arrival=arrival(Path(place)))
+        assert digest.of_file(Path(place) / "a", BLOCK, how) == expected
+        writer.close()
+
+
+def test_pieces_of_another_size_are_read(tmp_path: Path) -> None:
+    content = memoryview(os.urandom(SIZE))
+    (tmp_path / "a").write_bytes(content)
+    expected = digest.of_file(tmp_path / "a", 2 * BLOCK, CopyOptions(threads=2))
+    writer = begin(tmp_path, WHAT, {"a": digest.KIND})
+    writer.wrote("a", 0, SIZE, content)
+    how = CopyOptions(threads=2, arrival=arrival(tmp_path))
+    assert digest.of_file(tmp_path / "a", 2 * BLOCK, how) == expected
+    writer.close()
+
+
 @pytest.mark.parametrize("transient", [True, False])
 def test_memory_of_what_was_read_is_given_back(tmp_path: Path, transient: bool) -> None:
     directory = Path(f"/dev/shm/arrival-{os.getpid()}")
