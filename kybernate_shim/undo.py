@@ -63,7 +63,9 @@ def in_words(error: BaseException) -> str:
     """Return the error's text and what was added to it, and to those that it was raised from."""
     words = str(error) or type(error).__name__
     cause: BaseException | None = error
-    while cause is not None:
+    seen: list[BaseException] = []
+    while cause is not None and all(cause is not one for one in seen):
+        seen.append(cause)
         for note in getattr(cause, "__notes__", ()):
             words += "" if note in words else f"; {note}"
         cause = cause.__cause__

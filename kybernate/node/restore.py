@@ -6,7 +6,7 @@ The shim restores by itself when the new container's spec says so; here is only 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from kybernate.messages import (
     tasks_pb2_grpc,
 )
 from kybernate.node import rootfs
+from kybernate.node.ahead import reading_ahead
 from kybernate.node.containerd import Containerd, ContainerdRefused, described
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
@@ -62,7 +63,7 @@ class NotRestored(Failure):
 class RestorePlan:
     """A container that is to be created: everything that is passed to containerd.
 
-    `labels` are given to its record and to its snapshot, in addition to ours.
+    `labels` are given to its record and to its snapshot, in addition to ours. The files `ahead` are read meanwhile.
     """
 
     namespace: str
@@ -73,6 +74,7 @@ class RestorePlan:
     runtime: str
     snapshotter: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    ahead: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -133,27 +135,34 @@ def prepared(containerd: Containerd, plan: RestorePlan, stdio: TaskStreams) -> I
     if _taken(containerd, plan):
         raise IdTaken(f"container {plan.id} exists in containerd's namespace {plan.namespace}")
     with _true_state(plan), Undo() as undo:
-        with rootfs.lease(containerd, plan.namespace) as lease:
-            place = rootfs.SnapshotPlace(containerd, plan.namespace, plan.snapshotter, lease)
-            mounts = rootfs.prepare(place, plan.image, plan.id, plan.labels)
-            undo.callback(rootfs.remove, place, plan.id)
-            container = _create_container(containerd, plan)
-            undo.callback(_delete_container, containerd, container)
-        request = tasks_pb2.CreateTaskRequest(
-            container_id=plan.id,
-            rootfs=mounts,
-            stdin=stdio.stdin,
-            stdout=stdio.stdout,
-            stderr=stdio.stderr,
-            terminal=stdio.terminal,
-        )
-        _task_call(containerd, plan, "Create", request)
-        undo.callback(_delete_task, containerd, container)
+        with reading_ahead(plan.ahead):
+            container = _created(containerd, plan, stdio, undo)
         yield CreatedTask(
             replace(container, state="created"),
             lambda: int(_task_call(containerd, plan, "Start", tasks_pb2.StartRequest(container_id=plan.id)).pid),
         )
         undo.pop_all()
+
+
+def _created(containerd: Containerd, plan: RestorePlan, stdio: TaskStreams, undo: Undo) -> KnownContainer:
+    """Create snapshot, container and task, and note in `undo` how each is removed."""
+    with rootfs.lease(containerd, plan.namespace) as lease:
+        place = rootfs.SnapshotPlace(containerd, plan.namespace, plan.snapshotter, lease)
+        mounts = rootfs.prepare(place, plan.image, plan.id, plan.labels)
+        undo.callback(rootfs.remove, place, plan.id)
+        container = _create_container(containerd, plan)
+        undo.callback(_delete_container, containerd, container)
+    request = tasks_pb2.CreateTaskRequest(
+        container_id=plan.id,
+        rootfs=mounts,
+        stdin=stdio.stdin,
+        stdout=stdio.stdout,
+        stderr=stdio.stderr,
+        terminal=stdio.terminal,
+    )
+    _task_call(containerd, plan, "Create", request)
+    undo.callback(_delete_task, containerd, container)
+    return container
 
 
 @contextmanager

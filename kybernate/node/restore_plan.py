@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kybernate.node import restore as restoring
+from kybernate.node.ahead import files_ahead
 from kybernate.node.audited import audit, image_ref
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Failure
@@ -99,7 +100,7 @@ def plan_of(
         spec["annotations"][FORCE] = "true"
     labels = {OPERATION: wish.operation} if wish.operation else {}
     return restoring.RestorePlan(
-        namespace, id, checkpoint.path, spec, reference, wish.runtime, wish.snapshotter, labels
+        namespace, id, checkpoint.path, spec, reference, wish.runtime, wish.snapshotter, labels, files_ahead(checkpoint)
     )
 
 

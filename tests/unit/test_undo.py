@@ -85,3 +85,10 @@ def test_words_of_an_error_have_what_was_added_to_its_cause_once() -> None:
     told.__cause__ = cause
     assert in_words(told) == "no image: disk; not undone: mount"
     assert in_words(Unfit()) == "Unfit"
+
+
+def test_words_of_an_error_that_is_its_own_cause_end() -> None:
+    first, second = Unfit("first"), Unfit("second")
+    first.__cause__, second.__cause__ = second, first
+    second.add_note("not undone: mount")
+    assert in_words(first) == "first; not undone: mount"

@@ -68,7 +68,9 @@ def _bringing(place: StorePlace, find: Find, transfer: Transfer, where: _Where) 
         yield bringing.begun()
     except Failure as error:
         bringing.stop()
-        raise bringing.cause_of(error) from error
+        if (cause := bringing.cause_of(error)) is error:
+            raise
+        raise cause from error
     finally:
         bringing.stop()
 

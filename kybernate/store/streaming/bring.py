@@ -109,7 +109,9 @@ async def arriving(
         yield task
     except Failure as error:
         await _end(task, waiting)
-        raise _cause(task, error) from error
+        if (cause := _cause(task, error)) is error:
+            raise
+        raise cause from error
     finally:
         await _end(task, waiting)
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from kybernate.node.failure import Failure
 from kybernate.store import images
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ChunkDamaged, StoreUnreachable
@@ -158,6 +159,31 @@ def test_failed_arrival_leaves_nothing(stored: StorePlace, tmp_path: Path) -> No
         restore()
     assert not said or "is damaged in all packs" in said[0]  # where the damage is among CRIU's files, no restore begins
     assert not target.exists()
+
+
+class NotRestored(Failure):
+    """What a restore raises that fails for a reason of its own."""
+
+
+def test_restore_that_fails_by_itself_is_what_is_told(stored: StorePlace, tmp_path: Path) -> None:
+    failure = NotRestored("the GPU is full")
+
+    def restore() -> None:
+        with arriving_at(stored, the_image, Transfer(), into(tmp_path / "back")) as arriving:
+            arriving.wait()
+            raise failure
+
+    async def by_an_agent() -> None:
+        store = await open_store(stored).open()
+        coming = bring.of_recipe(store, await the_image(store), "disk")
+        async with bring.arriving(coming, tmp_path / "again", Transfer(), transient=True):
+            raise failure
+
+    for way in (restore, lambda: asyncio.run(by_an_agent())):
+        with pytest.raises(NotRestored) as caught:
+            way()
+        assert caught.value is failure
+        assert failure.__cause__ is None, "who follows the causes would never end"
 
 
 def test_block_that_is_left_early_ends_the_transfer(stored: StorePlace, tmp_path: Path) -> None:
