@@ -167,10 +167,13 @@ def _awaited(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _digests(manifest: Manifest) -> dict[str, str]:
-    """Return the kinds of digest of the files that a restore compares block by block; of encrypted ones it is later."""
+    """Return the kinds of digest of the files that a restore compares block by block, where they lie.
+
+    Encrypted ones are compared when they are decrypted, and those of the arena when their bytes are in it.
+    """
     if manifest.encryption is not None:
         return {}
-    return {one.file: kind for one in manifest.moved_files if (kind := digest.kind_of_blocks(one.digest, BLOCK))}
+    return {one.file: kind for one in manifest.vram if (kind := digest.kind_of_blocks(one.digest, BLOCK))}
 
 
 def _require_room(directory: Path, data: Mapping[str, int], *, given_back: Mapping[str, int]) -> None:
