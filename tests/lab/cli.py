@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from tests.lab import cache, cgroups, namespaces, project, root, syscalls
+from tests.lab import cache, cgroups, go_programs, namespaces, project, root, syscalls
 from tests.lab.failure import LabFailed
 from tests.lab.lanes import LANES, Lane
+from tests.lab.suites import Suite
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECTS_KEPT = 4
@@ -42,6 +43,7 @@ The first run of a lane builds its root from Debian's packages, which takes some
 environment:
   KYBERNATE_LAB_CACHE      where roots are kept (/var/cache/kybernate-lab)
   KYBERNATE_LAB_MIRROR     URI of a Debian archive (the one that this machine's apt uses)
+  KYBERNATE_LAB_GO_CACHE   where Go keeps modules and objects between builds (nowhere)
   KYBERNATE_LAB_LOG_LEVEL  of containerd (info)
 
 in the node:
@@ -93,14 +95,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 @contextmanager
 def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
     """Build what the cache lacks of the lane's layers and keep them from being removed while the body runs."""
-    store = cache.directory()
-    layer = store / f"{lane.name}-{root.identity(lane, CHECKOUT)}"
+    store, suite = cache.directory(), lane.suite
+    layer = store / f"{suite.name}-{root.identity(suite, CHECKOUT)}"
     projects = layer.with_name(f"{layer.name}.projects")
-    with cache.locked(store / f"{lane.name}.lock", f"lab {lane.name}: waits for another run that builds in this lane"):
-        cache.discard_unfinished(store, f"{lane.name}-*")
-        holders = [cache.hold_layer(layer, lambda into: _build(lane, into))]
-        cache.prune_layers(store, f"{lane.name}-????????????", keep=1)
-        for orphan in store.glob(f"{lane.name}-*.projects"):
+    built = [go_programs.hold(name) for name in lane.programs] + list(_extras(lane))
+    with cache.locked(store / f"{suite.name}.lock", f"lab {lane.name}: waits for another run that builds {suite.name}"):
+        cache.discard_unfinished(store, f"{suite.name}-*")
+        holders = [holder for _, holder in built]
+        holders.append(cache.hold_layer(layer, lambda into: _build(suite, into)))
+        cache.prune_layers(store, f"{suite.name}-????????????", keep=1)
+        for orphan in store.glob(f"{suite.name}-*.projects"):
             if not orphan.with_suffix("").exists():
                 shutil.rmtree(orphan)
         projects.mkdir(exist_ok=True)
@@ -111,17 +115,26 @@ def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
             holders.append(cache.hold_layer(installed, lambda into: project.install(area, layer, into)))
         cache.prune_layers(projects, "????????????", keep=PROJECTS_KEPT)
     try:
-        yield installed, layer
+        yield installed, *(programs for programs, _ in built), layer
     finally:
         for holder in holders:
             os.close(holder)
 
 
-def _build(lane: Lane, into: Path) -> None:
+def _extras(lane: Lane) -> Iterator[tuple[Path, int]]:
+    """Give the layers of programs that the lane has where they can be built; say which are left out, and why."""
+    for name in lane.extras:
+        try:
+            yield go_programs.hold(name)
+        except go_programs.GoUnavailable as error:
+            print(f"lab {lane.name}: {name} is left out, with its tests: {error}", file=sys.stderr)
+
+
+def _build(suite: Suite, into: Path) -> None:
     begin = time.monotonic()
-    print(f"lab {lane.name}: builds the root in {into.parent}, once", file=sys.stderr)
-    root.build(lane, CHECKOUT, into)
-    print(f"lab {lane.name}: built after {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    print(f"lab {suite.name}: builds the root in {into.parent}, once", file=sys.stderr)
+    root.build(suite, CHECKOUT, into)
+    print(f"lab {suite.name}: built after {time.monotonic() - begin:.0f} s", file=sys.stderr)
 
 
 def _unless_gone(function: object, path: str, info: tuple[type[BaseException], BaseException, object]) -> None:

@@ -1,35 +1,32 @@
-"""What distinguishes one lane of the lab from another, and what all of them hold."""
+"""What distinguishes one lane of the lab from another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.lab.suites import SID, TRIXIE, Suite
+
 
 @dataclass(frozen=True)
 class Lane:
-    """A Debian suite, and the form of configuration that its containerd wants.
+    """The root of a Debian suite, what is built over it, and the form of configuration that its containerd wants.
 
-    `rolling`: the suite changes daily; its index is valid for a week, which a mirror that is frozen outlives.
+    `programs`: sets of programs of `go_programs.PROGRAMS` whose layers lie over the root, the topmost first. Without
+    one of them there is no such lane; without one of `extras`, the tests that need it are left out.
     """
 
     name: str
+    suite: Suite
     config_version: int
-    rolling: bool
+    programs: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
 
 LANES = {
-    "trixie": Lane("trixie", config_version=2, rolling=False),
-    "sid": Lane("sid", config_version=3, rolling=True),
+    lane.name: lane
+    for lane in (
+        Lane("trixie", TRIXIE, config_version=2),
+        Lane("sid", SID, config_version=3),
+        Lane("cluster", SID, config_version=3, programs=("kubernetes",)),
+    )
 }
-
-PACKAGES = (
-    "containerd", "runc", "crun", "criu", "containernetworking-plugins", "docker-registry",
-    "iproute2", "iptables", "nftables",  # CRIU locks a network with one of the last two
-    "busybox-static", "catatonit",  # the images' content
-    "ca-certificates", "e2fsprogs", "procps", "strace", "util-linux", "zstd",
-    "python3", "python3-venv",
-    "postgresql",  # a cluster's registry
-    "systemd",  # the service manager of the packaged units
-    "fio",  # the measure of a disk
-    "gcc", "libc6-dev",  # tests compile libraries that stand in for the driver's
-)  # fmt: skip

