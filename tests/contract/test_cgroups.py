@@ -203,6 +203,31 @@ def test_many_forking_processes_are_frozen_and_killed(cgroup: Cgroup) -> None:
     assert order.read_text().strip() in ("THAWED", "0"), "what is empty must not look like a paused container"
 
 
+REPLACED = """
+import os, sys, threading
+for _ in range(16):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.write(1, b".")
+os.execv(sys.executable, [sys.executable, "-S", "-E", "-c", sys.argv[1], sys.argv[1]])
+"""
+
+
+def test_process_of_many_threads_that_executes_programs_is_frozen(cgroup: Cgroup) -> None:
+    """The thread that executes one waits for the end of the others, which must be able to end."""
+    process = subprocess.Popen([sys.executable, "-S", "-E", "-c", REPLACED, REPLACED], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    cgroup.join(process.pid)
+    for _ in range(40):
+        cgroup.freeze(timeout=20)
+        assert cgroup.frozen
+        cgroup.thaw()
+        eventually(lambda: process.stdout and process.stdout.read())  # it executes programs as before
+    process.kill()
+    ended(process)
+    process.stdout.close()
+
+
 def test_own_cgroup_is_neither_frozen_nor_killed(cgroup: Cgroup) -> None:
     script = (
         "import json, os, sys\n"

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 DECISIVE = ("memory", "cpu", "pids", "cpuset")  # where one of them is in version 1, runtimes use version 1
 # The hierarchies that are asked for a container's processes, the one that the runtime itself uses first.
 TRACKING = ("freezer", "pids", "memory", "devices", "cpu", "cpuacct", "cpuset", "blkio")
-POLL_SECONDS = 0.005
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.005, 0.2  # of version 1's freezer, which has no event
+RUN_SECONDS = 0.001
 
 
 def hierarchy_version() -> int:
@@ -115,13 +116,15 @@ class Cgroup:
         """
         self._must_not_be_ours()
         deadline = time.monotonic() + timeout
+        poll = POLL_SECONDS if self.version == 1 else 1.0
         self._set_frozen(True)
-        while not self.frozen:
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while not self._await_freezer(max(0.0, min(poll, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
                 self.thaw()
                 raise FreezeTimedOut(f"{self.tracking} was not frozen within {timeout:g} s")
-            self._await_freezer(min(left, 1.0))
+            if self.version == 1:
+                self._let_run()
+                poll = min(2 * poll, LONGEST_POLL_SECONDS)  # many processes take long to stop
 
     def thaw(self) -> None:
         """Let the processes run again. Raises OSError when the cgroup is gone."""
@@ -133,16 +136,29 @@ class Cgroup:
         else:
             _write(self.path() / "cgroup.freeze", str(int(frozen)))
 
-    def _await_freezer(self, seconds: float) -> None:
+    def _let_run(self) -> None:
+        """Thaw for a moment, and freeze again, on version 1.
+
+        A thread that executes a program waits, where it cannot be frozen, for the end of its process's other threads,
+        and those do not end while they are frozen. A process that was forked meanwhile may need a second attempt, too.
+        """
+        self._set_frozen(False)
+        time.sleep(RUN_SECONDS)
+        self._set_frozen(True)
+
+    def _await_freezer(self, seconds: float) -> bool:
+        """Wait until all is frozen, for at most so long, and return whether it is."""
         if self.version == 1:
-            time.sleep(min(seconds, POLL_SECONDS))
-            self._set_frozen(True)  # a process that was forked in the meantime may need a second attempt
-            return
+            deadline = time.monotonic() + seconds
+            while not self.frozen and time.monotonic() < deadline:
+                time.sleep(seconds / 10)
+            return self.frozen
         with (self.path() / "cgroup.events").open() as events:
             poll = select.poll()
             poll.register(events, select.POLLPRI)
             if not parse_table(events.read()).get("frozen"):
                 poll.poll(seconds * 1000)
+        return self.frozen
 
     # -- End ----------------------------------------------------------------------------------------------------------
 
