@@ -10,8 +10,9 @@ from typing import TypeVar, cast
 from google.protobuf.message import DecodeError, Message
 
 from .codes import Code, RpcError
-from .connection import MAX_UNSENT, Answered, ClientConnection, ProtocolViolated
+from .connection import Answered, ClientConnection, ProtocolViolated
 from .frames import FrameReader
+from .outgoing import Outgoing
 
 RETRY_SECONDS = 0.01  # between attempts to get into a listener's full backlog
 NO_METADATA: Mapping[str, str] = {}
@@ -86,13 +87,14 @@ class Client:
 class _Link(asyncio.Protocol):
     """Moves bytes between the transport, the state machine and the futures of the callers."""
 
-    __slots__ = ("_core", "_path", "_reader", "_transport", "_waiting", "lost")
+    __slots__ = ("_core", "_outgoing", "_path", "_reader", "_transport", "_waiting", "lost")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._core = ClientConnection()
         self._reader = FrameReader()
         self._transport: asyncio.Transport
+        self._outgoing: Outgoing
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self.lost = asyncio.Event()
 
@@ -102,7 +104,7 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=MAX_UNSENT)
+        self._outgoing = Outgoing(self._transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -123,8 +125,10 @@ class _Link(asyncio.Protocol):
             future.set_result(answered.outcome)
 
     def pause_writing(self) -> None:
-        """Give up on a server that does not read: requests would pile up without end."""
-        self.abort()
+        self._outgoing.pause()
+
+    def resume_writing(self) -> None:
+        self._outgoing.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         rest = f", {self._reader.buffered} bytes into a frame" if self._reader.buffered else ""
@@ -153,7 +157,7 @@ class _Link(asyncio.Protocol):
             raise
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = future
-        self._transport.write(frame)
+        self._outgoing.write(frame)
         try:
             return await future
         finally:

@@ -16,7 +16,6 @@ from . import ttrpc_pb2 as wire
 from .codes import Code, RpcError
 from .frames import KNOWN_KINDS, MAX_DATA, Flags, Frame, Kind, Oversized
 
-MAX_UNSENT = 16 << 20  # bytes that wait for a peer to read them
 MAX_CALLS = 4096  # of one connection, at a time
 MAX_HELD = 64 << 20  # bytes of their requests
 MAX_MESSAGE = 64 << 10  # bytes of an error's text

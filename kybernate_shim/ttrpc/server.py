@@ -11,9 +11,10 @@ from typing import Any, cast
 from google.protobuf.message import Message
 
 from .codes import Code, RpcError
-from .connection import MAX_UNSENT, CallRefused, Opened, ServerConnection
+from .connection import CallRefused, Opened, ServerConnection
 from .frames import FrameReader
 from .methods import Call, Method, Services, describe, find
+from .outgoing import Outgoing
 from .peer import Credentials, peer_of, same_user
 
 GRACE_SECONDS = 5.0
@@ -114,7 +115,7 @@ class Server:
 class _Connection(asyncio.Protocol):
     """One client's connection: moves bytes between the transport, the state machine and the handlers' tasks."""
 
-    __slots__ = ("_cancellable", "_core", "_peer", "_reader", "_server", "_transport", "lost")
+    __slots__ = ("_cancellable", "_core", "_outgoing", "_peer", "_reader", "_server", "_transport", "lost")
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -122,11 +123,13 @@ class _Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self._cancellable: dict[int, asyncio.Task[None]] = {}
         self._transport: asyncio.Transport
+        self._outgoing: Outgoing
         self._peer: Credentials
         self.lost = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._outgoing = Outgoing(self._transport)
         accepted = False
         try:
             self._peer = peer_of(transport)
@@ -135,7 +138,6 @@ class _Connection(asyncio.Protocol):
             if not accepted:
                 self.abort()
         if accepted:
-            self._transport.set_write_buffer_limits(high=MAX_UNSENT)
             self._server._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -149,8 +151,10 @@ class _Connection(asyncio.Protocol):
                 self._begin(event)
 
     def pause_writing(self) -> None:
-        """Drop a peer that does not read: its answers would pile up without end."""
-        self.abort()
+        self._outgoing.pause()
+
+    def resume_writing(self) -> None:
+        self._outgoing.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server._connections.discard(self)
@@ -162,7 +166,7 @@ class _Connection(asyncio.Protocol):
         self._cancel_waiting()
 
     def close(self) -> None:
-        self._transport.close()
+        self._outgoing.close()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -219,8 +223,8 @@ class _Connection(asyncio.Protocol):
             task.cancel()
 
     def _write(self, frame: bytes) -> None:
-        if frame and not self._transport.is_closing():
-            self._transport.write(frame)
+        if frame:
+            self._outgoing.write(frame)
 
 
 def _begun(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
