@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 proto: venv
-	$(BIN)/python tools/generate_messages.py
+	$(BIN)/python -m tools.generate_messages
 
 native:
 	$(PYTHON) kybernate_shim/native.py
@@ -66,7 +66,7 @@ bench-gpu:
 	tests/gpu/bench $(ARGS)
 
 docs: venv
-	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python -m tools.generate_docs
 	$(BIN)/python -m mkdocs build
 
 docs-serve: venv

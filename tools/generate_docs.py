@@ -1,4 +1,4 @@
-"""Write the tables of the manual that are made from the code: `python tools/generate_docs.py`, or `make docs`.
+"""Write the tables of the manual that are made from the code: `python -m tools.generate_docs`, or `make docs`.
 
 A page marks the place of a table by `<!-- made from FILE -->` and `<!-- end -->`. A test compares pages and code.
 """

@@ -9,8 +9,10 @@ Wherever a start may be anything else, it is the runtime's, which also refuses i
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import stat
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from kybernate_shim.oci.commands import Cli
 
 # NVIDIA's pass everything but `create` on, to runc or to crun, whose state directory looks different.
 PROGRAMS = ("runc", "nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
+POLL_SECONDS = 0.0005
 MAGIC = b"\x7fELF"  # begins a compiled program, as opposed to a script of that name, which may do anything at a start
 
 
@@ -56,6 +59,26 @@ async def release(fifo: Path, init: int, seconds: float) -> bool:
             return False
     fifo.unlink(missing_ok=True)  # its absence distinguishes for runc a running container from a created one
     return True
+
+
+def program_of(pid: int) -> tuple[int, int] | None:
+    """Return which file a process executes, None where it has ended or is a zombie."""
+    try:
+        status = os.stat(f"/proc/{pid}/exe")  # noqa: PTH116  # pathlib would stay with each daemon
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+async def executed(init: int, before: tuple[int, int] | None, seconds: float) -> None:
+    """Wait until init, which executed `before` when it was told to start, executes its program, or has ended.
+
+    The runtime's word for a start comes before that: a signal would still be the runtime's own then, and a checkpoint
+    would meet the runtime's program. Returns after `seconds` all the same, 0 for never: it was told.
+    """
+    deadline = time.monotonic() + seconds if seconds else math.inf
+    while before is not None and program_of(init) == before and time.monotonic() < deadline:  # noqa: ASYNC110  # no event
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def is_compiled(program: Path) -> bool:

@@ -20,10 +20,10 @@ from kybernate_shim.config import Deadlines
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
 from kybernate_shim.linux.private_files import NO_OTHERS
-from kybernate_shim.oci import freezer, log
+from kybernate_shim.oci import freezer, log, signals
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli, Criu
-from kybernate_shim.oci.exec_fifo import exec_fifo, release
+from kybernate_shim.oci.exec_fifo import exec_fifo, executed, program_of, release
 from kybernate_shim.oci.options import RuntimeOptions
 
 STDERR_LINES = 20
@@ -127,17 +127,24 @@ class Runtime:
             await self._run("create", argv, self.deadlines.create, fds=stdio)
 
     async def start(self, container: str, *, waiting: int | None = None) -> None:
-        """Let init execute its program; without the runtime's help, if init is `waiting` for that, with this pid."""
-        if waiting and (fifo := exec_fifo(self.cli, container, waiting)):
-            try:
-                if await release(fifo, waiting, self.deadlines.start):
-                    return
-            except TimeoutError as error:
-                said = (
-                    f"init (pid {waiting}) has not executed its program {self.deadlines.start:g} s after it was started"
-                )
-                raise RuntimeTimedOut("start", said) from error
-        await self._run("start", self.cli.start(container), self.deadlines.start)
+        """Let init execute its program; without the runtime's help, if init is `waiting` for that, with this pid.
+
+        Where its pid is known, it executes the program on return, or has ended.
+        """
+        before = program_of(waiting) if waiting else None
+        if not (waiting and await self._release(container, waiting)):
+            await self._run("start", self.cli.start(container), self.deadlines.start)
+        if waiting:
+            await executed(waiting, before, self.deadlines.start)
+
+    async def _release(self, container: str, init: int) -> bool:
+        """Let init execute its program without the runtime's help; return False where that is for the runtime to do."""
+        fifo = exec_fifo(self.cli, container, init)
+        try:
+            return fifo is not None and await release(fifo, init, self.deadlines.start)
+        except TimeoutError as error:
+            said = f"init (pid {init}) has not executed its program {self.deadlines.start:g} s after it was started"
+            raise RuntimeTimedOut("start", said) from error
 
     async def exec(
         self,
@@ -158,8 +165,22 @@ class Runtime:
             )
             await self._run("exec", argv, self.deadlines.exec, fds=stdio, log_file=cli.log)
 
-    async def kill(self, container: str, number: int, *, all: bool = False) -> None:  # runc's word
-        """Send a signal to init, or to all processes. Raises ProcessGone when there is nothing left to signal."""
+    async def kill(
+        self,
+        container: str,
+        number: int,
+        *,
+        all: bool = False,  # runc's word
+        init: int = 0,
+        cgroup: Cgroup | None = None,
+    ) -> None:
+        """Send a signal to init, or to all processes. Raises ProcessGone when there is nothing left to signal.
+
+        Without the runtime's help, if the pid of an `init` that is not reaped is given, with its `cgroup`, and the
+        signal is for init alone: a busy machine takes seconds to execute a program.
+        """
+        if init and not all and signals.send(self.cli, init, number, cgroup):
+            return
         with self._own_log() as cli, _named(ProcessGone, ENDED, MISSING):
             argv = cli.kill(container, number, all=all)
             await self._run("kill", argv, self.deadlines.kill, log_file=cli.log)

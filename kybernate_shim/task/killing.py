@@ -41,7 +41,17 @@ class Killing:
         aborted = signal == SIGKILL and container.abort_operation()
         with container.exits.killing_init():
             try:
-                await container.runtime.kill(container.id, signal, all=all)
+                await container.runtime.kill(
+                    container.id, signal, all=all, init=self._alone(signal), cgroup=container.cgroup
+                )
             except ProcessGone:
                 if not aborted:  # else the end of the checkpoint has killed it before the runtime could
                     raise
+
+    def _alone(self, signal: int) -> int:
+        """Return the pid of init where the signal is for it alone, else 0.
+
+        Its end is that of all processes only where the kernel sees to that: elsewhere a SIGKILL is for each of them.
+        """
+        container = self._container
+        return container.init.pid if signal != SIGKILL or container.spec.own_pid_namespace else 0

@@ -13,6 +13,7 @@ import pytest
 
 from kybernate_shim.config import Deadlines
 from kybernate_shim.linux.process import start_time
+from kybernate_shim.oci.exec_fifo import program_of
 from kybernate_shim.oci.runtime import Runtime, RuntimeFailed, RuntimeTimedOut
 from kybernate_shim.oci.spec import edit_spec
 from tests.contract.runtime_bench import (
@@ -65,6 +66,20 @@ def test_runtime_takes_it_for_running(bench: Run) -> None:
         await b.exec("e", "true")
         await b.runtime.kill(b.id, signal.SIGKILL)
         assert await b.status_of(pid) == 128 + signal.SIGKILL
+
+    bench(work)
+
+
+def test_init_executes_its_program_on_return(bench: Run) -> None:
+    """So that a signal is the program's, and a checkpoint does not meet the runtime's."""
+
+    async def work(b: Bench) -> None:
+        for number in range(20):
+            pid = await b.create(*FOREVER)
+            before = program_of(pid)
+            await start(b, pid)
+            assert program_of(pid) not in (None, before), f"start {number}"
+            await b.runtime.delete(b.id, force=True)
 
     bench(work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import cast
 import pytest
 
 from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
-from kybernate_shim.oci import freezer
-from kybernate_shim.oci.runtime import Runtime, RuntimeFailed, RuntimeTimedOut
+from kybernate_shim.oci import freezer, signals
+from kybernate_shim.oci.runtime import ProcessGone, Runtime, RuntimeFailed, RuntimeTimedOut
 from tests.contract.runtime_bench import FOREVER, Bench, Noting, Run, fixture_bench, pipe, write_program
 
 __all__ = ["fixture_bench"]
@@ -24,7 +25,8 @@ RUNC_ALONE = pytest.mark.parametrize("bench", ["runc"], indirect=True)
 @pytest.fixture
 def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's crun is one."""
-    monkeypatch.setattr(freezer, "is_compiled", lambda program: True)
+    for module in (freezer, signals):
+        monkeypatch.setattr(module, "is_compiled", lambda program: True)
 
 
 async def verbs_of(b: Bench, change: Callable[[Runtime], Awaitable[None]], runtime: Runtime | None = None) -> list[str]:
@@ -58,6 +60,32 @@ def test_runtime_is_spared_and_takes_it_for_its_own(bench: Run) -> None:
             await b.runtime.pause(b.id)
             await b.until_state("paused")
             assert await verbs_of(b, lambda runtime: runtime.resume(b.id, cgroup)) == []
+
+    bench(work)
+
+
+@pytest.mark.usefixtures("no_script")
+@pytest.mark.parametrize("paused", [False, True])
+def test_signal_spares_the_runtime_and_ends_a_paused_container(bench: Run, paused: bool) -> None:
+    async def work(b: Bench) -> None:
+        with pipe() as out:
+            script = "trap 'echo got' USR1; echo ready; while :; do sleep 0.05; done"
+            pid = await b.run("sh", "-c", script, fds={1: out[1]})
+            cgroup = Cgroup.of(pid)
+            assert await asyncio.to_thread(os.read, out[0], 100) == b"ready\n"
+
+            def kill(number: int) -> Callable[[Runtime], Awaitable[None]]:
+                return lambda runtime: runtime.kill(b.id, number, init=pid, cgroup=cgroup)
+
+            assert await verbs_of(b, kill(signal.SIGUSR1)) == []
+            assert await asyncio.to_thread(os.read, out[0], 100) == b"got\n"
+            if paused:
+                await b.runtime.pause(b.id)
+            assert await verbs_of(b, kill(signal.SIGKILL)) == []
+            assert await b.status_of(pid) == 128 + signal.SIGKILL
+            await b.until_state("stopped")
+            with pytest.raises(ProcessGone):
+                await b.runtime.kill(b.id, signal.SIGTERM, init=pid, cgroup=cgroup)
 
     bench(work)
 

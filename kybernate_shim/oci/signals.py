@@ -1,0 +1,32 @@
+"""Sends a signal to a container's init without executing the runtime.
+
+`kill` of runc and crun looks whether the container runs, signals init, and, for a SIGKILL, thaws a frozen container,
+whose processes could not die before on cgroup version 1. Sources: Signal in libcontainer/container_linux.go of runc 1.1
+to 1.5, libcrun_container_kill in crun's container.c. Wherever it may be anything else, it is the runtime's.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from signal import SIGKILL
+
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.oci.commands import Cli
+from kybernate_shim.oci.exec_fifo import is_compiled
+from kybernate_shim.oci.freezer import TURNING
+
+
+def send(cli: Cli, init: int, number: int, cgroup: Cgroup | None) -> bool:
+    """Signal `init`, which is not reaped yet, so that its pid is its own; return False where the runtime has to."""
+    try:
+        if cli.binary.name not in TURNING or not is_compiled(cli.binary):
+            return False
+        os.kill(init, number)
+    except OSError:
+        return False  # not as we know it
+    if number == SIGKILL and cgroup is not None:
+        with suppress(OSError):  # with init, its cgroup may be gone already
+            if cgroup.frozen:
+                cgroup.thaw()
+    return True
