@@ -153,6 +153,10 @@ def _image(
 
     image = read_for_restore(locate(wanted, requester, config))
     require_genuine(image, requester, config, log)
+    source = image.manifest.source.name
+    if not wanted.is_for(requester.container, source):
+        log.info("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
+        return None
     return image
 
 

@@ -297,6 +297,24 @@ def test_container_of_two_restores_by_its_name(cri: Cri, pods_image: Path) -> No
         assert cri.state(fresh) == "RUNNING"
 
 
+def test_other_containers_of_a_restored_pod_start_as_usual(cri: Cri, pods_image: Path) -> None:
+    """Init containers, sidecars, and what `kubectl debug` adds have the pod's annotations as well."""
+    with cri.pod() as pod:
+        cri.run(pod, "counter", COUNTER)
+        cri.await_log(pod, "counter", str(COUNTED))
+        image = checkpoint_pod(cri, pod, pods_image, "--exit")
+    with cri.pod(annotations={"kybernate.io/restore-from": image}) as pod:
+        init = cri.run(pod, "init", ["echo", "migrated"])
+        eventually(lambda: cri.state(init) == "EXITED")
+        sidecar = cri.run(pod, "sidecar", ["sh", "-c", "echo beside; sleep 1000"])
+        cri.run(pod, "counter", ["/never/run"])
+        assert int(eventually(lambda: cri.log(pod, "counter"))[0]) > COUNTED
+        debugger = cri.run(pod, "debugger", ["sh", "-c", "echo shell; sleep 1000"])
+        assert [cri.log(pod, name) for name in ("init", "sidecar")] == [["migrated"], ["beside"]]
+        cri.await_log(pod, "debugger", "shell")
+        assert [cri.state(id) for id in (sidecar, debugger)] == ["RUNNING"] * 2
+
+
 def test_missing_image_is_the_reason_that_the_pod_shows(cri: Cri) -> None:
     with cri.pod(annotations={"kybernate.io/restore-from": "no-such-image"}) as pod:
         id = cri.create(pod, "counter", ["/never/run"])

@@ -16,14 +16,25 @@ OPERATION: Final = "kybernate.io/operation"  # the name of the operation that a 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image that a container asks for. `by` names the annotation or the variable, for messages."""
+    """An image that a container asks for. `by` names the annotation or the variable, for messages.
+
+    `alone`: the container is named as the one that it is for; else it is for that of the pod which the image is of.
+    """
 
     name: str
     by: str
+    alone: bool = False
 
     @property
     def by_environment(self) -> bool:
         return self.by.endswith(VARIABLE)
+
+    def is_for(self, container: str, source: str) -> bool:
+        """Return whether an image of the container `source` of a pod is for this one; either may have no name.
+
+        A pod's annotations are those of its init containers, its sidecars and what `kubectl debug` adds, too.
+        """
+        return self.alone or not (container and source) or container == source
 
 
 def wanted_image(spec: Spec, config: Config) -> Wanted | None:
@@ -36,8 +47,9 @@ def wanted_image(spec: Spec, config: Config) -> Wanted | None:
         return None
     if config.pod_may_use(RESTORE_FROM):
         own = spec.annotations.get(CONTAINER_NAME)
-        for name in (f"{RESTORE_FROM}.{own}", RESTORE_FROM) if own else (RESTORE_FROM,):
-            if value := spec.annotations.get(name):
-                return Wanted(value, f"annotation {name}")
+        if own and (value := spec.annotations.get(f"{RESTORE_FROM}.{own}")):
+            return Wanted(value, f"annotation {RESTORE_FROM}.{own}", alone=True)
+        if value := spec.annotations.get(RESTORE_FROM):
+            return Wanted(value, f"annotation {RESTORE_FROM}")
     value = spec.env(VARIABLE)
-    return Wanted(value, f"environment variable {VARIABLE}") if value else None
+    return Wanted(value, f"environment variable {VARIABLE}", alone=True) if value else None

@@ -181,3 +181,19 @@ def test_what_cannot_be_cleared_away_is_named(target: FakeTarget, monkeypatch: p
 def test_container_says_what_it_is_restored_from(annotations: dict[str, str], env: list[str], wanted: str) -> None:
     found = wanted_image(Spec({"annotations": annotations, "process": {"env": env}}), Config())
     assert (str(locate(found, NODE, Config())) if found else "") == wanted
+
+
+@pytest.mark.parametrize(
+    ("annotation", "source", "container", "restored"),
+    [
+        ("kybernate.io/restore-from", "app", "app", True),
+        ("kybernate.io/restore-from", "app", "init", False),
+        ("kybernate.io/restore-from", "", "init", True),  # of no pod
+        ("kybernate.io/restore-from.web", "app", "web", True),  # said of that container alone
+    ],
+)
+def test_image_of_a_pod_is_for_its_own_container(annotation: str, source: str, container: str, restored: bool) -> None:
+    notes = {annotation: "/b", "io.kubernetes.cri.container-name": container}
+    found = wanted_image(Spec({"annotations": notes}), Config())
+    assert found is not None
+    assert found.is_for(container, source) is restored
