@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import Shim, shim_of
+from kybernate.node.shim import NothingToCancel, Shim, ShimCancelled, shim_of
 from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
 
 BEGIN_SECONDS = 2.0
@@ -64,15 +65,31 @@ async def swap(out: KnownContainer, back: KnownContainer, address: str, wait: fl
         await _begun(coming, back.id, came)
         if came.done() and (failure := came.exception()):
             raise NotSwapped(f"{back.title} is not resumed: {failure}", state=f"{out.title} keeps running") from failure
+        leave = asyncio.create_task(leaving.suspend(SuspendRequest(id=out.id, operation=names.leaving)))
+        await asyncio.wait({leave, came}, return_when=asyncio.FIRST_EXCEPTION)
+        if came.done() and came.exception():
+            await _call_off(leaving, out, names.leaving, leave)
         try:
-            left = await leaving.suspend(SuspendRequest(id=out.id, operation=names.leaving))
+            left = await leave
         except Failure as error:
+            if came.done() and (first := came.exception()):
+                raise NotSwapped(f"{back.title} is not resumed: {first}", state=f"{out.title} keeps running") from first
+            await _call_off(coming, back, names.coming, came)
             raise NotSwapped(f"{out.title} is not suspended: {error}", state=await _fate(came, back)) from error
         try:
             return Swapped(left, await came, time.monotonic() - began)
         except Failure as error:
             state, undone = await _undone(leaving, out, names.undo)
             raise NotSwapped(f"{back.title} is not resumed: {error}", state=state, undone=undone) from error
+
+
+async def _call_off(
+    shim: Shim, container: KnownContainer, name: str, task: asyncio.Task[SuspendResponse] | asyncio.Task[ResumeResponse]
+) -> None:
+    """Undo the one side of a swap whose other side has failed, unless it has ended; how, `task` says."""
+    if not task.done():
+        with suppress(NothingToCancel):
+            await shim.cancel(container.id, name)
 
 
 async def _begun(shim: Shim, id: str, task: asyncio.Task[ResumeResponse]) -> None:
@@ -87,6 +104,8 @@ async def _begun(shim: Shim, id: str, task: asyncio.Task[ResumeResponse]) -> Non
 async def _fate(came: asyncio.Task[ResumeResponse], back: KnownContainer) -> str:
     try:
         await came
+    except ShimCancelled:
+        return f"{back.title} stays suspended"
     except Failure as error:
         return f"{back.title} stays suspended: {error}"
     return f"{back.title} is resumed nevertheless, and runs"

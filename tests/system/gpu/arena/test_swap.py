@@ -52,7 +52,7 @@ def test_container_that_cannot_leave_keeps_its_place(ctr: Ctr, gpus: Gpus) -> No
         kybernate("suspend", two.id)
         with small_gpus(gpus, 96):
             gpus.switch(f"lock:*:999@{ctr.pid(one.id)}")
-            said = refused("kybernate", "swap", one.id, two.id, "--wait", "1")
+            said = refused("kybernate", "swap", one.id, two.id, "--wait", "600")  # which ends with the other side
             gpus.switch("")
             assert f"{one.id} is not suspended: CUDA lock" in said
             assert f"{two.id} stays suspended" in said
