@@ -17,12 +17,14 @@ from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.image.copies import in_use, still_there
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.errors import Cancelled
+from kybernate_shim.errors import Cancelled, Failed, Refused
 from kybernate_shim.gpu.evidence import holders, seen
+from kybernate_shim.linux.process import has_ended
 from kybernate_shim.logs import Log
 from kybernate_shim.task.audited import NO_IMAGE, audit, image_ref
 from kybernate_shim.task.checkpointing import share_with_cri
 from kybernate_shim.task.codes import rpc_error
+from kybernate_shim.task.errors import InitGone
 from kybernate_shim.task.operation_work import OperationWork
 from kybernate_shim.task.outcomes import Ending, Ledger, Outcome, to_cancel
 from kybernate_shim.task.requests import Requests
@@ -159,7 +161,8 @@ class Operations:
         """Move VRAM into host memory; the processes wait."""
         with self._operating("suspend", id=id) as operation:
             work = self._accelerator().suspend(operation, force=False, lock_seconds=lock_seconds)
-            left = await self._work.run(operation, work)
+            with self._of_the_living(operation):
+                left = await self._work.run(operation, work)
             operation.vram_bytes = left.vram_bytes
             operation.fields = {"vram_bytes": left.vram_bytes, "arena_bytes": left.arena_use.bytes}
             if left.arena_use.reasons:
@@ -172,9 +175,23 @@ class Operations:
         """Move it back. Raises NothingToResume."""
         with self._operating("resume", id=id) as operation:
             work = self._accelerator().resume(operation, restore_seconds=restore_seconds, room_seconds=room_seconds)
-            left = await self._work.run(operation, work)
+            with self._of_the_living(operation):
+                left = await self._work.run(operation, work)
             operation.vram_bytes = left.vram_bytes
             return left, operation
+
+    @contextmanager
+    def _of_the_living(self, operation: Operation) -> Iterator[None]:
+        """Raise InitGone where the container has ended meanwhile, whatever its missing processes have led to."""
+        failure: Exception | None = None
+        try:
+            yield
+        except (Refused, Failed) as error:
+            failure = error
+        if has_ended(self._container.init.pid):
+            raise InitGone(f"container {self._container.id} has ended during the {operation.verb}") from failure
+        if failure is not None:
+            raise failure
 
     async def suspend_if_on_gpu(self) -> None:
         if await self._driver_pids():

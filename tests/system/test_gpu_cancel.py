@@ -120,6 +120,23 @@ def cancel_in(ctr: Ctr, gpus: Gpus, id: str, verb: str, method: str, **fields: A
 
 
 @ways
+@pytest.mark.parametrize(("method", "verb"), [("Suspend", "lock"), ("Suspend", "checkpoint"), ("Resume", "restore")])
+def test_container_that_is_killed_meanwhile_is_said_to_have_ended(
+    ctr: Ctr, gpus: Gpus, method: str, verb: str, flags: list[str]
+) -> None:
+    with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
+        if method == "Resume":
+            named.call(ctr, container.id, "Suspend")
+        with held(gpus, verb, ctr.pid(container.id)) as reached, named.begun(ctr, container.id, method, "op-1") as work:
+            reached()
+            ctr("task", "kill", "-s", "SIGKILL", container.id)
+            gpus.switch("")
+            error = str(work.exception(60))
+        assert "has ended" in error
+        assert "keeps running" not in error
+
+
+@ways
 @pytest.mark.parametrize("verb", ["lock", "checkpoint"])
 def test_suspend_cancelled_in_a_step_of_the_driver(ctr: Ctr, gpus: Gpus, verb: str, flags: list[str]) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=flags) as container:
