@@ -27,11 +27,6 @@ KEPT = (
     *("etc/cni/net.d", "etc/containerd", "etc/kubernetes", "etc/kybernate", "var/lib/cni", "var/lib/kubelet"),
     *("var/lib/kybernate", "var/log/containers", "var/log/kybernate", "var/log/pods"),
 )
-# kubelet sets these to what it wants, or ends. They are the machine's, so that it finds files with its values instead.
-TUNABLES = {
-    "kernel/keys/root_maxbytes": 25000000, "kernel/keys/root_maxkeys": 1000000, "kernel/panic": 10,
-    "kernel/panic_on_oops": 1, "vm/overcommit_memory": 1, "vm/panic_on_oom": 0,
-}  # fmt: skip
 ENTER = """#!/bin/sh
 # Runs a command in {name}: its namespaces and its cgroups. Options of nsenter may precede it.
 for group in {groups}; do echo $$ >"$group/cgroup.procs"; done
@@ -119,11 +114,6 @@ def _mount(name: str, machine: list[cgroups.Hierarchy]) -> None:
     mount("proc", "/proc", "proc", strict)
     mount("sysfs", "/sys", "sysfs", strict)
     cgroups.mount_inside(Path("/sys/fs/cgroup"), machine)
-    for place, value in TUNABLES.items():
-        file = Path("/run/tunables", place)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{value}\n")
-        mount(file, Path("/proc/sys", place), flags=MS_BIND)
     mount("none", "/", flags=MS_REC | MS_SHARED)
 
 
