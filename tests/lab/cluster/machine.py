@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +28,8 @@ KEPT = (
     *("etc/cni/net.d", "etc/containerd", "etc/kubernetes", "etc/kybernate", "var/lib/cni", "var/lib/kubelet"),
     *("var/lib/kybernate", "var/log/containers", "var/log/kybernate", "var/log/pods"),
 )
+LISTENING = "0A"  # a state of /proc/PID/net/tcp
+ACCEPTS = 1 << 16  # a flag of /proc/PID/net/unix
 ENTER = """#!/bin/sh
 # Runs a command in {name}: its namespaces and its cgroups. Options of nsenter may precede it.
 for group in {groups}; do echo $$ >"$group/cgroup.procs"; done
@@ -50,6 +53,24 @@ class Machine(Daemon):
         # The checkout is where this module is found, and the node's Python has nothing of the caller's environment.
         checkout = Path(__file__).resolve().parents[3]
         self.pid_file.write_bytes(subprocess.check_output(self.argv, cwd=checkout, env={"PATH": os.defpath}))
+
+
+@dataclass(frozen=True)
+class InNode(Daemon):
+    """A program of the node of `machine`, whose ports are in the node's network. `sockets`: that it serves as well."""
+
+    machine: Machine | None = None
+    sockets: tuple[str, ...] = ()
+
+    def serves(self) -> bool:
+        """Look at what the kernel lists for the node's network: a connection would have to come from within."""
+        assert self.machine is not None
+        net = Path(f"/proc/{self.machine.pid}/net")
+        rows = [row.split() for table in ("tcp", "tcp6") for row in (net / table).read_text().splitlines()[1:]]
+        ports = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENING}
+        rows = [row.split() for row in (net / "unix").read_text().splitlines()[1:]]
+        sockets = {row[7] for row in rows if len(row) > 7 and int(row[3], 16) & ACCEPTS}
+        return ports >= set(self.ports) and sockets >= set(self.sockets)
 
 
 def main(argv: list[str]) -> int:
