@@ -32,23 +32,6 @@ DNS_READY_PORT, PROXY_HEALTH_PORT = 8181, 10256
 AGENT = "/opt/kybernate/bin/kybernate"
 # A program that waits most of the time keeps little garbage, at the price of collecting it more often.
 SMALL = ("env", "GOGC=50")
-# kubelet sets these to what it wants, or ends. They are the machine's, so that it is shown files with its values. What
-# else runs in the node is not: a user namespace can mount no /proc where the one that it sees is covered in part.
-TUNABLES = {
-    "kernel/keys/root_maxbytes": 25000000, "kernel/keys/root_maxkeys": 1000000, "kernel/panic": 10,
-    "kernel/panic_on_oops": 1, "vm/overcommit_memory": 1, "vm/panic_on_oom": 0,
-}  # fmt: skip
-WITH_TUNABLES = """
-mount --make-private /proc
-for left in $(seq "$0"); do
-    place=${1%=*} file=/run/tunables/${1%=*}
-    mkdir -p "${file%/*}"
-    echo "${1#*=}" >"$file"
-    mount --bind "$file" "/proc/sys/$place"
-    shift
-done
-exec "$@"
-"""
 
 
 @dataclass(frozen=True)
@@ -151,10 +134,8 @@ def containerd(machine: Machine) -> Daemon:
 
 
 def kubelet(machine: Machine) -> Daemon:
-    """A node's kubelet, which finds files of its own in place of the machine's tunables."""
-    values = [f"{place}={value}" for place, value in TUNABLES.items()]
-    alone = ("unshare", "--mount", "--propagation=unchanged", "sh", "-ec", WITH_TUNABLES, str(len(values)), *values)
-    argv = (*alone, *SMALL, "kubelet", f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
+    """A node's kubelet."""
+    argv = (*SMALL, "kubelet", f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
     return _in(machine, "kubelet", argv, (KUBELET_PORT,))
 
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +29,13 @@ KEPT = (
     *("etc/cni/net.d", "etc/containerd", "etc/kubernetes", "etc/kybernate", "var/lib/cni", "var/lib/kubelet"),
     *("var/lib/kybernate", "var/log/containers", "var/log/kybernate", "var/log/pods"),
 )
+# kubelet sets these to what it wants, or ends. They are the machine's, so that it finds files with its values instead.
+TUNABLES = {
+    "kernel/keys/root_maxbytes": 25000000, "kernel/keys/root_maxkeys": 1000000, "kernel/panic": 10,
+    "kernel/panic_on_oops": 1, "vm/overcommit_memory": 1, "vm/panic_on_oom": 0,
+}  # fmt: skip
+BOOT_ID = "kernel/random/boot_id"  # by which programs know that the node has been rebooted
+WHOLE_PROC = Path("/run/proc")
 LISTENING = "0A"  # a state of /proc/PID/net/tcp
 ACCEPTS = 1 << 16  # a flag of /proc/PID/net/unix
 ENTER = """#!/bin/sh
@@ -135,7 +143,22 @@ def _mount(name: str, machine: list[cgroups.Hierarchy]) -> None:
     mount("proc", "/proc", "proc", strict)
     mount("sysfs", "/sys", "sysfs", strict)
     cgroups.mount_inside(Path("/sys/fs/cgroup"), machine)
+    _cover_tunables()
     mount("none", "/", flags=MS_REC | MS_SHARED)
+
+
+def _cover_tunables() -> None:
+    """Show files of the node's own in place of what /proc/sys has of the machine.
+
+    A user namespace may mount a /proc of its own only where it sees a whole one, and /proc is now covered in part.
+    """
+    for place, value in {**TUNABLES, BOOT_ID: uuid.uuid4()}.items():
+        file = Path("/run/tunables", place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+        mount(file, Path("/proc/sys", place), flags=MS_BIND)
+    WHOLE_PROC.mkdir(mode=0o700)
+    mount("proc", WHOLE_PROC, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _bind(source: Path, target: Path) -> None:
