@@ -7,6 +7,7 @@ import json
 import ssl
 from dataclasses import dataclass
 
+from tests.lab import containerd_config
 from tests.lab.cluster.addresses import (
     API_PORT,
     CONFIGURATION,
@@ -22,11 +23,12 @@ from tests.lab.cluster.addresses import (
     STATE,
     kubeconfig,
 )  # fmt: skip
+from tests.lab.cluster.machine import InNode, Machine
 from tests.lab.node import Daemon
 
 COREFILE = CONFIGURATION / "Corefile"
 KUBELET_CONFIGURATION = CONFIGURATION / "kubelet.yaml"
-DNS_READY_PORT = 8181
+DNS_READY_PORT, PROXY_HEALTH_PORT = 8181, 10256
 AGENT = "/opt/kybernate/bin/kybernate"
 # A program that waits most of the time keeps little garbage, at the price of collecting it more often.
 SMALL = ("env", "GOGC=50")
@@ -41,16 +43,25 @@ class Served(Daemon):
     def serves(self) -> bool:
         """Ask as the cluster's administrator."""
         (port,) = self.ports
-        context = ssl.create_default_context(cafile=PKI / "ca.crt")
-        context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
-        connection = http.client.HTTPSConnection(CONTROL_PLANE, port, context=context, timeout=5)
         try:
-            connection.request("GET", self.path)
-            return connection.getresponse().status == http.HTTPStatus.OK
+            status, _ = ask(CONTROL_PLANE, port, "GET", self.path, "admin")
         except OSError:
             return False
-        finally:
-            connection.close()
+        return status == http.HTTPStatus.OK
+
+
+def ask(host: str, port: int, method: str, path: str, caller: str = "") -> tuple[int, str]:
+    """Make a request by HTTPS and return its status and answer; `caller` has a certificate of that name."""
+    context = ssl.create_default_context(cafile=PKI / "ca.crt")
+    if caller:
+        context.load_cert_chain(PKI / f"{caller}.crt", PKI / f"{caller}.key")
+    connection = http.client.HTTPSConnection(host, port, context=context, timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 def etcd() -> Daemon:
@@ -116,10 +127,16 @@ def name_server() -> Daemon:
     return Daemon("coredns", (*SMALL, "coredns", "-conf", str(COREFILE)), (DNS_READY_PORT,))
 
 
-def kubelet(name: str, into: tuple[str, ...]) -> Daemon:
+def containerd(machine: Machine) -> Daemon:
+    """A node's containerd, ready when its CRI plugin is, which opens its port of streams last."""
+    ports, sockets = (containerd_config.STREAM_PORT,), (str(containerd_config.SOCKET),)
+    return _in(machine, "containerd", ("/usr/bin/containerd",), ports, sockets)
+
+
+def kubelet(machine: Machine) -> Daemon:
     """A node's kubelet."""
     argv = (*SMALL, "kubelet", f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
-    return Daemon(f"kubelet-{name}", argv, enter=into)
+    return _in(machine, "kubelet", argv, (KUBELET_PORT,))
 
 
 def kubelet_configuration(address: str) -> str:
@@ -147,18 +164,25 @@ def kubelet_configuration(address: str) -> str:
     }, indent=2)  # fmt: skip
 
 
-def proxy(name: str, into: tuple[str, ...]) -> Daemon:
+def proxy(machine: Machine) -> Daemon:
     """A node's kube-proxy. It leaves the machine's connection tracking as it is."""
-    return Daemon(f"kube-proxy-{name}", (
-        *SMALL, "kube-proxy", f"--kubeconfig={kubeconfig('kube-proxy')}", f"--hostname-override={name}",
+    return _in(machine, "kube-proxy", (
+        *SMALL, "kube-proxy", f"--kubeconfig={kubeconfig('kube-proxy')}", f"--hostname-override={machine.name}",
         "--proxy-mode=nftables", f"--cluster-cidr={PODS}", "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-    ), enter=into)  # fmt: skip
+    ), (PROXY_HEALTH_PORT,))  # fmt: skip
 
 
-def agent(name: str, into: tuple[str, ...]) -> Daemon:
+def agent(machine: Machine) -> Daemon:
     """A node's agent of this project."""
-    return Daemon(f"agent-{name}", (AGENT, "agent"), enter=into)
+    return _in(machine, "agent", (AGENT, "agent"), sockets=("/run/kybernate/agent.sock",))
+
+
+def _in(
+    machine: Machine, name: str, argv: tuple[str, ...], ports: tuple[int, ...] = (), sockets: tuple[str, ...] = ()
+) -> Daemon:
+    """Return a program of a node, whose name and log have the node's name."""
+    return InNode(f"{name}-{machine.name}", argv, ports, machine.into, machine, sockets)
 
 
 def _as(name: str) -> tuple[str, ...]:

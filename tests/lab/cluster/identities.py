@@ -41,7 +41,9 @@ def write_all(nodes: Iterable[tuple[str, str]]) -> None:
     administrator = authority.client("admin", "system:masters")
     administrator.write(PKI / "admin")
     write_kubeconfig(ADMINISTRATOR, API, authority.pair.certificate, administrator)
-    write_kubeconfig(USER, API, authority.pair.certificate, authority.client(USER_NAME), namespace=USER_NAME)
+    user = authority.client(USER_NAME)
+    user.write(PKI / "user")
+    write_kubeconfig(USER, API, authority.pair.certificate, user, namespace=USER_NAME)
     for name, address in nodes:
         _node(authority, name, address)
 

@@ -20,22 +20,7 @@ from tests.lab.namespaces import CHECKOUT
 from tests.lab.node import REGISTRY_PORT, Daemon
 
 MIRRORS = "/etc/containerd/certs.d"
-LISTEN = "0A"  # a state of /proc/PID/net/tcp
 PACKAGED = {2: "kybernate-1.7.toml", 3: "kybernate-2.toml"}  # by the version of containerd's configuration
-
-
-@dataclass(frozen=True)
-class InNode(Daemon):
-    """A program of a node, whose ports are those of the node's own network."""
-
-    machine: Machine | None = None
-
-    def serves(self) -> bool:
-        assert self.machine is not None
-        tables = [Path(f"/proc/{self.machine.pid}/net/{table}").read_text() for table in ("tcp", "tcp6")]
-        rows = [line.split() for table in tables for line in table.splitlines()[1:]]
-        listening = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTEN}
-        return set(self.ports) <= listening
 
 
 @dataclass(frozen=True)
@@ -60,21 +45,19 @@ class Node:
 
     @cached_property
     def containerd(self) -> Daemon:
-        """Ready when its CRI plugin is, which opens the port of streams last."""
-        ports = (containerd_config.STREAM_PORT,)
-        return InNode(f"containerd-{self.name}", ("/usr/bin/containerd",), ports, self.machine.into, self.machine)
+        return components.containerd(self.machine)
 
     @cached_property
     def kubelet(self) -> Daemon:
-        return components.kubelet(self.name, self.machine.into)
+        return components.kubelet(self.machine)
 
     @cached_property
     def proxy(self) -> Daemon:
-        return components.proxy(self.name, self.machine.into)
+        return components.proxy(self.machine)
 
     @cached_property
     def agent(self) -> Daemon:
-        return components.agent(self.name, self.machine.into)
+        return components.agent(self.machine)
 
     @property
     def daemons(self) -> tuple[Daemon, ...]:
