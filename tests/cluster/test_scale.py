@@ -1,0 +1,44 @@
+"""Many pods at once and one after the other, of both handlers: all run, and nothing of them is left on the node."""
+
+from __future__ import annotations
+
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.leftovers import assert_nothing_left, snapshot
+from tests.cluster.pods import deployment, pod
+from tests.lab.cluster.cluster import Cluster
+from tests.system.ctr import eventually
+
+MANY, TIMES = 30, 5
+QUICK = {"terminationGracePeriodSeconds": 1}
+
+
+def test_many_pods_come_and_go_and_leave_nothing(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
+    (node, *_) = cluster.nodes
+    kubectl.apply(pod("first", handler=handler, **QUICK))
+    kubectl.ready("pod/first")  # what the first pod of a node makes stays: the bridge, the fork server
+    kubectl.delete("pod/first")
+    before = snapshot(node)
+    kubectl.apply(deployment("many", handler=handler, replicas=0, **QUICK))
+    for _ in range(TIMES):
+        kubectl("scale", "deployment/many", f"--replicas={MANY}")
+        kubectl.rolled_out("deployment/many", seconds=300)
+        kubectl("scale", "deployment/many", "--replicas=0")
+        assert eventually(lambda: not kubectl.items("pods"), seconds=300, pause=0.5)
+    assert_nothing_left(node, before)
+
+
+def test_sixty_pods_at_once(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
+    """Half of them run, and half run to their end."""
+    (node, *_) = cluster.nodes
+    names = [f"pod-{number}" for number in range(60)]
+    running, ending = names[::2], names[1::2]
+    before = snapshot(node)
+    kubectl.apply(
+        *(pod(name, handler=handler, **QUICK) for name in running),
+        *(pod(name, "sh", "-c", "echo said", handler=handler, **QUICK) for name in ending),
+    )
+    kubectl.ready(*(f"pod/{name}" for name in running), seconds=300)
+    kubectl.wait("jsonpath={.status.phase}=Succeeded", *(f"pod/{name}" for name in ending), seconds=300)
+    assert {kubectl.logs(name) for name in ending[::5]} == {"said\n"}
+    kubectl.delete("pods", "--all")
+    assert_nothing_left(node, before)

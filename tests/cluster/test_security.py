@@ -1,0 +1,147 @@
+"""What a pod's security context makes of its processes, and namespaces that it shares. The same under both handlers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.pods import container, pod
+from tests.lab.cluster.cluster import Cluster
+from tests.system.ctr import eventually
+
+
+def status_of(kubectl: Kubectl, name: str, container: str = "") -> dict[str, str]:
+    """Return /proc/1/status of a container whose processes have no others' in sight."""
+    lines = kubectl.exec(name, "cat", "/proc/1/status", container=container).splitlines()
+    return {key: " ".join(value.split()) for key, value in (line.split(":", 1) for line in lines if ":" in line)}
+
+
+IDENTITY = {"runAsUser": 1000, "runAsGroup": 2000, "runAsNonRoot": True, "fsGroup": 3000, "supplementalGroups": [4000]}
+BARE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+
+
+@pytest.mark.parametrize("policy", ["Merge", "Strict"])
+def test_user_groups_and_what_they_may(kubectl: Kubectl, handler: str, policy: str) -> None:
+    context = {**IDENTITY, "supplementalGroupsPolicy": policy, "seccompProfile": {"type": "RuntimeDefault"}}
+    mounts = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    main = container("main", "sleep", "1000", securityContext=BARE, **mounts)
+    kubectl.apply(
+        pod(
+            "user",
+            handler=handler,
+            securityContext=context,
+            containers=[main],
+            volumes=[{"name": "data", "emptyDir": {}}],
+        )
+    )
+    kubectl.ready("pod/user")
+    found = status_of(kubectl, "user")
+    assert (found["Uid"], found["Gid"]) == ("1000 1000 1000 1000", "2000 2000 2000 2000")
+    assert sorted(found["Groups"].split()) == ["2000", "3000", "4000"] or found["Groups"] == "3000 4000"
+    assert {found[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+    assert kubectl.exec("user", "sh", "-c", "touch /data/mine && stat -c '%u %g' /data/mine").split() == [
+        "1000",
+        "3000",
+    ]
+    assert "Read-only file system" in kubectl.refused("exec", "user", "--", "touch", "/no")
+    assert "Operation not permitted" in kubectl.refused("exec", "user", "--", "chown", "0:0", "/data/mine")
+
+
+def test_program_of_root_is_refused_where_it_must_not_be(kubectl: Kubectl, handler: str) -> None:
+    kubectl.apply(pod("root", handler=handler, securityContext={"runAsNonRoot": True}))
+    reason = "jsonpath={.status.containerStatuses[0].state.waiting.reason}=CreateContainerConfigError"
+    kubectl.wait(reason, "pod/root")
+    assert "runAsNonRoot" in kubectl.events()
+
+
+def test_capabilities_seccomp_and_proc(kubectl: Kubectl, handler: str) -> None:
+    added = {"capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}}
+    containers = [
+        container("added", "sleep", "1000", securityContext=added),
+        container("privileged", "sleep", "1000", securityContext={"privileged": True}),
+        container("plain", "sleep", "1000", securityContext={"seccompProfile": {"type": "RuntimeDefault"}}),
+    ]
+    kubectl.apply(pod("powers", handler=handler, containers=containers))
+    kubectl.ready("pod/powers")
+    found = {name: status_of(kubectl, "powers", name) for name in ("added", "privileged", "plain")}
+    assert (int(found["added"]["CapEff"], 16), found["added"]["Seccomp"]) == (1 << 12, "0")
+    assert int(found["privileged"]["CapEff"], 16) == int(found["privileged"]["CapBnd"], 16) > 1 << 20
+    assert found["plain"]["Seccomp"] == "2"
+    masked = ("sh", "-c", "head -c 1 /proc/kcore | wc -c; ls /proc/acpi 2>/dev/null | wc -l")
+    assert kubectl.exec("powers", *masked, container="plain").split() == ["0", "0"]
+    readable = ("sh", "-c", "test -w /proc/sys/kernel && echo writable || echo read-only")
+    assert kubectl.exec("powers", *readable, container="plain") == "read-only\n"
+    assert kubectl.exec("powers", "ls", "/dev/kmsg", container="privileged") == "/dev/kmsg\n"
+
+
+@pytest.mark.parametrize("proc", ["Default", "Unmasked"])
+def test_users_of_a_pod_of_its_own(kubectl: Kubectl, handler: str, proc: str) -> None:
+    """hostUsers: false, and the /proc that only such a pod may have whole."""
+    main = container("main", "sleep", "1000", securityContext={"procMount": proc})
+    kubectl.apply(pod("users", handler=handler, containers=[main], hostUsers=False))
+    kubectl.ready("pod/users")
+    inside, outside, length = kubectl.exec("users", "cat", "/proc/self/uid_map").split()
+    assert (inside, length) == ("0", "65536")
+    assert int(outside) >= 65536
+    assert kubectl.exec("users", "id", "-u") == "0\n"
+    masked = kubectl.exec("users", "grep", "-c", "/proc/", "/proc/self/mountinfo")
+    assert (int(masked) > 1) is (proc == "Default")
+
+
+def test_namespaces_of_the_node_and_of_the_pod(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
+    kubectl.apply(
+        pod("net", handler=handler, hostNetwork=True),
+        pod("pid", handler=handler, hostPID=True),
+        pod("ipc", handler=handler, hostIPC=True),
+        pod("shared", handler=handler, shareProcessNamespace=True,
+            containers=[container("one", "sleep", "11111"), container("two", "sleep", "22222")]),
+    )  # fmt: skip
+    kubectl.ready("pod/net", "pod/pid", "pod/ipc", "pod/shared")
+    (node,) = {one["spec"]["nodeName"] for one in kubectl.items("pods")}
+    machine = cluster.node(node)
+
+    def of_node(kind: str) -> str:
+        return machine.run("readlink", f"/proc/1/ns/{kind}").strip()
+
+    def of_pod(name: str, kind: str) -> str:
+        return kubectl.exec(name, "readlink", f"/proc/self/ns/{kind}").strip()
+
+    assert of_pod("net", "net") == of_node("net") != of_pod("pid", "net")
+    assert of_pod("pid", "pid") == of_node("pid") != of_pod("net", "pid")
+    assert of_pod("ipc", "ipc") == of_node("ipc") != of_pod("net", "ipc")
+    assert "kubelet" in kubectl.exec("pid", "ps", "-o", "args")
+    assert "sleep 22222" in kubectl.exec("shared", "ps", "-o", "args", container="one")
+    assert kubectl.get("pod", "net")["status"]["podIP"] == kubectl.get("pod", "net")["status"]["hostIP"]
+
+
+def test_sysctls_hostname_and_names(kubectl: Kubectl, handler: str) -> None:
+    spec: dict[str, Any] = {
+        "hostname": "called", "subdomain": "here", "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["alias.test"]}],
+        "dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.53"], "searches": ["found.test"]},
+        "securityContext": {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "1"}]},
+    }  # fmt: skip
+    kubectl.apply(pod("named", handler=handler, **spec))
+    kubectl.ready("pod/named")
+    assert kubectl.exec("named", "hostname") == "called\n"
+    assert "192.0.2.1\talias.test" in kubectl.exec("named", "cat", "/etc/hosts")
+    assert kubectl.exec("named", "cat", "/etc/resolv.conf").split() == [
+        "search",
+        "found.test",
+        "nameserver",
+        "192.0.2.53",
+    ]
+    assert kubectl.exec("named", "cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start") == "1\n"
+
+
+def test_runtime_class_has_the_pods_handler(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
+    """Not another one: the shim that runs it is the one of the handler."""
+    kubectl.apply(pod("which", "sleep", "33333", handler=handler))
+    kubectl.ready("pod/which")
+    machine = cluster.node(kubectl.get("pod", "which")["spec"]["nodeName"])
+    said = lambda: machine.run("sh", "-c", "ps -eo ppid,args | grep '[s]leep 33333'").split()  # noqa: E731
+    parent = eventually(said)[0]
+    name = machine.run("sh", "-c", f"tr '\\0' ' ' </proc/{parent}/cmdline")
+    assert ("containerd-shim-kybernate-v1" in name) is (handler == "kybernate"), name
