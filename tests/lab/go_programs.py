@@ -57,7 +57,11 @@ class Programs:
 
 
 KUBERNETES_VERSION = "v1.37.2"
+CONTAINERD_VERSION = "v2.4.2"
+CRI_TOOLS_VERSION = "v1.37.0"
 _K8S = "k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_CRI_TOOLS = "sigs.k8s.io/cri-tools"
 
 PROGRAMS = {
     programs.name: programs
@@ -75,6 +79,26 @@ PROGRAMS = {
             flags=(
                 f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",
             ),
+        ),
+        Programs(  # in the places of Debian's, so that nothing finds the other ones
+            "containerd",
+            {
+                f"usr/bin/{name}": f"{_CONTAINERD}/cmd/{name}"
+                for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+            },
+            flags=("-tags=urfave_cli_no_docs", f"-ldflags=-s -w -X {_CONTAINERD}/version.Version={CONTAINERD_VERSION}"),
+        ),
+        Programs(  # its version is a file of its module
+            "runc",
+            {"usr/sbin/runc": "github.com/opencontainers/runc"},
+            flags=("-tags=seccomp urfave_cli_no_docs", "-ldflags=-s -w"),
+            cgo=True,
+            headers={"seccomp.h": "libseccomp-dev"},
+        ),
+        Programs(
+            "cri-tools",
+            {f"usr/local/bin/{name}": f"{_CRI_TOOLS}/cmd/{name}" for name in ("crictl", "critest")},
+            flags=(f"-ldflags=-s -w -X {_CRI_TOOLS}/pkg/version.Version={CRI_TOOLS_VERSION}",),
         ),
     )
 }  # fmt: skip
