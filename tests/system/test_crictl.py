@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.documented import CRICTL
 from tests.system.ctr import BUSYBOX, eventually, finished, run
 
 SETTINGS = Path("/etc/crictl.yaml")
@@ -147,7 +148,7 @@ def _stats(id: str) -> dict[str, Any]:
 
 
 def of_checkpoint(id: str, folder: Path) -> list[str]:
-    """Write a checkpoint's archive beside the running container, and return the names in it but for CRIU's own."""
+    """Write a checkpoint's archive of the running container, and return the names in it without those of images."""
     before = int(crictl("logs", "--tail", "1", id))
     archive = folder / "checkpoint.tar"
     assert crictl("checkpoint", f"--export={archive}", id).strip() == id
@@ -186,3 +187,10 @@ def test_attach_and_port_forward_reach_the_pod(tmp_path: Path) -> None:
         finally:
             forward.terminate()
             forward.wait(20)
+
+
+def test_crictl_has_what_the_documentation_uses() -> None:
+    for command, flags in CRICTL.items():
+        text = crictl(*command, "--help")
+        for flag in flags:
+            assert re.search(rf"(^|[\s,]){re.escape(flag)}\b", text, re.MULTILINE), f"crictl {command}: {flag}"
