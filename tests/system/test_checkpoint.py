@@ -313,20 +313,12 @@ def archived(cri: Cri, archive: Path) -> int:
     return last
 
 
-def test_archive_of_cri_is_pulled_and_restored_by_its_name(cri: Cri, scratch: Path, pods_image: Path) -> None:
+def test_cri_writes_an_archive_and_the_container_continues(cri: Cri, scratch: Path) -> None:
     archive = scratch / "checkpoint.tar"
-    last = archived(cri, archive)
-    if not last:
-        return
-    with tarfile.open(archive) as tar:
-        names = {name.removeprefix("./") for name in tar.getnames()}
-    assert {"config.dump", "spec.dump", "checkpoint/kybernate-manifest.json"} <= names
-    run(["kybernate", "pull", str(archive), pods_image.name, "--namespace", "default", "--yes"])
-    with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:
-        cri.run(pod, "counter", ["/never/run"])
-        first = int(eventually(lambda: cri.log(pod, "counter"))[0])
-        assert COUNTED < first <= last + 1
-        cri.await_log(pod, "counter", str(first + COUNTED))
+    if archived(cri, archive):
+        with tarfile.open(archive) as tar:
+            names = {name.removeprefix("./") for name in tar.getnames()}
+        assert {"config.dump", "spec.dump", "checkpoint/kybernate-manifest.json"} <= names
 
 
 @pytest.mark.parametrize("base", ["local", "registry"])
