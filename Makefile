@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
-	@echo "make test         run all tests: unit here, the others in nodes of both lanes (NODES=3 at a time)"
+	@echo "make test         run all tests: unit here, the others in nodes of all lanes (NODES=3 at a time)"
 	@echo "make test-fast    run the unit tests and a few in one lane of the lab, for the inner loop"
 	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
 	@echo "make search       try the properties of the unit tests on a thousand random examples each"

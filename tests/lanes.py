@@ -1,7 +1,7 @@
 """Which tests run in which lane of the lab, and which of them share a node.
 
 The lanes differ in containerd, runc, crun, CRIU and Python, and not in the kernel. What meets those runs in every lane.
-What does not runs in one, with its reason here. Of two parts that name a file, the longer path has it.
+What does not runs in some of them, with its reason here. Of two parts that name a file, the longer path has it.
 
 The lanes with a Kubernetes cluster have the roots of the others. Their tests run in both where the subject is what
 kubelet asks of containerd, and else in the one with the newer containerd.
@@ -15,9 +15,14 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 SUITES = ("cluster", "contract", "faults", "hostile", "system")  # the folders whose tests need a node
-LANES = ("trixie", "sid")
+LANES = ("trixie", "sid", "next")
+DEBIANS = ("trixie", "sid")
 CLUSTERS = ("cluster", "cluster-trixie")
 ONE_NODE = ("--nodes", "1", "--default-runtime", "runc")  # whatever the environment says
+GPU_ELSEWHERE = (
+    "containerd and runc do for a container with a GPU what they do for any other one, which `next` has; its CRIU is"
+    " that of `sid`"
+)
 WITHOUT_LIMITS = "not (pod or cri or container_of_two)"  # on cgroup v2 with v1's controllers; pods ask for limits
 
 
@@ -42,8 +47,8 @@ class Part:
 
 
 PARTS = (
-    Part("gpu", ("system/gpu",), 35),
-    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 75),
+    Part("gpu", ("system/gpu",), 35, DEBIANS, GPU_ELSEWHERE),
+    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 75, DEBIANS, GPU_ELSEWHERE),
     Part(
         "daemon killed in driver",
         ("system/gpu/daemon_killed/test_in_driver.py",),
@@ -65,7 +70,20 @@ PARTS = (
     ),
     Part("faults", ("faults",), 160, ("trixie",), "the CUDA helper without a container"),
     Part("containers", ("system",), 80),
-    Part("agent", ("system/test_agent.py", "system/test_agent_inventory.py"), 40),
+    Part(
+        "agent",
+        ("system/test_agent.py", "system/test_agent_inventory.py"),
+        40,
+        DEBIANS,
+        "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
+    ),
+    Part(
+        "crictl",
+        ("system/test_crictl.py", "system/test_critest.py"),
+        60,
+        ("next",),
+        "programs of that lane alone; test_cri.py makes such calls in every lane",
+    ),
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
         "system/test_checkpoint_repeats.py", "system/test_restore_failures.py", "system/test_rootfs.py",
@@ -200,11 +218,12 @@ def order(parts: Sequence[Part] = PARTS) -> list[tuple[Part, str]]:
 
     What takes long comes before what does not: so the nodes that run side by side end together. But the lanes of a part
     are far apart, because two nodes that run it side by side would wait for each other's loop devices. So the first
-    lane of what runs in all of them comes before everything else.
+    lane of what runs in several comes before everything else, then their third, and then their second with all others.
     """
-    early = [(part, part.lanes[0]) for part in parts if len(part.lanes) > 1]
-    late = [(part, lane) for part in parts for lane in part.lanes[1:] or part.lanes]
-    return [pair for pairs in (early, late) for pair in sorted(pairs, key=lambda pair: -pair[0].seconds)]
+    first = [(part, part.lanes[0]) for part in parts if len(part.lanes) > 1]
+    third = [(part, lane) for part in parts for lane in part.lanes[2:]]
+    others = [(part, lane) for part in parts for lane in part.lanes[1:2] or part.lanes]
+    return [pair for pairs in (first, third, others) for pair in sorted(pairs, key=lambda pair: -pair[0].seconds)]
 
 
 def owner(file: Path, parts: Sequence[Part] = PARTS) -> Part:

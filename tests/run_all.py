@@ -1,4 +1,4 @@
-"""Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in both lanes.
+"""Run every suite and end with one summary: unit tests here, the others in nodes of the lab, in all of its lanes.
 
 `run_all.py [NODES]`: so many nodes run side by side, one more than there are CPUs where it is not said, because
 tests wait for containers for a part of their time. What they print is in build/tests; here, only failures are shown.
@@ -125,32 +125,37 @@ def in_lab(name: str, lane: str, *tests: object, flags: Sequence[str] = ()) -> S
     return Suite(f"{lane} {name}", [*alone, *map(str, tests)], alone)
 
 
-def suites_in_lab(missing: Collection[str] = ()) -> list[Suite]:
-    """Return what runs in nodes, in order, but for what runs in lanes that are `missing` here."""
+def lanes_here() -> tuple[str, ...]:
+    """Return the lanes that can be built on this machine; print why another one is left out."""
+    missing = {}
+    for lane in (*LANES, *CLUSTERS):
+        reasons = (go_programs.lacking(name) for name in LAB_LANES[lane].programs)
+        if reason := next(filter(None, reasons), None):
+            missing[lane] = reason
+            print(f"lane {lane} is left out, with its tests: {reason}", flush=True)
+    return tuple(lane for lane in (*LANES, *CLUSTERS) if lane not in missing)
+
+
+def suites_in_lab(lanes: Collection[str] = (*LANES, *CLUSTERS)) -> list[Suite]:
+    """Return what runs in nodes of these lanes, in order."""
     found = [
         in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files()), flags=part.flags)
         for part, lane in order()
-        if lane not in missing
+        if lane in lanes
     ]
     v2 = ("tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS)
-    return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"]), *suites_on_machine(missing)]
+    return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"]), *suites_on_machine(lanes)]
 
 
-def suites_on_machine(missing: Collection[str]) -> list[Suite]:
+def suites_on_machine(lanes: Collection[str]) -> list[Suite]:
     """Return what starts nodes of the lab by itself, and looks at the machine."""
     alone = [sys.executable, "-m", "pytest", "-q"]
-    return [] if set(missing) & set(CLUSTERS) else [Suite("machine", [*alone, "tests/machine"], alone)]
+    return [Suite("machine", [*alone, "tests/machine"], alone)] if set(CLUSTERS) <= set(lanes) else []
 
 
-def missing_lanes() -> dict[str, str]:
-    """Return the lanes whose programs can neither be had from the cache nor be built here, each with the reason."""
-    reasons = ((lane, go_programs.lacking(name)) for lane in CLUSTERS for name in LAB_LANES[lane].programs)
-    return {lane: reason for lane, reason in reasons if reason}
-
-
-def build_lanes(missing: Collection[str] = ()) -> bool:
-    """Build the lab's lanes, one after the other, so that the suites measure nothing but themselves."""
-    for lane in (lane for lane in (*LANES, *CLUSTERS) if lane not in missing):
+def build_lanes(lanes: Collection[str]) -> bool:
+    """Build lanes of the lab, one after the other, so that the suites measure nothing but themselves."""
+    for lane in lanes:
         argv = ["--build-only", lane] if lane in CLUSTERS else [lane, "--", "true"]
         built = subprocess.run([sys.executable, "tests/lab/run", *argv], cwd=ROOT, check=False)
         if built.returncode:
@@ -166,11 +171,13 @@ def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:
             running.result()
 
 
-def run_everything(unit: Suite, others: Sequence[Suite], nodes: int, missing: Collection[str] = ()) -> bool:
+def run_everything(
+    unit: Suite, others: Sequence[Suite], nodes: int, lanes: Collection[str] = (*LANES, *CLUSTERS)
+) -> bool:
     """Run all suites; return False where the lab cannot be built, after the unit tests alone."""
     with ThreadPoolExecutor(1) as another:
         running = another.submit(unit.run)
-        built = build_lanes(missing)
+        built = build_lanes(lanes)
         if built:
             run_side_by_side(others, nodes)
         running.result()
@@ -220,11 +227,9 @@ def main(argv: Sequence[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     alone = [sys.executable, "-m", "pytest", "-q"]
     unit = Suite("unit", [*alone, "-n", "auto", "--dist", "worksteal", "tests/unit"], alone)
-    missing = missing_lanes()
-    for lane, reason in missing.items():
-        print(f"the lane {lane} is left out, with its tests: {reason}", flush=True)
-    others = suites_in_lab(missing)
-    if not run_everything(unit, others, nodes, missing):
+    lanes = lanes_here()
+    others = suites_in_lab(lanes)
+    if not run_everything(unit, others, nodes, lanes):
         return 1
     return summary([unit, *others], repeat_alone([unit, *others]))
 

@@ -1,8 +1,6 @@
 """What this node can do and what keeps it from more, each with what to do about it.
 
 Asks CRIU and driver. Changes nothing but the modes of files, on demand.
-
-A finding is "ok", "note" (works, but knows better) or "bad" (something that Kybernate is for will fail).
 """
 
 from __future__ import annotations
@@ -10,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 from kybernate.node import left_locked
 from kybernate.node.exposed import Exposed, find, repair
+from kybernate.node.finding import HealthFinding, ask_program
+from kybernate.node.runtimes import runtimes
 from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.memory import Memory
@@ -34,27 +31,14 @@ from kybernate_shim.imports import DRIVER
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.linux.huge_pages import SWITCH
 from kybernate_shim.linux.numa import memory_of_nodes
-from kybernate_shim.oci.select import DIRECTORIES, GPU_RUNTIME
 from kybernate_shim.sizes import GRAIN, NO_NODE, NodeSizes
 from kybernate_shim.trust.places import PlaceUntrusted, require_private
 from kybernate_shim.vram_io.image_pool import lacking
 
-Verdict = Literal["ok", "note", "bad"]
-PROGRAM_SECONDS = 60
 MAP_API = 13000  # CUDA 13.0, driver 580: the first that moves a process to another GPU
 IO_URING = Path("/proc/sys/kernel/io_uring_disabled")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 NO_TRACING = "3"  # not even root, until the next start of the machine
-
-
-@dataclass(frozen=True)
-class HealthFinding:
-    """One line of the report. `advice` is empty where nothing needs to be done."""
-
-    subject: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
 
 
 def examine(*, fix: bool = False) -> list[HealthFinding]:
@@ -69,7 +53,7 @@ def examine(*, fix: bool = False) -> list[HealthFinding]:
         _kernel,
         _cgroup,
         _criu,
-        _runtimes,
+        runtimes,
         _tiers,
         partial(_files, fix=fix),
         _data_path,
@@ -115,7 +99,7 @@ def _cgroup(config: Config) -> Iterator[HealthFinding]:
 
 def _criu(config: Config) -> Iterator[HealthFinding]:
     program = str(config.criu or "criu")
-    status, words = _run(program, "--version")
+    status, words = ask_program(program, "--version")
     version = words.partition("Version:")[2].split()[:1]
     if status or not version:
         yield HealthFinding("CRIU", "bad", words or "does not run", "install CRIU 4.1 or newer, or name it by `criu`")
@@ -123,7 +107,7 @@ def _criu(config: Config) -> Iterator[HealthFinding]:
     if parse_version(version[0]) < OLDEST:
         yield HealthFinding("CRIU", "bad", version[0], f"install {'.'.join(map(str, OLDEST))} or newer")
         return
-    status, words = _run(program, "check")
+    status, words = ask_program(program, "check")
     advice = "`criu check` shows what the kernel lacks" if status else ""
     yield HealthFinding("CRIU", "bad" if status else "ok", f"{version[0]}: {words or 'works'}", advice)
     if config.criu_libdir is not None:
@@ -135,22 +119,6 @@ def _criu(config: Config) -> Iterator[HealthFinding]:
             "bad" if there else "note",
             str(plugin if there else plugin.parent),
             advice if there else "",
-        )
-
-
-def _runtimes(config: Config) -> Iterator[HealthFinding]:
-    for name in ("runc", "crun"):
-        if program := shutil.which(name):
-            status, words = _run(program, "--version")
-            yield HealthFinding(name, "bad" if status else "ok", words.splitlines()[0] if words else program)
-        elif name == "runc":
-            yield HealthFinding(name, "bad", "not in PATH", "install runc, or name another by `runtime`")
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *map(str, DIRECTORIES[GPU_RUNTIME])])
-    if program := shutil.which(GPU_RUNTIME, path=path):
-        yield HealthFinding(GPU_RUNTIME, "ok", program)
-    elif DRIVER.exists():
-        yield HealthFinding(
-            GPU_RUNTIME, "note", "missing", "containers that request GPUs need it; install NVIDIA's toolkit"
         )
 
 
@@ -341,12 +309,3 @@ def _driver(info: CudaInfo, config: Config) -> Iterator[HealthFinding]:
 
 def _memory_bytes() -> int:
     return psutil.virtual_memory().total
-
-
-def _run(*argv: str) -> tuple[int, str]:
-    """Run a program and return its status and what it printed, the status 127 where it cannot be run."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 127, str(error)
-    return done.returncode, (done.stdout + done.stderr).strip()

@@ -1,6 +1,6 @@
 """What the documentation may use of `ctr` and `crictl`: subcommands and their flags, True for one with a value.
 
-A system test compares the part about ctr with the real program.
+System tests compare them with the real programs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CTR: Commands = {
     ("images", "pull"): {},
     ("run",): {"-d": False, "--runtime": True, "--log-uri": True},
 }
-CRICTL: Commands = {}
+CRICTL: Commands = {("checkpoint",): {"--export": True}}
 
 
 def accepted(commands: Commands, words: Sequence[str]) -> None:

@@ -34,6 +34,8 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_ADDOPTS": "-p no:cacheprovider",
     "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis",
+    # ctr of containerd 2.2 and newer warns on stderr, among a container's lines, that cgroup v1 is deprecated.
+    "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS": "1",
     # gRPC stops its threads before a fork, and now and then waits for them forever. Tests fork only to execute.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }

@@ -1,6 +1,6 @@
 """containerd's configuration in a node, in the form that each version wants.
 
-Source: containerd's docs/cri/config.md of 1.7 and 2.1.
+Sources: containerd's docs/cri/config.md of 1.7, 2.1 and 2.4; containerd-config.toml(5) of 2.4.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ RUNTIMES = {
 }
 ANNOTATIONS = '["kybernate.io/*", "org.criu.config"]'  # more than is packaged, as an administrator may pass on
 
-# Where each form keeps the same things: the streaming server, pods, images, and the sandbox image's key.
+# Where each form keeps the same things: containerd's socket, the streaming server, pods, images, and the sandbox
+# image's key.
+_STREAMS, _PODS, _IMAGES = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"
 TABLES = {
-    2: ("io.containerd.grpc.v1.cri", "io.containerd.grpc.v1.cri", "io.containerd.grpc.v1.cri", ""),
-    3: ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images", "pinned_images"),
+    2: ("grpc", _STREAMS, _STREAMS, _STREAMS, ""),
+    3: ("grpc", _STREAMS, _PODS, _IMAGES, "pinned_images"),
+    4: ('plugins."io.containerd.server.v1.grpc"', _STREAMS, _PODS, _IMAGES, "pinned_images"),
 }
 
 
@@ -42,9 +45,9 @@ def text(
 
     `default`: the runtime of pods that name none. `mirrors`: directory with a file for each image registry.
     """
-    server, pods, images, pinned = TABLES[lane.config_version]
+    socket, server, pods, images, pinned = TABLES[lane.config_version]
     tables: dict[str, dict[str, str]] = {
-        "grpc": {"address": f'"{SOCKET}"'},
+        socket: {"address": f'"{SOCKET}"'},
         "debug": {"level": f'"{log_level}"'},
         plugin(server): {"stream_server_address": '"127.0.0.1"', "stream_server_port": f'"{STREAM_PORT}"'},
     }

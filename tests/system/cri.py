@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import pytest
 import websocket
 
 from tests.messages import cri_config_pb2 as config
@@ -19,7 +20,7 @@ from tests.messages import cri_images_pb2 as image_messages
 from tests.messages import cri_images_pb2_grpc as images
 from tests.messages import cri_runtime_pb2 as wire
 from tests.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
-from tests.system.ctr import BUSYBOX, eventually
+from tests.system.ctr import BUSYBOX, containerd_version, eventually
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 CALL_SECONDS = 120
@@ -198,6 +199,16 @@ class Cri:
 
     def stats(self, id: str) -> Any:
         return self.call("ContainerStats", wire.ContainerStatsRequest(container_id=id)).stats
+
+    def checkpoint(self, id: str, archive: Path) -> bool:
+        """Write the container's checkpoint as an archive; return False where CRI has no checkpoints, and refuses it."""
+        request = wire.CheckpointContainerRequest(container_id=id, location=str(archive), timeout=60)
+        if containerd_version() >= (2, 0):
+            self.call("CheckpointContainer", request)
+            return True
+        with pytest.raises(grpc.RpcError, match=r"(?i)unimplemented|not implemented"):
+            self.call("CheckpointContainer", request)
+        return False
 
     def log(self, pod: Pod, name: str, attempt: int = 0) -> list[str]:
         """Return the lines of a container's log, without time and stream."""

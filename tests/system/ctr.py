@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -64,6 +65,13 @@ def eventually(look: Callable[[], T], *, seconds: float = 20, pause: float = 0.0
         if time.monotonic() > end:
             raise AssertionError(f"not true after {seconds:g} s: {getattr(look, '__name__', look)}; last: {last}")
         time.sleep(pause)
+
+
+@functools.cache
+def containerd_version() -> tuple[int, int]:
+    """Return the major and the minor version of the node's containerd."""
+    major, minor = run(["containerd", "--version"]).split()[2].removeprefix("v").split(".")[:2]
+    return int(major), int(minor)
 
 
 def _node_flags() -> list[str]:

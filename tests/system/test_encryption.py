@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kybernate_shim.checkpoint.image.store import read_image
 from kybernate_shim.config import Config
 from kybernate_shim.ttrpc import RpcError
-from tests.messages import cri_runtime_pb2 as wire
 from tests.system.checkpoints import (
     COUNT,
     MANIFEST,
@@ -328,22 +326,28 @@ def test_pod_is_restored_from_an_encrypted_image(cri: Cri, keys: Keys, pods_imag
         assert int(cri.await_log(pod, "counter", str(last + COUNTED))[0]) == last + 1
 
 
-def test_archive_of_cri_holds_encrypted_files_and_is_restored(cri: Cri, keys: Keys, tmp_path: Path) -> None:
-    archive = tmp_path / "checkpoint.tar"
+def archived(cri: Cri, archive: Path) -> bool:
+    """Have CRI write a counter's archive, where it writes any."""
     cri.pull(BUSYBOX)  # containerd looks the base image up by its digest in the registry
     with cri.pod() as pod:
         id = cri.run(pod, "counter", COUNT)
         cri.await_log(pod, "counter", str(COUNTED))
-        request = wire.CheckpointContainerRequest(container_id=id, location=str(archive), timeout=60)
-        if " 1.7" in run(["containerd", "--version"]):  # it has no such call
-            with pytest.raises(grpc.RpcError, match=r"(?i)unimplemented|not implemented"):
-                cri.call("CheckpointContainer", request)
-            return
-        cri.call("CheckpointContainer", request)
+        return cri.checkpoint(id, archive)
+
+
+def test_archive_of_cri_holds_encrypted_files(cri: Cri, keys: Keys, tmp_path: Path) -> None:
+    archive = tmp_path / "checkpoint.tar"
+    if not archived(cri, archive):
+        return
     with tarfile.open(archive) as tar:
         names = {name.removeprefix("./") for name in tar.getnames()}
     assert {"checkpoint/kybernate-manifest.json", "checkpoint/pages-1.img.enc"} <= names
     assert "checkpoint/pages-1.img" not in names
+
+
+def test_cri_restores_an_encrypted_archive(cri: Cri, cri_restore: None, keys: Keys, tmp_path: Path) -> None:
+    archive = tmp_path / "checkpoint.tar"
+    archived(cri, archive)
     with cri.pod() as pod:
         id = cri.create(pod, "counter", [], image=str(archive))
         cri.start(id)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kybernate_shim.checkpoint.image.store import verify
@@ -17,7 +16,7 @@ from tests.system.checkpoints import COUNT, refused
 from tests.system.cri import Cri
 from tests.system.ctr import BUSYBOX, Ctr, run
 from tests.system.images import removed
-from tests.system.test_checkpoint import COUNTED, Counter, counting, is_1_7, restored
+from tests.system.test_checkpoint import COUNTED, Counter, counting, restored
 
 REGISTRY = "localhost:5000/checkpoints"
 SECRET = "a-secret-that-is-in-the-environment"
@@ -96,7 +95,9 @@ def cri() -> Iterator[Cri]:
         yield client
 
 
-def test_cri_restores_a_pod_from_the_pushed_image(cri: Cri, roots: Path, tmp_path: Path, shim_config: Path) -> None:
+def test_cri_restores_a_pod_from_the_pushed_image(
+    cri: Cri, cri_restore: None, roots: Path, tmp_path: Path, shim_config: Path
+) -> None:
     configure(shim_config, tmp_path, "shared_key")  # so that the digests hold
     cri.pull(BUSYBOX)
     reference = f"{REGISTRY}/pod:v1"
@@ -109,10 +110,6 @@ def test_cri_restores_a_pod_from_the_pushed_image(cri: Cri, roots: Path, tmp_pat
     with removed(reference, namespace="k8s.io"):
         cri.pull(reference)
         with cri.pod() as pod:
-            if is_1_7():  # which knows no image of a checkpoint
-                with pytest.raises(grpc.RpcError):
-                    cri.create(pod, "counter", [], image=reference)
-                return
             id = cri.create(pod, "counter", [], image=reference)
             cri.start(id)
             assert int(cri.await_log(pod, "counter", str(last + COUNTED))[0]) == last + 1

@@ -16,7 +16,7 @@ from tests.documentation import Block, block
 from tests.fakes.documented import CTR
 from tests.lab.node import Containerd
 from tests.system.cri import Cri
-from tests.system.ctr import BUSYBOX, Ctr, eventually, run
+from tests.system.ctr import BUSYBOX, Ctr, containerd_version, eventually, run
 
 PACKAGING = Path(__file__).parents[2] / "packaging" / "containerd"
 CONFIG = Path("/etc/containerd/config.toml")
@@ -45,7 +45,7 @@ def config() -> Iterator[Path]:
 
 
 def is_1() -> bool:
-    return run(["containerd", "--version"]).split()[2].startswith("1.")
+    return containerd_version() < (2, 0)
 
 
 def install(config: Path) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from kybernate.node import exposed, health
+from kybernate.node import exposed, health, runtimes
 from kybernate.node.left_locked import LeftLocked
 from kybernate_shim.config import Config, ConfigInvalid, GpuSettings
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
@@ -24,6 +24,17 @@ GIB = 1 << 30
 GPU = Gpu("GPU-1", "NVIDIA H200", 2 * GIB, GIB, mig=False)
 DRIVER = CudaInfo("580.159.04", 13000, (GPU,), ())
 Line = tuple[str, str, str]
+HANDLER = """[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kybernate]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = "/usr/local/bin/containerd-shim-kybernate-v1"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = ""
+"""
+HANDLER_OF_1 = HANDLER.replace("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+NAMED = """[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.other]
+runtime_type = "io.containerd.kybernate.v1"
+"""
 
 
 class Node:
@@ -41,6 +52,8 @@ class Node:
         self.program("criu", 'case $1 in --version) echo "Version: 4.2";; *) echo Looks good.;; esac')
         for name in ("runc", "crun", "nvidia-container-runtime"):
             self.program(name, f"echo {name} version 1.3")
+        self.containerd("2.4.2", HANDLER)
+        self.write("config.toml", "version = 4\n")
 
     def write(self, name: str, text: str) -> None:
         (self.root / name).write_text(text)
@@ -49,6 +62,12 @@ class Node:
         path = self.root / "bin" / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
+
+    def containerd(self, version: str, handler: str) -> None:
+        """Install a containerd of that version, with a handler for pods in its configuration."""
+        dump = f"printf %s 'version = 4\n{handler}'; echo it was migrated >&2"
+        said = f"echo containerd github.com/containerd/containerd/v2 {version} 5c4fa01"
+        self.program("containerd", f"case $1 in --version) {said};; *) {dump};; esac")
 
     def report(self) -> dict[str, Line]:
         return {one.subject: (one.verdict, one.found, one.advice) for one in health.examine()}
@@ -66,6 +85,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     names = {"SWITCH": "huge", "IO_URING": "io_uring", "YAMA": "yama", "DRIVER": "driver"}
     for constant, name in names.items():
         monkeypatch.setattr(health, constant, tmp_path / name)
+    monkeypatch.setattr(runtimes, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(runtimes, "CONFIGURATION", tmp_path / "config.toml")
     for constant, name in {"RUN": "run", "STATE": "state", "DEFAULT_PATH": "etc/shim.toml"}.items():
         monkeypatch.setattr(exposed, constant, tmp_path / name)
 
@@ -82,7 +103,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 << 30))
     monkeypatch.setattr(health, "cuda_helper", helper)
     monkeypatch.setattr(health.left_locked, "find", list)
-    monkeypatch.setattr(health, "DIRECTORIES", {health.GPU_RUNTIME: ()})
+    monkeypatch.setattr(runtimes, "DIRECTORIES", {runtimes.GPU_RUNTIME: ()})
     monkeypatch.setattr(Config, "load", lambda: made.config)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return made
@@ -137,10 +158,72 @@ def test_plugin_of_criu_that_is_in_the_way_is_bad(node: Node) -> None:
 
 
 def test_runtime_that_is_missing_is_named(node: Node) -> None:
-    for name in ("runc", "crun", health.GPU_RUNTIME):
+    for name in ("runc", "crun", runtimes.GPU_RUNTIME):
         (node.root / "bin" / name).unlink()
     assert node.bad("runc") == ("not in PATH", "install runc, or name another by `runtime`")
-    assert node.report()[health.GPU_RUNTIME][:2] == ("note", "missing")
+    assert node.report()[runtimes.GPU_RUNTIME][:2] == ("note", "missing")
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "words"),
+    [
+        ("1.6.38~ds1", "bad", "CRI has no checkpoints"),
+        ("1.7.24", "ok", "CRI has no checkpoints"),
+        ("2.0.5", "ok", "pods restore by annotation"),
+        ("2.1.9+ds1", "ok", "CRI writes checkpoints and restores them"),
+        ("v2.4.2", "ok", "pods restore by annotation"),
+        ("v2.5.0", "note", "pods restore by annotation"),
+    ],
+)
+def test_containerds_version_says_what_cri_can_do(node: Node, version: str, verdict: str, words: str) -> None:
+    node.containerd(version, HANDLER)
+    found = node.report()["containerd"]
+    assert (found[0], found[1].partition(": ")[0]) == (verdict, version)
+    assert words in found[1]
+    assert bool(found[2]) == (verdict != "ok")
+
+
+def test_containerd_that_does_not_run_is_bad(node: Node) -> None:
+    node.program("containerd", "echo no such option; exit 1")
+    assert node.bad("containerd")[0] == "no such option"
+    (node.root / "bin/containerd").unlink()
+    assert node.report()["containerd"][:2] == ("note", "not in PATH")
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"), [("1.0.3", "bad"), ("1.1.15", "ok"), ("1.5.2", "ok"), ("1.6.0", "note"), ("unknown", "ok")]
+)
+def test_version_of_runc_is_compared_with_those_tested(node: Node, version: str, verdict: str) -> None:
+    node.program("runc", f"echo runc version {version}")
+    found = node.report()["runc"]
+    assert found[:2] == (verdict, f"runc version {version}")
+    assert bool(found[2]) == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("containerd", "handler", "written", "verdict", "words"),
+    [
+        ("2.4.2", HANDLER, "version = 4", "ok", "version 4; handlers of Kybernate: kybernate"),
+        ("2.4.2", NAMED, "version = 3", "ok", "version 3; handlers of Kybernate: other"),
+        ("1.7.24", HANDLER_OF_1, "version = 2", "ok", "version 2; handlers of Kybernate: kybernate"),
+        ("2.4.2", HANDLER, "version = 2", "note", "version 2; "),
+        ("2.4.2", "", "version = 4", "note", "handlers of Kybernate: none"),
+        ("2.4.2", HANDLER, None, "ok", "none, containerd's defaults; handlers of Kybernate: kybernate"),
+        ("2.4.2", "][", "version = 4", "note", "Invalid"),
+    ],
+)
+def test_configuration_of_containerd_is_looked_at(
+    node: Node, containerd: str, handler: str, written: str | None, verdict: str, words: str
+) -> None:
+    node.containerd(containerd, handler)
+    if written is None:
+        (node.root / "config.toml").unlink()
+    else:
+        node.write("config.toml", written)
+    found = node.report()["containerd's configuration"]
+    assert found[0] == verdict
+    assert words in found[1]
+    assert bool(found[2]) == (verdict != "ok")
 
 
 def test_directory_of_others_is_bad(node: Node) -> None:

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests import run_all
-from tests.run_all import REPEATS, Suite, repeat_alone, run_everything, run_side_by_side, summary
+from tests.lab import go_programs
+from tests.lanes import CLUSTERS, LANES
+from tests.run_all import (
+    REPEATS,
+    Suite,
+    lanes_here,
+    repeat_alone,
+    run_everything,
+    run_side_by_side,
+    suites_in_lab,
+    summary,
+)  # fmt: skip
 
 PASSES = "def test_right() -> None:\n    print('said by a test')\n"
 FAILS_ONCE = """
@@ -67,7 +78,7 @@ def test_unit_tests_run_beside_the_build_of_the_lab(folder: Path, monkeypatch: p
     unit = Suite("unit", [sys.executable, "-c", f"open({str(began)!r}, 'w')"], [])
     other = suite(folder, "other", PASSES)
 
-    def build(missing: Collection[str]) -> bool:
+    def build(lanes: Collection[str]) -> bool:
         until = time.monotonic() + 60
         while not began.exists():
             assert time.monotonic() < until, "the unit tests wait for the lab"
@@ -78,6 +89,21 @@ def test_unit_tests_run_beside_the_build_of_the_lab(folder: Path, monkeypatch: p
     assert run_everything(unit, [other], 1) == built
     assert unit.status == 0
     assert other.good == built
+
+
+def test_lane_whose_programs_cannot_be_built_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(go_programs, "lacking", lambda name: "no proxy answers" if name == "runc" else None)
+    lanes = lanes_here()
+    assert lanes == ("trixie", "sid", *CLUSTERS)
+    assert capsys.readouterr().out == "lane next is left out, with its tests: no proxy answers\n"
+    names = [suite.name for suite in suites_in_lab(lanes)]
+    assert names
+    assert not any(name.startswith("next") for name in names)
+    monkeypatch.setattr(go_programs, "lacking", lambda name: None)
+    assert lanes_here() == (*LANES, *CLUSTERS)
+    assert capsys.readouterr().out == ""
 
 
 def test_failure_is_told_when_it_happens_and_in_full_in_the_end(

@@ -14,7 +14,8 @@ import psutil
 
 from kybernate.messages import agent_pb2 as api
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
-from kybernate.node.health import HealthFinding, examine
+from kybernate.node.finding import HealthFinding
+from kybernate.node.health import examine
 from kybernate_shim import __version__
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.config import Config

@@ -6,15 +6,11 @@ import json
 import tarfile
 from pathlib import Path
 
-import grpc
-import pytest
-
 from tests.fakes.cuda import Gpus
-from tests.messages import cri_runtime_pb2 as wire
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, kybernate
 from tests.system.cri import Cri
-from tests.system.ctr import BUNDLES, eventually, run
+from tests.system.ctr import BUNDLES, eventually
 from tests.system.gpu.pods import pod_container, steps_of
 
 
@@ -39,7 +35,9 @@ def test_new_pod_computes_on_with_what_nvidias_runtime_adds(
         assert "/dev/nvidia0" in [device["path"] for device in bundle["linux"]["devices"]]
 
 
-def test_cri_checkpoint_archive_restores(cri: Cri, gpus: Gpus, image: Path, shim_config: Path) -> None:
+def test_cri_checkpoint_archive_restores(
+    cri: Cri, cri_restore: None, gpus: Gpus, image: Path, shim_config: Path
+) -> None:
     shim_config.write_text("[gpu]\nvisible_devices_env = true\n")
     archive = image.parent / "checkpoint.tar"
     image.parent.mkdir(exist_ok=True)
@@ -47,12 +45,7 @@ def test_cri_checkpoint_archive_restores(cri: Cri, gpus: Gpus, image: Path, shim
     with cri.pod() as pod:
         id = pod_container(cri, pod, gpu.command())
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
-        request = wire.CheckpointContainerRequest(container_id=id, location=str(archive), timeout=60)
-        if " 1.7" in run(["containerd", "--version"]):
-            with pytest.raises(grpc.RpcError, match=r"(?i)unimplemented|not implemented"):
-                cri.call("CheckpointContainer", request)
-            return
-        cri.call("CheckpointContainer", request)
+        cri.checkpoint(id, archive)
         last = steps_of(cri, pod)[-1]
         eventually(lambda: steps_of(cri, pod)[-1] > last + 3)
     with tarfile.open(archive) as tar:

@@ -25,7 +25,7 @@ from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
-from kybernate.node.health import HealthFinding
+from kybernate.node.finding import HealthFinding
 from kybernate_shim.config import Config
 from kybernate_shim.gpu.errors import CudaUnavailable
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu

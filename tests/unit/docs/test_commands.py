@@ -23,6 +23,7 @@ from kybernate.cli import application
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
+from tests.lab.lanes import LANES
 
 BLOCKS = tuple(blocks())
 TARGETS = {
@@ -60,7 +61,7 @@ def make(words: list[str]) -> None:
 
 
 def lab(words: list[str]) -> None:
-    assert words[1] in ("trixie", "sid")
+    assert words[1] in LANES
     assert words[2] == "--"
     paths = [word for word in words if word.startswith("tests/")]
     assert all((ROOT / path).exists() for path in paths)

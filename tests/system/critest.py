@@ -1,0 +1,92 @@
+"""critest, the validation suite of CRI, in a node: its images, made of the node's own programs, and its outcomes.
+
+A script and busybox's web server stand in for nginx and httpd, of which the specs see a process and a port. Specs of
+the image service are left out: no runtime has a part in them.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.lab import oci
+from tests.lab.images import ACCOUNTS, DIRECTORIES, PATH
+from tests.system.ctr import Ctr, run
+
+E2E, STAGING = "registry.k8s.io/e2e-test-images", "gcr.io/k8s-staging-cri-tools"  # the names that critest has
+LEFT_OUT = r"Image Manager|Image Consistency|Image Identifier"
+SECONDS = 580
+# Has the name, the file, the words of its command line and the port of what it stands in for; serves a page.
+SERVER = b"""#!/bin/sh
+trap 'exit 0' TERM
+echo $$ > /var/run/nginx.pid
+echo "${0##*/} serves"
+httpd -f -p "$1" -h /www &
+wait
+"""
+# Prints what a program that has the set-user-ID bit may do.
+UID = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("Effective uid: %d\\n", geteuid()); }\n'
+GROUPS = {
+    "etc/passwd": ACCOUNTS["etc/passwd"] + b"default-user:x:1000:1000::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n",
+    "etc/group": ACCOUNTS["etc/group"] + b"default-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n",
+}
+
+
+def import_images(scratch: Path) -> None:
+    """Give containerd all images of the specs under the names that these have for them, and the registry as well."""
+    plain, server = _image({}), {"var/run/.keep": b"", "www/index.html": b"hello\n"}
+    images = {
+        f"{E2E}/busybox:1.29-2": plain,
+        f"{E2E}/nginx:1.14-2": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "80", "master process"),
+        f"{E2E}/httpd:2.4.39-4": _image({**server, "bin/httpd-server": SERVER}, "/bin/httpd-server", "80"),
+        f"{E2E}/nonewprivs:1.3": _image({"bin/uid": _compiled(UID, scratch)}, "/bin/uid"),
+        f"{STAGING}/hostnet-nginx-amd64:latest": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "12003"),
+        f"{STAGING}/test-image-predefined-group:latest": _image(GROUPS),
+        f"{STAGING}/test-image-tag:test": plain,
+    }
+    ctr = Ctr(namespace="k8s.io")
+    for name, image in images.items():
+        oci.write_archive(image, scratch / "image.tar")
+        ctr("images", "import", str(scratch / "image.tar"))
+        local = f"{oci.REGISTRY}/{name.partition('/')[2]}"
+        for other in (name, local):
+            ctr("images", "tag", "--force", image.reference, other)
+        ctr("images", "push", "--plain-http", local)
+
+
+def _image(files: Mapping[str, bytes], *entrypoint: str) -> oci.Image:
+    """Return an image of busybox and further files: those below bin are scripts, or have the set-user-ID bit."""
+    applets = subprocess.check_output(["busybox", "--list"], text=True).split()
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path in ("bin", *DIRECTORIES):
+            oci.add(tar, path, type=tarfile.DIRTYPE, mode=0o1777 if path.endswith("tmp") else 0o755)
+        oci.add(tar, "bin/busybox", Path("/bin/busybox").read_bytes(), mode=0o755)
+        for applet in sorted(set(applets) - {"busybox"}):
+            oci.add(tar, f"bin/{applet}", type=tarfile.SYMTYPE, linkname="busybox")
+        for path, data in {**ACCOUNTS, **files}.items():
+            mode = 0o644 if not path.startswith("bin/") else 0o755 if data.startswith(b"#!") else 0o4755
+            oci.add(tar, path, data, mode=mode)
+    command = {"Entrypoint": list(entrypoint)} if entrypoint else {"Cmd": ["sh"]}
+    return oci.image("critest", layer.getvalue(), Env=[PATH], **command)
+
+
+def _compiled(source: str, scratch: Path) -> bytes:
+    run(["gcc", "-static", "-x", "c", "-", "-o", str(scratch / "compiled")], stdin=source.encode())
+    return (scratch / "compiled").read_bytes()
+
+
+def outcomes(handler: str, reports: Path) -> dict[str, str]:
+    """Run all specs of CRI's runtime service under a handler and return what became of each."""
+    argv = ["critest", "-runtime-handler", handler, "-registry-prefix", oci.REGISTRY, "-report-dir", str(reports)]
+    run([*argv, f"-ginkgo.skip={LEFT_OUT}", "-ginkgo.no-color"], status=None, timeout=SECONDS)
+    (report,) = reports.glob("*.xml")
+    return {
+        case.attrib["name"]: case.attrib["status"]
+        for case in ElementTree.parse(report).iter("testcase")
+        if case.attrib["name"].startswith("[It]")
+    }
