@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ImageNotStored, ObjectMissing, StoreInvalid
+from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
-from kybernate.store.format.pack import Place, object_name
+from kybernate.store.format.pack import MOST_BYTES, Place, object_name
 from kybernate.store.format.sealing import Sealed, unseal
 
 PARALLEL = 8
@@ -42,6 +42,7 @@ async def check(
     """
     found = Checked()
     await store.reload()
+    found.problems += [f"{name}: {why}" for name, why in sorted(store.index.broken.items())]
     packs = {one.name.rpartition("/")[2]: one.size async for one in store.objects.list("packs")}
     found.packs, found.pack_bytes = len(packs), sum(packs.values())
     bad = await _packs(store, packs, found, read=read, report=report)
@@ -84,7 +85,7 @@ async def _packs(
 
 
 async def _read(store: ChunkStore, pack: str, places: tuple[Place, ...]) -> set[bytes]:
-    content = memoryview(await store.objects.get(object_name(pack)))
+    content = memoryview(await store.objects.get(object_name(pack), most=MOST_BYTES))
     return await asyncio.to_thread(lambda: {place.id for place in places if not _is_whole(store, content, place)})
 
 
@@ -104,17 +105,13 @@ async def _index(store: ChunkStore, packs: list[str]) -> None:
 
 
 async def _images(store: ChunkStore, packs: dict[str, int], bad: dict[str, set[bytes]], found: Checked) -> None:
-    async for stored in store.images():
+    broken: dict[str, str] = {}
+    async for recipe in store.recipes(broken=broken.__setitem__):
         found.images += 1
-        try:
-            recipe = await store.recipe_of(stored.name)
-        except ImageNotStored:
-            continue
-        except StoreInvalid as error:
-            found.damaged[stored.name] = str(error)
-            continue
         if missing := sum(not _is_there(store, id, packs, bad) for id in recipe.chunks()):
             found.damaged[f"{recipe.namespace or '-'}/{recipe.name}"] = f"{missing} chunks are missing or damaged"
+    found.images += len(broken)
+    found.damaged |= broken
 
 
 def _is_there(store: ChunkStore, id: bytes, packs: dict[str, int], bad: dict[str, set[bytes]]) -> bool:
