@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kybernate.store.answers import failure_of, refuses_bulk, refuses_condition
-from kybernate.store.errors import ObjectMissing, StoreInconsistent, StoreInvalid
+from kybernate.store.errors import StoreInconsistent, StoreInvalid
 from kybernate.store.listing import PAGE_SECONDS, whole_list
 from kybernate.store.parts import Part, WholeParts
 from kybernate.store.signed import NotAnswered, SignedRanges
@@ -97,7 +97,7 @@ class RemoteObjects(WholeParts):
         singly: Callable[[], ObjectStore] | None = None,
         ca: bytes | None = None,
     ) -> None:
-        """`singly` opens it so that each deletion is a request of its own; `ca` are authorities besides the system's."""
+        """`singly` opens the store so that each deletion is a request; `ca` are CAs besides the system's."""
         self._store = store
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._signed = SignedRanges(store, ca)
@@ -133,7 +133,8 @@ class RemoteObjects(WholeParts):
         return True
 
     async def get(self, name: str, *, most: int = MOST_BYTES) -> bytes:
-        return (await self._read(name, most)).to_bytes()
+        content: bytes = (await self._read(name, most)).to_bytes()
+        return content
 
     async def _read(self, name: str, most: int) -> Any:
         import obstore

@@ -115,7 +115,7 @@ async def recipes(
 
 
 async def _listed(store: ChunkStore) -> list[Stored]:
-    """Return the objects of all recipes, listed twice by different requests: an image that is left out would be lost."""
+    """Return the objects of all recipes, listed twice by different requests: what is left out would be lost."""
     found = {stored.name: stored async for stored in store.images()}
     for namespace in await store.objects.folders(recipe_format.PREFIX):
         found |= {stored.name: stored async for stored in store.images(namespace)}

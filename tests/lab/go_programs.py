@@ -58,6 +58,7 @@ class Programs:
 
 KUBERNETES_VERSION = "v1.37.2"
 _K8S = "k8s.io/component-base/version"
+_STRIPPED = ("-ldflags=-s -w",)
 
 PROGRAMS = {
     programs.name: programs
@@ -76,6 +77,10 @@ PROGRAMS = {
                 f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",
             ),
         ),
+        # Servers of S3 that serve users, each its own folder's `tool`.
+        Programs("minio", {"usr/local/bin/minio": "github.com/minio/minio"}, flags=_STRIPPED),
+        Programs("seaweedfs", {"usr/local/bin/weed": "github.com/seaweedfs/seaweedfs/weed"}, flags=_STRIPPED),
+        Programs("versity", {"usr/local/bin/versitygw": "github.com/versity/versitygw/cmd/versitygw"}, flags=_STRIPPED),
     )
 }  # fmt: skip
 
