@@ -62,22 +62,26 @@ def register(app: typer.Typer) -> None:
 def init(url: Url = "", as_json: Json = False) -> None:
     """Make a place a store, with a new key where the node has none.
 
-    All nodes that share the store need the same key file (`store.key`): copy it by a safe way.
+    All nodes that share the store need the same key file (`store.key`): copy it by a safe way. What the service
+    lacks is said.
     """
     place = store_place(url)
     from kybernate.store.keys import make_key
+    from kybernate.store.probe import probe
 
     if not place.key.exists():
         make_key(place.key)
 
-    async def work(store: ChunkStore) -> str:
-        return store.id
+    async def work(store: ChunkStore) -> tuple[str, list[str]]:
+        return store.id, await probe(store.objects)
 
-    id = run_in_store(place, work, create=True)
+    id, service = run_in_store(place, work, create=True)
     if as_json:
-        show_json({"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted})
-    else:
-        show_fields({"store": place.url, "id": id, "key": place.key, "encrypted": "yes" if place.encrypted else "no"})
+        known = {"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted}
+        show_json({**known, "service": service})
+        return
+    show_fields({"store": place.url, "id": id, "key": place.key, "encrypted": "yes" if place.encrypted else "no"})
+    _warn(f"{place.url}: {words}" for words in service)
 
 
 def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
@@ -245,7 +249,7 @@ def check(
         show_fields(
             {"images": found.images, "packs": f"{found.packs}, {size(found.pack_bytes)}", "chunks": found.chunks}
         )
-        _warn(found.problems)
+        _warn([*(f"of the service: {words}" for words in found.service), *found.problems])
     if found.damaged:
         if not as_json:
             show_columns(("DAMAGED", "REASON"), found.damaged.items())

@@ -12,13 +12,17 @@ from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
 from kybernate.store.format.pack import MOST_BYTES, Place, object_name
 from kybernate.store.format.sealing import Sealed, unseal
+from kybernate.store.probe import probe
 
 PARALLEL = 8
 
 
 @dataclass
 class Checked:
-    """What was found. `problems` are sentences; `damaged` names images that cannot be restored, with why."""
+    """What was found. `problems` are sentences; `damaged` names images that cannot be restored, with why.
+
+    `service` is what the service lacks, a sentence each.
+    """
 
     images: int = 0
     packs: int = 0
@@ -27,6 +31,7 @@ class Checked:
     problems: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     unindexed: list[str] = field(default_factory=list)  # packs that no index names
+    service: list[str] = field(default_factory=list)
 
 
 async def check(
@@ -38,9 +43,9 @@ async def check(
 ) -> Checked:
     """Check a store; with `read`, every chunk is compared with its name; `report` gets packs done and in total.
 
-    With `repair`, packs that no index names are indexed. Nothing is ever removed here.
+    With `repair`, packs that no index names are indexed. Nothing of the store is ever removed here.
     """
-    found = Checked()
+    found = Checked(service=await probe(store.objects))
     await store.reload()
     found.problems += [f"{name}: {why}" for name, why in sorted(store.index.broken.items())]
     packs = {one.name.rpartition("/")[2]: one.size async for one in store.objects.list("packs")}

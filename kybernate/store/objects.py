@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kybernate.store.answers import failure_of, refuses_bulk, refuses_condition
@@ -29,17 +29,22 @@ NO_RANGES = "non-partial response"  # obstore's words
 
 @dataclass(frozen=True)
 class Stored:
-    """An object that is there: its name, its bytes, and when it was written, in the service's seconds since 1970."""
+    """An object that is there: its name, its bytes, and when it was written, in the service's seconds since 1970.
+
+    `version` is the service's name of this content of it, empty in lists and where the bucket keeps no others.
+    """
 
     name: str
     size: int
     modified: float
+    version: str = ""
 
 
 class Objects(Protocol):
     """A flat space of objects. All calls raise the errors of `errors.py`."""
 
     ranged: bool  # whether a part of an object costs less than all of it
+    lacks: set[str]  # what the service was found not to have, a sentence each
 
     async def put(self, name: str, content: bytes | bytearray | memoryview) -> None:
         """Write an object, whole or not at all; one that is there is replaced."""
@@ -106,6 +111,7 @@ class RemoteObjects(WholeParts):
         self._conditions = True  # until the service has refused one
         self.title = title or str(store)
         self.ranged = True
+        self.lacks: set[str] = set()
 
     async def put(self, name: str, content: bytes | bytearray | memoryview) -> None:
         import obstore
@@ -176,7 +182,8 @@ class RemoteObjects(WholeParts):
         import obstore
 
         with self._translated(name):
-            return self._stored(await obstore.head_async(self._store, self._prefix + name))
+            meta = await obstore.head_async(self._store, self._prefix + name)
+            return replace(self._stored(meta), version=_version(meta["version"]))
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
         for one in await whole_list(self._pages, prefix):
@@ -216,6 +223,7 @@ class RemoteObjects(WholeParts):
                     if self._singly is None or not refuses_bulk(error):
                         raise
                     self._store, self._singly = self._singly(), None
+                    self.lacks.add("it deletes one object by one request: collections take longer")
                     await self._delete(paths)
 
     async def _delete(self, paths: Sequence[str]) -> None:
@@ -249,3 +257,8 @@ class RemoteObjects(WholeParts):
             raise StoreInconsistent(f"{self.title}: the list of {name} does not end") from error
         except (BaseError, OSError) as error:
             raise failure_of(self.title, name, error) from error
+
+
+def _version(name: str | None) -> str:
+    """Return the name of a version; a bucket that keeps none may call its only one `null`."""
+    return "" if name in (None, "null") else str(name)

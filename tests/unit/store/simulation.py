@@ -72,6 +72,7 @@ class Client(WholeParts):
     """One process's connection to the service."""
 
     ranged = True
+    lacks: set[str] = set()  # noqa: RUF012  # nothing
 
     def __init__(self, service: Service) -> None:
         self.service = service

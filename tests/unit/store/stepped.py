@@ -15,6 +15,7 @@ class SteppedObjects(WholeParts):
     """All clients of one service share `service`. With `stepped`, a call waits until `release` lets it happen."""
 
     ranged = True
+    lacks: set[str] = set()  # noqa: RUF012  # nothing
 
     def __init__(self, *, stepped: bool = False) -> None:
         self.contents: dict[str, tuple[bytes, float]] = {}
