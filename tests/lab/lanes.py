@@ -26,7 +26,7 @@ LANES = {
     lane.name: lane
     for lane in (
         Lane("trixie", TRIXIE, config_version=2),
-        Lane("sid", SID, config_version=3),
+        Lane("sid", SID, config_version=3, extras=("minio",)),
         Lane("cluster", SID, config_version=3, programs=("kubernetes",)),
     )
 }

@@ -35,11 +35,15 @@ class Fault:
 
 
 class FaultyServer:
-    """`bytes_per_second` limits each connection, 0 for no limit. `met` counts requests that met a fault."""
+    """`bytes_per_second` limits each connection, 0 for no limit. `met` counts requests that met a fault.
+
+    `headers`, in lower case, take the place of those of requests.
+    """
 
     def __init__(self, upstream: int) -> None:
         self.bytes_per_second = 0
         self.met = 0
+        self.headers: dict[str, str] = {}
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(upstream))
@@ -100,7 +104,7 @@ class FaultyServer:
                 connection = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
                 connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
                 for name, value in self.headers.items():
-                    connection.putheader(name, value)
+                    connection.putheader(name, faulty.headers.get(name.lower(), value))
                 connection.endheaders(body or None)
                 answer = connection.getresponse()
                 content = answer.read()

@@ -31,7 +31,7 @@ from kybernate.store.tiers.tier import Ref, Tier
 from kybernate_shim.checkpoint.image.store import verify
 from kybernate_shim.config import Config
 from tests.contract.store.faulty import Fault, FaultyServer, faulty
-from tests.contract.store.servers import ACCESS, SECRET, Server, moto
+from tests.contract.store.servers import ACCESS, SECRET, Server, usual
 from tests.contract.store.test_object_stores import MIB, at
 from tests.fakes.sized_image import write_sized_image
 from tests.unit.agent.operations.world import Events
@@ -43,7 +43,7 @@ PACKS = "/packs/"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with moto(tmp_path_factory.mktemp("moto")) as found:
+    with usual(tmp_path_factory.mktemp("server")) as found:
         yield found
 
 

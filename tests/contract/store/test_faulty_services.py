@@ -15,13 +15,13 @@ from kybernate.store.place import StorePlace, open_store
 from kybernate.store.transfer import Transfer
 from kybernate.store.writer import store
 from tests.contract.store.faulty import Fault, FaultyServer, faulty
-from tests.contract.store.servers import Server, moto, rclone
+from tests.contract.store.servers import SERVERS, Server, here
 from tests.contract.store.test_object_stores import MIB, at, brought_back, image, run, same
 
 
-@pytest.fixture(scope="module", params=["rclone", "moto"])
+@pytest.fixture(scope="module", params=here())
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with {"rclone": rclone, "moto": moto}[request.param](tmp_path_factory.mktemp(request.param)) as found:
+    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as found:
         yield found
 
 
