@@ -1,6 +1,6 @@
 """Lists that are whole: what a service leaves out of a list would be taken for gone, and lead to deletions.
 
-Services have been seen to cut a list after its first page and to call it whole, to repeat a page for ever, and to list
+Services have been seen to cut a list after its first page and to call it whole, to repeat a page endlessly, and to list
 what was not asked for. So a list is compared with what is behind its last name, which another request asks for.
 """
 

@@ -46,7 +46,7 @@ async def _tried(objects: Objects, place: str, names: list[str], clock: Callable
     if await objects.get_range(names[0], 4, 3) != CONTENT[4:7] or not objects.ranged:
         said.append("it answers requests for parts of objects with whole ones: each read brings whole packs")
     if sorted([stored.name async for stored in objects.list(place)]) != names:
-        said.append("its lists do not show at once what was written: no collection is safe there")
+        said.append("its lists do not show immediately what was written: no collection is safe there")
     await objects.delete(names)
     if [stored.name async for stored in objects.list(place)]:
         said.append("its lists show what was deleted")

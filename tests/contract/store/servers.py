@@ -174,7 +174,7 @@ def seaweedfs(directory: Path) -> Iterator[Server]:
 
 @contextmanager
 def versity(directory: Path) -> Iterator[Server]:
-    """Versity's gateway over a directory; what a filesystem may not have room for is in a directory beside it."""
+    """Versity's gateway over a directory; what a filesystem may not have room for is in a directory next to it."""
     for name in ("data", "sidecar", "versions"):
         (directory / name).mkdir(parents=True)
     port = free_port()
