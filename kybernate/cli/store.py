@@ -268,7 +268,7 @@ def gc(
     """Free the room of chunks that no image needs.
 
     A run notes packs; a later one deletes those that were noted at least --grace before. It is safe while others write.
-    Where anything of an image is missing, nothing is changed, and the exit status is 1.
+    Where anything of an image is missing, nothing is noted or deleted, and the exit status is 1.
     """
     from kybernate.store.gc import collect
 

@@ -9,7 +9,8 @@ number of writers and collections, whatever dies or is late, and with any clock:
 - A writer that began before a note may not know of it. They are in the note, and the pack stays while one lives.
 - A writer that is taken for dead is ended before the recipes are read, and cannot publish then (lease.py).
 - Chunks of images that only noted packs hold are copied to a new pack before the noted ones may go.
-- A collection that lacks a chunk of any image, or cannot read a recipe or a note, changes nothing and says what it is:
+- A collection that lacks a chunk of any image, or cannot read a recipe or a note, notes and deletes no pack, and says
+  what it is:
   either the store is damaged, or the service does not show all that it has.
 
 Times are the service's, and only decide how long packs are kept.
