@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kybernate.node.failure import Failure
@@ -40,6 +41,7 @@ MEANINGS = (  # the first that fits counts
     ),
     Meaning(("AccessDenied", "Access Denied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), StoreDenied),
 )
+MOST_LETTERS = 1000
 MISSING_BUCKET = "NoSuchBucket"
 NO_BULK = ("NotImplemented", "MethodNotAllowed", "UnsupportedOperation", "status code: 405", "status code: 501")
 NO_CONDITIONS = ("NotImplemented", "UnsupportedOperation", "not supported", "status code: 501")
@@ -79,5 +81,10 @@ def _failure(meaning: Meaning, title: str, name: str, error: Exception) -> Failu
 
 
 def _short(error: Exception) -> str:
-    """Return the first line: obstore appends a dump of its error's structure."""
-    return str(error).partition("\n")[0]
+    """Return the first line, because obstore appends a dump of its error's structure, and the service's own words.
+
+    Where the service answers in XML, these are on the next line.
+    """
+    line = str(error).partition("\n")[0].partition("<?xml")[0].partition("<Error>")[0].rstrip(": ")
+    words = [found[1] for tag in ("Code", "Message") if (found := re.search(f"<{tag}>([^<]*)</{tag}>", str(error)))]
+    return ": ".join([line, *words])[:MOST_LETTERS]

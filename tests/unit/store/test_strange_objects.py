@@ -223,6 +223,11 @@ def test_object_of_gigabytes_is_not_read(place: StorePlace, tmp_path: Path, name
         ("<Code>NoSuchBucket</Code>", StoreUnreachable, "the bucket does not exist"),
         ("<Code>QuotaExceeded</Code>", StoreFull, "no room for"),
         ("something else", StoreUnreachable, "something else"),
+        (
+            "code: 500: <?xml?>\n<Error><Code>Odd</Code><Message>It is</Message></Error>",
+            StoreUnreachable,
+            "500: Odd: It is",
+        ),
     ],
 )
 def test_answers_of_services_are_said_in_words(words: str, error: type[Exception], said: str) -> None:
