@@ -76,6 +76,33 @@ def test_what_each_server_lacks_is_said(server: Server, key: Path) -> None:
     run(scenario())
 
 
+def uploads(client: Any) -> list[Any]:
+    """Return the multipart uploads that have not ended; rclone calls none a mistake."""
+    try:
+        found: list[Any] = client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    except client.exceptions.NoSuchUpload:
+        return []
+    return found
+
+
+def test_object_is_one_upload_and_leaves_no_part_of_another(server: Server, key: Path) -> None:
+    """What a multipart upload that was given up has sent takes room, and is in no list."""
+    client = server.client()
+
+    async def scenario() -> None:
+        objects = open_store(at(server.endpoint, "whole", key)).objects
+        await objects.put("one", content := bytes(40 * MIB))
+        assert await objects.get("one") == content
+        assert "-" not in client.head_object(Bucket=BUCKET, Key="whole/one")["ETag"], "it was sent in parts"
+        sending = asyncio.create_task(objects.put("two", content))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait({sending})
+        assert uploads(client) == []
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("server", here("rclone"), indirect=True, scope="module")
 def test_of_two_that_make_a_store_the_first_one_counts(server: Server, key: Path) -> None:
 
