@@ -29,7 +29,7 @@ async def whole_list(pages: Pages, prefix: str) -> list[Stored]:
     seen = frozenset[str]()  # behind the end of the list before this one
     for _ in range(ROUNDS):
         found = await _listed(pages, prefix)
-        behind = frozenset(await _listed(pages, prefix, after=max(found))) if found else frozenset[str]()
+        behind = frozenset(await _listed(pages, prefix, after=max(found, default=prefix)))
         lacking = behind - found.keys()
         if lost := lacking & seen:
             raise StoreInconsistent(

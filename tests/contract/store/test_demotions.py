@@ -173,7 +173,7 @@ def test_demotion_outlasts_connections_that_break(run: Run, service: FaultyServe
 
 def test_copy_on_the_disk_stays_while_the_other_one_cannot_be_examined(run: Run, service: FaultyServer) -> None:
     async def scenario(agent: Agent) -> None:
-        service.add(Fault("GET", "packs", 403, "AccessDenied", after=1))  # once is what the upload has listed
+        service.add(Fault("GET", "packs", 403, "AccessDenied", after=2))  # twice is what the upload has listed
         failed = await agent.ended(DEMOTE)
         assert failed.fault is not None
         assert failed.fault.type == "LastCopy"

@@ -47,6 +47,14 @@ def test_list_that_was_cut_is_refused(most: int) -> None:
         listed(service(lambda right: [right[:most]]))
 
 
+def test_list_that_is_empty_by_mistake_is_refused() -> None:
+    async def pages(prefix: str, after: str) -> AsyncIterator[Sequence[Stored]]:
+        yield stored(NAMES if after else [])
+
+    with pytest.raises(StoreInconsistent, match="has 0 objects and not packs/0, which is there"):
+        listed(pages)
+
+
 def test_list_that_repeats_a_page_is_refused() -> None:
     with pytest.raises(StoreInconsistent, match="has packs/0 twice"):
         listed(service(lambda right: [right[:2]] * 1000))
