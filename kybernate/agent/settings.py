@@ -131,6 +131,9 @@ class StoreSettings:
     )
     endpoint: str = setting("", TEXT, "URL of a service other than the provider's own", unset="the provider's")
     region: str = setting("", TEXT, "region of the bucket", unset="us-east-1")
+    ca: Path | None = setting(
+        None, OPTIONAL_PATH, "file with the CAs of the service's certificate, as PEM", unset="the system's alone"
+    )
     key: Path = setting(
         Path("/var/lib/kybernate/store/key"), DIRECTORY, "file with the store's key, the same on all its nodes"
     )

@@ -16,7 +16,7 @@ from kybernate.cli.progress import Bar
 from kybernate.cli.store import run_in_store, store_place
 from kybernate.node.failure import Failure
 from kybernate.registry.location import registry_url
-from kybernate.store.errors import StoreDenied, StoreInvalid, StoreUnreachable
+from kybernate.store.errors import StoreDenied, StoreInconsistent, StoreInvalid, StoreUnreachable
 from kybernate_shim.config import Config
 
 if TYPE_CHECKING:  # the other commands work without the extra `agent`, and start faster without its libraries
@@ -121,7 +121,7 @@ def _indexed(catalogue: Catalogue) -> Stored | None:
     try:
         with Bar("look at the store"):
             found = run_in_store(place, lambda store: index_store(ObjectTier(store, place.url), replicas))
-    except (StoreUnreachable, StoreDenied, StoreInvalid) as error:
+    except (StoreUnreachable, StoreDenied, StoreInvalid, StoreInconsistent) as error:
         typer.echo(f"kybernate: {error}; what is registered of the store was kept", err=True)
         return None
     return Stored(len(found.added), len(found.removed), found.unreadable)

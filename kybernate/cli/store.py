@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from kybernate.agent.settings import DEFAULT_PATH as AGENT_TOML
 from kybernate.agent.settings import Settings
 from kybernate.cli.formats import NONE, Format, Output, Table, show_document
 from kybernate.cli.options import ImageName, Json
-from kybernate.cli.output import age, show_columns, show_fields, show_json, size
+from kybernate.cli.output import age, printable, show_columns, show_fields, show_json, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.simulating import simulate
@@ -28,6 +28,7 @@ from kybernate_shim.config import Config
 if TYPE_CHECKING:  # libraries of the extra `store`
     from kybernate.store.chunkstore import ChunkStore
     from kybernate.store.format.recipe import Recipe
+    from kybernate.store.gc import Collected
     from kybernate.store.place import StorePlace
     from kybernate.store.transfer import Transfer
 
@@ -61,22 +62,26 @@ def register(app: typer.Typer) -> None:
 def init(url: Url = "", as_json: Json = False) -> None:
     """Make a place a store, with a new key where the node has none.
 
-    All nodes that share the store need the same key file (`store.key`): copy it by a safe way.
+    All nodes that share the store need the same key file (`store.key`): copy it by a safe way. What the service
+    lacks is said.
     """
     place = store_place(url)
     from kybernate.store.keys import make_key
+    from kybernate.store.probe import probe
 
     if not place.key.exists():
         make_key(place.key)
 
-    async def work(store: ChunkStore) -> str:
-        return store.id
+    async def work(store: ChunkStore) -> tuple[str, list[str]]:
+        return store.id, await probe(store.objects)
 
-    id = run_in_store(place, work, create=True)
+    id, service = run_in_store(place, work, create=True)
     if as_json:
-        show_json({"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted})
-    else:
-        show_fields({"store": place.url, "id": id, "key": place.key, "encrypted": "yes" if place.encrypted else "no"})
+        known = {"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted}
+        show_json({**known, "service": service})
+        return
+    show_fields({"store": place.url, "id": id, "key": place.key, "encrypted": "yes" if place.encrypted else "no"})
+    _warn(f"{place.url}: {words}" for words in service)
 
 
 def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
@@ -198,25 +203,30 @@ def ls(
 ) -> None:
     """List the images in the store."""
 
+    broken: dict[str, str] = {}
+
     async def work(store: ChunkStore) -> list[Recipe]:
-        return [await store.recipe_of(found.name) async for found in store.images(namespace)]
+        return [recipe async for recipe in store.recipes(namespace, broken=broken.__setitem__)]
 
     found = sorted(run_in_store(store_place(url), work), key=lambda one: -one.created)
     Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, found)
+    _warn(f"{name} cannot be read: {why}" for name, why in sorted(broken.items()))
 
 
 def rm(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Names or ids.", show_default=False)],
     url: Url = "",
 ) -> None:
-    """Remove images from the store. `kybernate store gc` frees their room."""
-    from kybernate.store.named import named_recipe
+    """Remove images from the store. `kybernate store gc` frees their room.
+
+    images/NAMESPACE/ID, as other commands call what they cannot read, removes exactly that.
+    """
+    from kybernate.store.named import named_object
 
     async def work(store: ChunkStore) -> list[str]:
-        found = [await named_recipe(store, image) for image in images]
-        for one in found:
-            await store.remove(one.namespace, one.id)
-        return [one.name for one in found]
+        found = dict([await named_object(store, image) for image in images])
+        await store.objects.delete(list(found))
+        return list(found.values())
 
     for name in run_in_store(store_place(url), work):
         typer.echo(f"removed {name}")
@@ -239,8 +249,7 @@ def check(
         show_fields(
             {"images": found.images, "packs": f"{found.packs}, {size(found.pack_bytes)}", "chunks": found.chunks}
         )
-        for words in found.problems:
-            typer.echo(f"kybernate: {words}", err=True)
+        _warn([*(f"of the service: {words}" for words in found.service), *found.problems])
     if found.damaged:
         if not as_json:
             show_columns(("DAMAGED", "REASON"), found.damaged.items())
@@ -259,6 +268,7 @@ def gc(
     """Free the room of chunks that no image needs.
 
     A run notes packs; a later one deletes those that were noted at least --grace before. It is safe while others write.
+    Where anything of an image is missing, nothing is noted or deleted, and the exit status is 1.
     """
     from kybernate.store.gc import collect
 
@@ -266,8 +276,14 @@ def gc(
         found = run_in_store(
             store_place(url), lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count)
         )
-    if show_document(asdict(found), Format.JSON if as_json else output):
-        return
+    if not show_document(asdict(found), Format.JSON if as_json else output):
+        _show_collected(found)
+    if found.problems:
+        _warn([*found.problems, "nothing was deleted: `kybernate store check` lists what is damaged"])
+        raise typer.Exit(1)
+
+
+def _show_collected(found: Collected) -> None:
     show_fields(
         {
             "images": found.images,
@@ -298,6 +314,12 @@ def stats(url: Url = "", output: Output = Format.TABLE, as_json: Json = False) -
             "chunks": found.chunks,
         }
     )
+    _warn(f"{name} cannot be read: {why}" for name, why in sorted(found.broken.items()))
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for words in sentences:
+        typer.echo(f"kybernate: {printable(words)}", err=True)
 
 
 @contextmanager
@@ -321,7 +343,7 @@ def store_place(url: str) -> StorePlace:
     wanted = Settings.load().store
     if not (url or wanted.url):
         raise StoreInvalid("no store is configured", advice=f"set `store.url` in {AGENT_TOML}, or use --url")
-    return StorePlace(url or wanted.url, wanted.key, wanted.encrypted, wanted.endpoint, wanted.region)
+    return StorePlace(url or wanted.url, wanted.key, wanted.encrypted, wanted.endpoint, wanted.region, wanted.ca)
 
 
 def store_transfer(bar: Bar) -> Transfer:

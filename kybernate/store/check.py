@@ -8,17 +8,21 @@ from dataclasses import dataclass, field
 
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ImageNotStored, ObjectMissing, StoreInvalid
+from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
-from kybernate.store.format.pack import Place, object_name
+from kybernate.store.format.pack import MOST_BYTES, Place, object_name
 from kybernate.store.format.sealing import Sealed, unseal
+from kybernate.store.probe import probe
 
 PARALLEL = 8
 
 
 @dataclass
 class Checked:
-    """What was found. `problems` are sentences; `damaged` names images that cannot be restored, with why."""
+    """What was found. `problems` are sentences; `damaged` names images that cannot be restored, with why.
+
+    `service` is what the service lacks, a sentence each.
+    """
 
     images: int = 0
     packs: int = 0
@@ -27,6 +31,7 @@ class Checked:
     problems: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     unindexed: list[str] = field(default_factory=list)  # packs that no index names
+    service: list[str] = field(default_factory=list)
 
 
 async def check(
@@ -38,10 +43,11 @@ async def check(
 ) -> Checked:
     """Check a store; with `read`, every chunk is compared with its name; `report` gets packs done and in total.
 
-    With `repair`, packs that no index names are indexed. Nothing is ever removed here.
+    With `repair`, packs that no index names are indexed. Nothing of the store is ever removed here.
     """
-    found = Checked()
+    found = Checked(service=await probe(store.objects))
     await store.reload()
+    found.problems += [f"{name}: {why}" for name, why in sorted(store.index.broken.items())]
     packs = {one.name.rpartition("/")[2]: one.size async for one in store.objects.list("packs")}
     found.packs, found.pack_bytes = len(packs), sum(packs.values())
     bad = await _packs(store, packs, found, read=read, report=report)
@@ -84,7 +90,7 @@ async def _packs(
 
 
 async def _read(store: ChunkStore, pack: str, places: tuple[Place, ...]) -> set[bytes]:
-    content = memoryview(await store.objects.get(object_name(pack)))
+    content = memoryview(await store.objects.get(object_name(pack), most=MOST_BYTES))
     return await asyncio.to_thread(lambda: {place.id for place in places if not _is_whole(store, content, place)})
 
 
@@ -104,17 +110,13 @@ async def _index(store: ChunkStore, packs: list[str]) -> None:
 
 
 async def _images(store: ChunkStore, packs: dict[str, int], bad: dict[str, set[bytes]], found: Checked) -> None:
-    async for stored in store.images():
+    broken: dict[str, str] = {}
+    async for recipe in store.recipes(broken=broken.__setitem__):
         found.images += 1
-        try:
-            recipe = await store.recipe_of(stored.name)
-        except ImageNotStored:
-            continue
-        except StoreInvalid as error:
-            found.damaged[stored.name] = str(error)
-            continue
         if missing := sum(not _is_there(store, id, packs, bad) for id in recipe.chunks()):
             found.damaged[f"{recipe.namespace or '-'}/{recipe.name}"] = f"{missing} chunks are missing or damaged"
+    found.images += len(broken)
+    found.damaged |= broken
 
 
 def _is_there(store: ChunkStore, id: bytes, packs: dict[str, int], bad: dict[str, set[bytes]]) -> bool:

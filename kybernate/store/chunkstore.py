@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 from kybernate.store import header
@@ -18,6 +18,7 @@ from kybernate.store.keys import StoreKey
 from kybernate.store.objects import Objects, Stored
 
 PARALLEL = 8
+Broken = Callable[[str, str], object]  # gets the name of an object, and why it cannot be read
 
 
 class ChunkStore:
@@ -71,13 +72,25 @@ class ChunkStore:
     async def recipe_of(self, name: str) -> Recipe:
         """Return the recipe in an object; raises as `recipe`."""
         try:
-            content = await self.objects.get(name)
+            content = await self.objects.get(name, most=recipes.MOST_BYTES)
         except ObjectMissing as error:
             raise ImageNotStored(f"the store has no image {name.removeprefix(recipes.PREFIX + '/')}") from error
         found = await asyncio.to_thread(recipes.decode, self.key, content)
         if recipes.object_name(found.namespace, found.id) != name:
             raise StoreInvalid(f"{name} holds the recipe of another image, {found.namespace}/{found.id}")
         return found
+
+    async def recipes(self, namespace: str = "", *, broken: Broken = lambda name, why: None) -> AsyncIterator[Recipe]:
+        """Yield the recipes of one namespace or of all; `broken` gets the objects that hold none, and why."""
+        async for stored in self.images(namespace):
+            try:
+                recipe = await self.recipe_of(stored.name)
+            except ImageNotStored:
+                continue  # removed since it was listed
+            except StoreInvalid as error:
+                broken(stored.name, str(error))
+            else:
+                yield recipe
 
     async def remove(self, namespace: str, id: str) -> None:
         """Remove an image; its chunks stay until a collection."""

@@ -23,6 +23,12 @@ class StoreFull(Failure):
     advice = "make room (`kybernate store gc`), or raise the quota"
 
 
+class StoreInconsistent(Failure):
+    """The service's answers contradict each other, so that nothing can be concluded from what they lack."""
+
+    advice = "nothing was deleted; look at the service, and at what is between it and this node"
+
+
 class ObjectMissing(Failure):
     """There is no object of that name."""
 

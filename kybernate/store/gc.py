@@ -9,6 +9,9 @@ number of writers and collections, whatever dies or is late, and with any clock:
 - A writer that began before a note may not know of it. They are in the note, and the pack stays while one lives.
 - A writer that is taken for dead is ended before the recipes are read, and cannot publish then (lease.py).
 - Chunks of images that only noted packs hold are copied to a new pack before the noted ones may go.
+- A collection that lacks a chunk of any image, or cannot read a recipe or a note, notes and deletes no pack, and says
+  what it is:
+  either the store is damaged, or the service does not show all that it has.
 
 Times are the service's, and only decide how long packs are kept.
 """
@@ -16,7 +19,7 @@ Times are the service's, and only decide how long packs are kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kybernate.store import lease, notes
 from kybernate.store.chunkstore import ChunkStore
@@ -24,7 +27,7 @@ from kybernate.store.format.pack import object_name
 from kybernate.store.merging import replace
 from kybernate.store.notes import Note
 from kybernate.store.objects import Stored
-from kybernate.store.reach import Report, reach, stranded
+from kybernate.store.reach import Reached, Report, lacking, reach, stranded
 from kybernate.store.rescue import rescue
 
 GRACE_SECONDS = 24 * 3600.0
@@ -52,7 +55,10 @@ class Plan:
 
 @dataclass
 class Collected:
-    """What a collection has found and done. `rescued_chunks` were in condemned packs, and are in a new one now."""
+    """What a collection has found and done. `rescued_chunks` were in condemned packs, and are in a new one now.
+
+    `problems` are sentences. Where there is one, nothing was noted, copied or deleted.
+    """
 
     images: int = 0
     chunks: int = 0
@@ -64,6 +70,7 @@ class Collected:
     missing_chunks: int = 0
     rescued_chunks: int = 0
     unread_packs: int = 0
+    problems: list[str] = field(default_factory=list)
 
 
 def decide(world: World, *, grace: float = GRACE_SECONDS) -> Plan:
@@ -103,12 +110,13 @@ async def collect(
     await store.refresh()
     unread = await store.complete(packs)
     found = await reach(store, packs, condemned, report=report)
-    # A pack whose table cannot be read may hold what is missing.
-    reached = found.packs | unread if found.missing else found.packs
+    done = Collected(found.images, found.chunks, len(packs), unread_packs=len(unread))
+    done.problems += notes.problems(noted) + await _problems(store, found, done)
+    if done.problems:
+        return done
     held = notes.held(noted, writers)
     written = {name: one.modified for name, one in packs.items()}
-    plan = decide(World(now, written, reached, condemned, held, tuple(writers.values())), grace=grace)
-    done = Collected(found.images, found.chunks, len(packs), missing_chunks=found.missing, unread_packs=len(unread))
+    plan = decide(World(now, written, found.packs, condemned, held, tuple(writers.values())), grace=grace)
     done.deleted_packs, done.deleted_bytes = len(plan.delete), _bytes(packs, plan.delete)
     done.condemned_packs, done.condemned_bytes = len(plan.condemn), _bytes(packs, plan.condemn)
     if not dry_run:
@@ -116,6 +124,19 @@ async def collect(
             done.rescued_chunks = await rescue(store, stranded(store))
         await _carry_out(store, plan, noted, packs)
     return done
+
+
+async def _problems(store: ChunkStore, found: Reached, done: Collected) -> list[str]:
+    """Return what is missing, or cannot be read, of images; counts the chunks."""
+    problems = [f"{name} cannot be read: {why}" for name, why in sorted(found.broken.items())]
+    if found.missing:
+        there = await store.packs()
+        await store.refresh()
+        await store.complete(there)
+        for name, chunks in sorted((await lacking(store, there)).items()):
+            done.missing_chunks += chunks
+            problems.append(f"{name} lacks {chunks} chunks, which are in no pack")
+    return problems
 
 
 async def _carry_out(store: ChunkStore, plan: Plan, noted: Iterable[Note], packs: Iterable[str]) -> None:

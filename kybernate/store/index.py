@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kybernate.store.errors import ObjectMissing
+from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
 from kybernate.store.format.pack import ENTRY, Place
 from kybernate.store.keys import StoreKey
@@ -45,6 +45,7 @@ class ChunkIndex:
     def __init__(self, path: Path | str, key: StoreKey) -> None:
         self._key = key
         self._lock = threading.RLock()
+        self.broken: dict[str, str] = {}  # indexes that cannot be read, and why
         self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._database.executescript(SETTINGS + ";" + SCHEMA + BY_ID)
 
@@ -73,11 +74,12 @@ class ChunkIndex:
         """Take over indexes; return False where one is gone."""
         for begin in range(0, len(new), PARALLEL):
             part = new[begin : begin + PARALLEL]
-            contents = await asyncio.gather(*map(objects.get, part), return_exceptions=True)
+            reading = (objects.get(name, most=indexes.MOST_BYTES) for name in part)
+            contents = await asyncio.gather(*reading, return_exceptions=True)
             for name, content in zip(part, contents, strict=True):
                 if isinstance(content, ObjectMissing):
                     return False
-                if isinstance(content, BaseException):
+                if isinstance(content, BaseException) and not isinstance(content, StoreInvalid):
                     raise content
                 await asyncio.to_thread(self._take, name, content)
         return True
@@ -100,8 +102,15 @@ class ChunkIndex:
             for statement in (SORT_CACHE, BY_ID, CACHE):
                 self._database.execute(statement)
 
-    def _take(self, name: str, content: bytes) -> None:
-        self.add(indexes.decode(self._key, content), loaded=name)
+    def _take(self, name: str, content: bytes | StoreInvalid) -> None:
+        """Take over an index. One that cannot be read adds nothing: its packs say what is in them."""
+        try:
+            if isinstance(content, StoreInvalid):
+                raise content
+            self.add(indexes.decode(self._key, content), loaded=name)
+        except StoreInvalid as error:
+            self.broken[name] = str(error)
+            self.add([], loaded=name)
 
     def add(self, packs: Iterable[tuple[str, Sequence[Place]]], *, loaded: str = "") -> None:
         """Note where the chunks of packs are, of all packs or, where `packs` raises, of none."""
@@ -134,6 +143,7 @@ class ChunkIndex:
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
+            self.broken.clear()
             self._database.executescript("BEGIN; DELETE FROM chunk; DELETE FROM pack; DELETE FROM loaded; COMMIT")
 
     def packs(self) -> frozenset[str]:

@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from kybernate.node.failure import Failure
-from kybernate.store.errors import LeaseLost, ObjectMissing
+from kybernate.store.errors import LeaseLost, ObjectMissing, StoreInvalid
+from kybernate.store.format.documents import parse
 from kybernate.store.objects import Objects, Stored
 
 PREFIX = "writers"
@@ -25,6 +26,7 @@ DRAFTS = "drafts"
 ENDED = "ended"
 LASTS_SECONDS = 900.0
 RENEW_SECONDS = 120.0
+MOST_BYTES = 64 << 10  # of a lease
 TOMBSTONE_SECONDS = 90 * 86400.0  # a writer that was away for longer is dead
 
 
@@ -127,8 +129,9 @@ async def _end(objects: Objects, id: str) -> None:
 async def _began(objects: Objects, stored: Stored) -> float:
     """Return when a lease began; one that is just being made began no earlier than it was written."""
     try:
-        return float(json.loads(await objects.get(stored.name))["began"]) or stored.modified
-    except (ObjectMissing, ValueError, KeyError, TypeError):
+        document = parse(stored.name, await objects.get(stored.name, most=MOST_BYTES))
+        return float(document["began"]) or stored.modified
+    except (ObjectMissing, StoreInvalid, ValueError, KeyError, TypeError, OverflowError):
         return stored.modified - LASTS_SECONDS
 
 

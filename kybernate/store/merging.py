@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ObjectMissing
+from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
 from kybernate.store.objects import Stored
 
@@ -26,9 +26,8 @@ async def replace(store: ChunkStore, gone: Collection[str]) -> None:
         return
     replacement = _Replacement(store)
     for stored in found:
-        content = await _content(store, stored)
-        tables = dict(indexes.tables(store.key, content)) if content else {}
-        if any(pack in gone for pack in tables) or (content and stored.size < SMALL_BYTES and small > MOST_SMALL):
+        tables = await _tables(store, stored)
+        if any(pack in gone for pack in tables) or (tables and stored.size < SMALL_BYTES and small > MOST_SMALL):
             replacement.old.append(stored.name)
             await replacement.take({pack: table for pack, table in tables.items() if pack not in gone})
     await replacement.finish()
@@ -61,8 +60,11 @@ class _Replacement:
             self._tables = {}
 
 
-async def _content(store: ChunkStore, stored: Stored) -> bytes:
+async def _tables(store: ChunkStore, stored: Stored) -> dict[str, bytes]:
+    """Return the tables of an index by their packs."""
     try:
-        return await store.objects.get(stored.name)
+        return dict(indexes.tables(store.key, await store.objects.get(stored.name, most=indexes.MOST_BYTES)))
     except ObjectMissing:
-        return b""  # another collection has just replaced it
+        return {}  # another collection has just replaced it
+    except StoreInvalid:
+        return {}  # what it may say, the packs say

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ImageNotStored
+from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
 
 
@@ -15,19 +15,31 @@ class NotInStore(Failure):
     several = False
 
 
+async def named_object(store: ChunkStore, name: str) -> tuple[str, str]:
+    """Return the object of the recipe that a name means, and its image's name.
+
+    The name of an object means itself, also where it holds no recipe. Raises NotInStore.
+    """
+    if name.startswith(f"{recipes.PREFIX}/"):
+        async for stored in store.images():
+            if stored.name == name:
+                return name, name
+    recipe = await named_recipe(store, name)
+    return recipes.object_name(recipe.namespace, recipe.id), recipe.name
+
+
 async def named_recipe(store: ChunkStore, name: str) -> Recipe:
     """Return the recipe that a name means: an id, a name, or NAMESPACE/NAME. Raises NotInStore."""
-    found = []
+    broken: dict[str, str] = {}
     namespace = name.partition("/")[0] if "/" in name else ""  # of all others, nothing is read
-    async for stored in store.images(namespace):
-        try:
-            recipe = await store.recipe_of(stored.name)
-        except ImageNotStored:
-            continue  # removed since it was listed
-        if name in (recipe.id, recipe.name, f"{recipe.namespace}/{recipe.name}"):
-            found.append(recipe)
+    found = [
+        recipe
+        async for recipe in store.recipes(namespace, broken=broken.__setitem__)
+        if name in (recipe.id, recipe.name, f"{recipe.namespace}/{recipe.name}")
+    ]
     if not found:
-        raise NotInStore(f"the store has no image of the name {name!r}")
+        others = "".join(f"; {object!r} cannot be read: {why}" for object, why in sorted(broken.items()))
+        raise NotInStore(f"the store has no image of the name {name!r}{others}")
     if len(found) > 1:
         listed = "\n".join(f"  {one.id}  {one.namespace}/{one.name}" for one in found)
         error = NotInStore(f"{name!r} is the name of {len(found)} images:\n{listed}", advice="use the id")

@@ -16,19 +16,25 @@ from dataclasses import dataclass
 
 from kybernate.store import lease
 from kybernate.store.errors import ObjectMissing, StoreInvalid
+from kybernate.store.format.documents import parse
 from kybernate.store.objects import Objects, Stored
 
 PREFIX = "condemned"
+MOST_BYTES = 64 << 20  # of a note: a million packs
 
 
 @dataclass(frozen=True)
 class Note:
-    """Packs that were found unreachable. `writers` are those who may not know, None where they were not listed."""
+    """Packs that were found unreachable. `writers` are those who may not know, None where they were not listed.
+
+    `problem` says why a note cannot be read: any pack may be in it.
+    """
 
     name: str
     packs: frozenset[str]
     writers: frozenset[str] | None
     modified: float
+    problem: str = ""
 
 
 async def read(objects: Objects) -> tuple[Note, ...]:
@@ -49,10 +55,15 @@ async def condemn(objects: Objects, packs: Iterable[str]) -> None:
 
 async def complete(objects: Objects, notes: Iterable[Note]) -> None:
     """Write who may not know of notes into those that lack it."""
-    if lacking := [note for note in notes if note.writers is None]:
+    if lacking := [note for note in notes if note.writers is None and not note.problem]:
         writers = await lease.present(objects)
         for note in lacking:
             await _write(objects, Note(note.name, note.packs, writers, 0.0))
+
+
+def problems(notes: Iterable[Note]) -> list[str]:
+    """Return what is wrong with notes that cannot be read, a sentence each."""
+    return [note.problem for note in notes if note.problem]
 
 
 def condemned(notes: Iterable[Note]) -> Mapping[str, float]:
@@ -79,14 +90,18 @@ async def _listed(objects: Objects) -> list[Stored]:
 
 async def _note(objects: Objects, stored: Stored) -> Note | None:
     try:
-        document = json.loads(await objects.get(stored.name))
+        document = parse(stored.name, await objects.get(stored.name, most=MOST_BYTES))
         writers = document["writers"]
         packs = frozenset(map(str, document["packs"]))
+        known = None if writers is None else frozenset(map(str, writers))
     except ObjectMissing:
         return None  # its packs are gone
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreInvalid(f"{stored.name} cannot be read: {error}") from error
-    return Note(stored.name, packs, None if writers is None else frozenset(map(str, writers)), stored.modified)
+    except StoreInvalid as error:
+        return Note(stored.name, frozenset(), None, stored.modified, str(error))
+    except (KeyError, TypeError, RecursionError) as error:
+        problem = f"{stored.name} cannot be read: {type(error).__name__}: {error}"
+        return Note(stored.name, frozenset(), None, stored.modified, problem)
+    return Note(stored.name, packs, known, stored.modified)
 
 
 async def _write(objects: Objects, note: Note) -> None:

@@ -8,9 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ChunkDamaged, ObjectMissing
+from kybernate.store.errors import ChunkDamaged, ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
-from kybernate.store.format.pack import PackBuilder, Place, object_name
+from kybernate.store.format.pack import MOST_BYTES, PackBuilder, Place, object_name
 from kybernate.store.format.sealing import Sealed, unseal
 
 
@@ -32,9 +32,11 @@ async def rescue(store: ChunkStore, chunks: Iterable[tuple[str, Place]]) -> int:
 async def _sealed(store: ChunkStore, pack: str, places: list[Place]) -> list[Sealed]:
     """Return the chunks of a pack that are whole."""
     try:
-        content = memoryview(await store.objects.get(object_name(pack)))
+        content = memoryview(await store.objects.get(object_name(pack), most=MOST_BYTES))
     except ObjectMissing:
         return []  # another collection has copied them, and deleted it
+    except StoreInvalid:
+        return []  # not a pack
     return await asyncio.to_thread(lambda: list(_whole(store, content, places)))
 
 

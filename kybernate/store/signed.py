@@ -37,8 +37,9 @@ class NotAnswered(Exception):
 class SignedRanges:
     """Reads parts; each thread has a connection of its own, which is kept, and the memory for one chunk."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, ca: bytes | None = None) -> None:
         self._store = store
+        self._ca = ca
         self._threads = threading.local()
 
     async def get(self, path: str, start: int, length: int) -> memoryview | None:
@@ -104,11 +105,17 @@ class SignedRanges:
         kept: dict[tuple[str, str], http.client.HTTPConnection] = self._threads.__dict__.setdefault("kept", {})
         if (scheme, place) not in kept:
             kept[scheme, place] = (
-                http.client.HTTPSConnection(place, context=ssl.create_default_context())
+                http.client.HTTPSConnection(place, context=self._context())
                 if scheme == "https"
                 else http.client.HTTPConnection(place)
             )
         return kept[scheme, place], kept[scheme, place].sock is not None
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self._ca is not None:
+            context.load_verify_locations(cadata=self._ca.decode("ascii"))
+        return context
 
     def _memory(self) -> _Memory:
         memory: _Memory = self._threads.__dict__.setdefault("memory", _Memory())

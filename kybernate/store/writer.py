@@ -61,8 +61,10 @@ async def store(target: ChunkStore, source: ImageSource, transfer: Transfer) -> 
     async with leased(target.objects) as lease:
         # In this order: what is condemned from now on is not deleted while the lease lives, and of what was condemned
         # before nothing is used. An index may name packs that are gone, so those that are there are listed.
-        condemned = notes.condemned(await notes.read(target.objects))
-        reliable = (await target.packs()).keys() - condemned.keys()
+        noted = await notes.read(target.objects)
+        there = await target.packs()
+        # Any pack may be in a note that cannot be read: then all is sent.
+        reliable = set[str]() if notes.problems(noted) else there.keys() - notes.condemned(noted).keys()
         await target.refresh()
         recipe = await _Upload(target, transfer, frozenset(reliable)).run(source)
         await _publish(target, recipe, lease)

@@ -47,6 +47,7 @@ environment:
   KYBERNATE_LAB_CACHE      where roots are kept (/var/cache/kybernate-lab)
   KYBERNATE_LAB_MIRROR     URI of a Debian archive (the one that this machine's apt uses)
   KYBERNATE_LAB_GO_CACHE   where Go keeps modules and objects between builds (nowhere)
+  KYBERNATE_LAB_PROGRAMS   further sets of programs, such as seaweedfs,versity (none)
   KYBERNATE_LAB_LOG_LEVEL  of containerd (info)
   NODES, DEFAULT_RUNTIME   of a cluster, as --nodes and --default-runtime
 
@@ -116,7 +117,8 @@ def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
     store, suite = cache.directory(), lane.suite
     layer = store / f"{suite.name}-{root.identity(suite, CHECKOUT)}"
     projects = layer.with_name(f"{layer.name}.projects")
-    built = [*map(go_programs.hold, lane.programs), *_extras(lane), *map(wheel_programs.hold, lane.wheels)]
+    built = [go_programs.hold(name) for name in (*lane.programs, *_wanted())]
+    built += [*_extras(lane), *map(wheel_programs.hold, lane.wheels)]
     with cache.locked(store / f"{suite.name}.lock", f"lab {lane.name}: waits for another run that builds {suite.name}"):
         cache.discard_unfinished(store, f"{suite.name}-*")
         holders = [holder for _, holder in built]
@@ -139,9 +141,17 @@ def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
             os.close(holder)
 
 
+def _wanted() -> list[str]:
+    """Return the sets of programs that KYBERNATE_LAB_PROGRAMS adds to any lane."""
+    names = [name for name in os.environ.get("KYBERNATE_LAB_PROGRAMS", "").split(",") if name]
+    if unknown := sorted(set(names) - go_programs.PROGRAMS.keys()):
+        raise LabFailed(f"KYBERNATE_LAB_PROGRAMS names {unknown[0]}: there are {', '.join(go_programs.PROGRAMS)}")
+    return names
+
+
 def _extras(lane: Lane) -> Iterator[tuple[Path, int]]:
     """Give the layers of programs that the lane has where they can be built; say which are left out, and why."""
-    for name in lane.extras:
+    for name in sorted(set(lane.extras) - set(_wanted())):
         try:
             yield go_programs.hold(name)
         except go_programs.GoUnavailable as error:

@@ -63,6 +63,7 @@ CRI_TOOLS_VERSION = "v1.37.0"
 _K8S = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
+_STRIPPED = ("-ldflags=-s -w",)
 
 PROGRAMS = {
     programs.name: programs
@@ -105,6 +106,10 @@ PROGRAMS = {
             links={"usr/local/bin/critest": "../lib/critest.test"},
             flags=(f"-ldflags=-s -w -X {_CRI_TOOLS}/pkg/version.Version={CRI_TOOLS_VERSION}",),
         ),
+        # Servers of S3 that serve users, each its own folder's `tool`.
+        Programs("minio", {"usr/local/bin/minio": "github.com/minio/minio"}, flags=_STRIPPED),
+        Programs("seaweedfs", {"usr/local/bin/weed": "github.com/seaweedfs/seaweedfs/weed"}, flags=_STRIPPED),
+        Programs("versity", {"usr/local/bin/versitygw": "github.com/versity/versitygw/cmd/versitygw"}, flags=_STRIPPED),
     )
 }  # fmt: skip
 

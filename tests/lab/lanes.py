@@ -33,7 +33,7 @@ LANES = {
     lane.name: lane
     for lane in (
         Lane("trixie", TRIXIE, config_version=2),
-        Lane("sid", SID, config_version=3),
+        Lane("sid", SID, config_version=3, extras=("minio",)),
         Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc")),
         _cluster("cluster", SID, 3),
         _cluster("cluster-trixie", TRIXIE, 2),

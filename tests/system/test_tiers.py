@@ -16,7 +16,7 @@ import pytest
 from kybernate.messages import agent_pb2 as wire
 from kybernate.store.keys import make_key
 from kybernate_shim.checkpoint.image.store import verify
-from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, rclone
+from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, usual
 from tests.system import node_agent
 from tests.system.checkpoints import Witness, counting, holding, kybernate
 from tests.system.ctr import CommandFailed, Ctr, eventually
@@ -30,7 +30,7 @@ MIB = 64
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with rclone(tmp_path / "server") as found:
+    with usual(tmp_path / "server") as found:
         yield found
 
 

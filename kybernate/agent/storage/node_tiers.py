@@ -118,7 +118,9 @@ class NodeTiers:
     async def _open(self, settings: StoreSettings) -> ChunkStore:
         from kybernate.store.place import StorePlace, open_store
 
-        place = StorePlace(settings.url, settings.key, settings.encrypted, settings.endpoint, settings.region)
+        place = StorePlace(
+            settings.url, settings.key, settings.encrypted, settings.endpoint, settings.region, settings.ca
+        )
         try:
             store = open_store(place, self._index)
         except sqlite3.DatabaseError:  # a copy of what the store says, damaged by a power failure: it is made again

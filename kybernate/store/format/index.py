@@ -24,6 +24,7 @@ MAGIC = b"KYBINDX1"
 PREFIX = "index"
 HEAD = struct.Struct("<32sI")
 DIGEST_BYTES = 32
+MOST_BYTES = 256 << 20  # of an index: an upload's has 96 MiB at most
 
 
 def encode(key: StoreKey, packs: Iterable[tuple[str, Iterable[Place]]]) -> bytes:

@@ -35,6 +35,7 @@ ENTRY = struct.Struct(f"<{ID_BYTES}sQII")
 SALT_BYTES = 16
 FOOTER = struct.Struct(f"<QI{SALT_BYTES}s{ID_BYTES}s8s")
 PACK_BYTES = 32 << 20
+MOST_BYTES = 2 * PACK_BYTES  # with its last chunk and its table
 MOST_CHUNKS = 1 << 16  # of a pack, so that a footer cannot make its reader allocate more
 SIZE_BITS = 24
 

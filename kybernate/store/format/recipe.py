@@ -106,7 +106,7 @@ def decode(key: StoreKey, content: bytes) -> Recipe:
         raise StoreInvalid("a recipe was changed, was cut, or is of another key")
     try:
         return _recipe(json.loads(_decrypted(key, body)))
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, binascii.Error) as error:
         raise StoreInvalid(f"a recipe cannot be read: {error}") from error
 
 

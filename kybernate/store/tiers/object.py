@@ -37,11 +37,8 @@ class ObjectTier:
         return found
 
     async def images(self) -> AsyncIterator[Held]:
-        async for stored in self._store.images():
-            try:
-                yield self._held(await self._store.recipe_of(stored.name))
-            except ImageNotStored:
-                continue  # removed since it was listed
+        async for recipe in self._store.recipes():
+            yield self._held(recipe)
 
     async def find(self, ref: Ref) -> Held:
         return self._held(await self._recipe(ref))
@@ -98,8 +95,7 @@ class ObjectTier:
 
     async def _newest(self, ref: Ref) -> Recipe:
         """Return the newest image of a name: an object store keeps several."""
-        found = [await self._store.recipe_of(stored.name) async for stored in self._store.images(ref.namespace)]
-        named = [recipe for recipe in found if recipe.name == ref.name]
+        named = [recipe async for recipe in self._store.recipes(ref.namespace) if recipe.name == ref.name]
         if not named:
             raise ImageNotStored(f"no image {ref}")
         return max(named, key=lambda recipe: recipe.created)

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,11 +35,16 @@ class Fault:
 
 
 class FaultyServer:
-    """`bytes_per_second` limits each connection, 0 for no limit. `met` counts requests that met a fault."""
+    """`bytes_per_second` limits each connection, 0 for no limit. `met` counts requests that met a fault.
+
+    `headers`, in lower case, take the place of those of requests. `lists` makes another content of each list.
+    """
 
     def __init__(self, upstream: int) -> None:
         self.bytes_per_second = 0
         self.met = 0
+        self.headers: dict[str, str] = {}
+        self.lists: Callable[[bytes], bytes] | None = None
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(upstream))
@@ -100,11 +105,13 @@ class FaultyServer:
                 connection = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
                 connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
                 for name, value in self.headers.items():
-                    connection.putheader(name, value)
+                    connection.putheader(name, faulty.headers.get(name.lower(), value))
                 connection.endheaders(body or None)
                 answer = connection.getresponse()
-                content = answer.read()
-                self.send_response_only(answer.status)
+                content, status = answer.read(), answer.status
+                if faulty.lists and self.command == "GET" and "list-type=2" in self.path:
+                    content, status = faulty.lists(content), 200
+                self.send_response_only(status)
                 length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
                 for name, value in answer.getheaders():
                     if name.lower() not in (*HOPS, "content-length"):

@@ -31,7 +31,7 @@ from kybernate.store.tiers.tier import Ref, Tier
 from kybernate_shim.checkpoint.image.store import verify
 from kybernate_shim.config import Config
 from tests.contract.store.faulty import Fault, FaultyServer, faulty
-from tests.contract.store.servers import ACCESS, SECRET, Server, moto
+from tests.contract.store.servers import ACCESS, SECRET, Server, usual
 from tests.contract.store.test_object_stores import MIB, at
 from tests.fakes.sized_image import write_sized_image
 from tests.unit.agent.operations.world import Events
@@ -43,7 +43,7 @@ PACKS = "/packs/"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with moto(tmp_path_factory.mktemp("moto")) as found:
+    with usual(tmp_path_factory.mktemp("server")) as found:
         yield found
 
 
@@ -173,7 +173,7 @@ def test_demotion_outlasts_connections_that_break(run: Run, service: FaultyServe
 
 def test_copy_on_the_disk_stays_while_the_other_one_cannot_be_examined(run: Run, service: FaultyServer) -> None:
     async def scenario(agent: Agent) -> None:
-        service.add(Fault("GET", "packs", 403, "AccessDenied", after=1))  # once is what the upload has listed
+        service.add(Fault("GET", "packs", 403, "AccessDenied", after=2))  # twice is what the upload has listed
         failed = await agent.ended(DEMOTE)
         assert failed.fault is not None
         assert failed.fault.type == "LastCopy"

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kybernate.store.check import check
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import StoreFull, StoreUnreachable
+from kybernate.store.errors import StoreDenied, StoreFull, StoreInconsistent, StoreUnreachable
+from kybernate.store.gc import collect
 from kybernate.store.keys import make_key
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.transfer import Transfer
 from kybernate.store.writer import store
 from tests.contract.store.faulty import Fault, FaultyServer, faulty
-from tests.contract.store.servers import Server, moto, rclone
+from tests.contract.store.servers import SERVERS, Server, here
 from tests.contract.store.test_object_stores import MIB, at, brought_back, image, run, same
 
 
-@pytest.fixture(scope="module", params=["rclone", "moto"])
+@pytest.fixture(scope="module", params=here())
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with {"rclone": rclone, "moto": moto}[request.param](tmp_path_factory.mktemp(request.param)) as found:
+    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as found:
         yield found
 
 
@@ -78,6 +81,93 @@ def test_full_service_is_named_and_what_it_has_stays(
 
     run(scenario())
     assert same(directory, tmp_path / "back")
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "NotImplemented"), (405, "MethodNotAllowed")])
+def test_service_without_bulk_delete_is_asked_for_each_object(
+    place: StorePlace,
+    service: FaultyServer,
+    directory: Path,
+    status: int,
+    code: str,
+) -> None:
+    async def scenario() -> None:
+        service.add(Fault("POST", "delete", status, code))
+        target = await with_one_image(place, directory)
+        await target.objects.delete(["images/team-a/1", "images/team-a/none"])
+        assert await names(place) == []
+        assert [one async for one in target.objects.list("writers")] == [], "leases stay"
+        assert service.met == 1, "it is asked again"
+        assert "deletes one object by one request" in (await check(target)).service[-1]
+
+    run(scenario())
+
+
+def test_deletion_that_is_refused_is_not_tried_one_by_one(place: StorePlace, service: FaultyServer) -> None:
+    async def scenario() -> None:
+        objects = open_store(place).objects
+        await objects.put("a/one", b"1")
+        service.add(Fault("POST", "delete", 403, "AccessDenied"))
+        with pytest.raises(StoreDenied, match="AccessDenied"):
+            await objects.delete(["a/one"])
+        assert await objects.get("a/one") == b"1"
+
+    run(scenario())
+
+
+ONE = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
+TRUNCATED = re.compile(rb"<IsTruncated>.*?</IsTruncated>")
+TOKEN = re.compile(rb"<NextContinuationToken>.*?</NextContinuationToken>")
+
+
+def cut(content: bytes, *, says_so: bool) -> bytes:
+    """Return a list with its first two objects, which says that it is whole, or that it is not, without a token."""
+    left = iter(range(2))
+    content = TOKEN.sub(b"", ONE.sub(lambda one: one[0] if next(left, None) is not None else b"", content))
+    return TRUNCATED.sub(b"<IsTruncated>%s</IsTruncated>" % (b"true" if says_so else b"false"), content)
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_list_that_is_cut_is_refused_and_no_pack_deleted(
+    place: StorePlace,
+    service: FaultyServer,
+    directory: Path,
+    tmp_path: Path,
+    says_so: bool,
+) -> None:
+    async def scenario() -> None:
+        target = await with_one_image(place, directory)
+        for id in "234":
+            await store(target, image(directory, id, 1), Transfer())
+        packs = await target.packs()
+        service.lists = lambda content: cut(content, says_so=says_so)
+        for work in (names(place), collect(target, grace=0), collect(target, grace=0), check(target)):
+            with pytest.raises(StoreInconsistent, match="is cut: it has 2 objects and not"):
+                await work
+        service.lists = None
+        assert await target.packs() == packs
+        await brought_back(await open_store(place).open(), "4", tmp_path / "back")
+
+    run(scenario())
+    assert same(directory, tmp_path / "back")
+
+
+def test_list_that_repeats_its_page_is_refused(place: StorePlace, service: FaultyServer, directory: Path) -> None:
+    first: list[bytes] = []
+
+    def repeated(content: bytes) -> bytes:
+        if not first:
+            more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>same</NextContinuationToken>"
+            first.append(TRUNCATED.sub(more, TOKEN.sub(b"", content)))
+        return first[0]
+
+    async def scenario() -> None:
+        await with_one_image(place, directory)
+        service.lists = repeated
+        with pytest.raises(StoreInconsistent, match="has images/team-a/1 twice"):
+            await names(place)
+
+    run(scenario())
 
 
 def test_full_service_has_no_image_without_its_recipe(

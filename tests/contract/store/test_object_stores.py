@@ -1,4 +1,4 @@
-"""One suite over a directory and two S3 servers: objects, images, interruptions, collections."""
+"""One suite over a directory and each S3 server that is here: objects, images, interruptions, collections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kybernate.store.sink import DirectorySink
 from kybernate.store.source import DiskFile
 from kybernate.store.transfer import Transfer
 from kybernate.store.writer import ImageSource, store
-from tests.contract.store.servers import BUCKET, OPTIONS, Server, moto, rclone
+from tests.contract.store.servers import BUCKET, OPTIONS, SERVERS, Server, here
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -35,18 +35,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(work, 200))
 
 
-@pytest.fixture(scope="module", params=["directory", "rclone", "moto"])
+@pytest.fixture(scope="module", params=["directory", *here()])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | None]:
-    directory = tmp_path_factory.mktemp(request.param)
-    match request.param:
-        case "rclone":
-            with rclone(directory) as found:
-                yield found
-        case "moto":
-            with moto(directory) as found:
-                yield found
-        case _:
-            yield None
+    if request.param == "directory":
+        yield None
+        return
+    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as found:
+        yield found
 
 
 @pytest.fixture
@@ -67,12 +62,12 @@ def at(endpoint: str, test: str, key: Path) -> StorePlace:
     return StorePlace(f"s3://{BUCKET}/{prefix}", key, endpoint=endpoint, options=dict(OPTIONS))
 
 
-@pytest.fixture
-def durable_server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(params=here("moto"))
+def durable_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server that checks credentials, and whose objects outlive it."""
     (tmp_path / "server").mkdir()
     make_key(tmp_path / "store.key")
-    with rclone(tmp_path / "server") as found:
+    with SERVERS[request.param](tmp_path / "server") as found:
         yield found
 
 
@@ -90,11 +85,11 @@ def image(directory: Path, id: str, mebibytes: int = 0) -> ImageSource:
     return ImageSource(id, "team-a", f"web-{id}", 1.0, b"manifest", files)
 
 
-async def brought_back(target: ChunkStore, id: str, into: Path) -> None:
+async def brought_back(target: ChunkStore, id: str, into: Path, transfer: Transfer | None = None) -> None:
     recipe = await target.recipe("team-a", id)
     into.mkdir()
     sink = DirectorySink(into, {file.name: file.size for file in recipe.files})
-    await fetch(target, recipe, sink, Transfer())
+    await fetch(target, recipe, sink, transfer or Transfer())
     sink.close()
 
 

@@ -22,7 +22,7 @@ from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import read_image
 from tests.contract.store.peers import Node, nodes, serving, signed_image
-from tests.contract.store.servers import free_port, rclone
+from tests.contract.store.servers import free_port, usual
 from tests.contract.store.test_object_stores import MIB, at
 from tests.unit.store.stepped import MemorySink
 from tests.unit.store.test_directory_tier import Cut
@@ -60,7 +60,7 @@ class Place:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, str, Path]]:
     """A node whose agent runs, with an image, an S3 server, and a key."""
     place = tmp_path_factory.mktemp("tiers")
-    with rclone(place / "server") as server:
+    with usual(place / "server") as server:
         one, two = nodes(place / "nodes", port := free_port())
         signed_image(two, one.images / "team-a/web", id=REF.id, mib=3)
         make_key(place / "store.key")

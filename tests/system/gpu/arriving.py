@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,7 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, rclone
+from kybernate.store.format import index as indexes
+from kybernate.store.format.pack import object_name
+from kybernate.store.keys import read_key
+from kybernate.store.objects import Objects
+from kybernate.store.place import StorePlace, open_store
+from tests.contract.store.servers import ACCESS, BUCKET, OPTIONS, SECRET, Server, usual
 from tests.contract.store.slowed import SlowedServer, slowed
 from tests.fakes.cuda import Gpus
 from tests.system import gpu
@@ -30,16 +36,35 @@ AGENT = Path("/etc/kybernate/agent.toml")
 
 @dataclass
 class Store:
-    """A store behind a server that can be slowed."""
+    """A store with one image, behind a server that can be slowed."""
 
     server: Server
     slowed: SlowedServer
+    key: Path
 
-    def last_pack(self) -> Path:
-        return max(self.packs(), key=lambda path: path.stat().st_mtime_ns)
+    def last_pack(self) -> str:
+        """Return the pack that was sent last, with what a restore needs last: an index has them in their order."""
+        objects, key = self._objects(), read_key(self.key)
 
-    def packs(self) -> list[Path]:
-        return [path for path in (self.server.directory / "data").rglob("packs/*/*") if path.is_file()]
+        async def found() -> str:
+            (index,) = [one.name async for one in objects.list(indexes.PREFIX)]
+            return [name for name, _ in indexes.tables(key, await objects.get(index))][-1]
+
+        return asyncio.run(found())
+
+    def flip_a_bit_of(self, pack: str) -> None:
+        objects, name = self._objects(), object_name(pack)
+
+        async def flipped() -> None:
+            content = bytearray(await objects.get(name))
+            content[len(content) // 2] ^= 1
+            await objects.put(name, content)
+
+        asyncio.run(flipped())
+
+    def _objects(self) -> Objects:
+        place = StorePlace(f"s3://{BUCKET}/node", self.key, endpoint=self.server.endpoint, options=OPTIONS)
+        return open_store(place).objects
 
 
 @pytest.fixture
@@ -47,14 +72,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     (tmp_path / "server").mkdir()
-    with rclone(tmp_path / "server") as server, slowed(server.port) as proxy:
+    with usual(tmp_path / "server") as server, slowed(server.port) as proxy:
         AGENT.parent.mkdir(exist_ok=True)
         AGENT.write_text(
             f'[store]\nurl = "s3://{BUCKET}/node"\nendpoint = "{proxy.endpoint}"\nlevel = 1\nparallel = 1\n'
             f'key = "{tmp_path}/store.key"\n'
         )
         kybernate("store", "init")
-        yield Store(server, proxy)
+        yield Store(server, proxy, tmp_path / "store.key")
     AGENT.unlink()
 
 
@@ -99,7 +124,7 @@ def waiting(id: str) -> dict[str, int]:
 @contextmanager
 def held_up(store: Store, name: str, id: str, log: Path) -> Iterator[subprocess.Popen[str]]:
     """Restore an image of which the last pack does not come; CRIU is done with all that it can do."""
-    store.slowed.hold(store.last_pack().name)
+    store.slowed.hold(store.last_pack())
     before = log.read_text()
     with subprocess.Popen(command(name, id, log), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as restore:
         try:

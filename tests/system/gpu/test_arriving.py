@@ -67,10 +67,8 @@ def test_flipped_bit_is_found_before_the_process_runs(
 ) -> None:
     log, id = tmp_path / "log", ctr.new_id("gpu")
     put(ctr, name, log)
-    before, pack = log.read_text(), store.last_pack()
-    content = bytearray(pack.read_bytes())
-    content[len(content) // 2] ^= 1
-    pack.write_bytes(content)
+    before = log.read_text()
+    store.flip_a_bit_of(store.last_pack())
     said = refused(*command(name, id, log))
     assert "is damaged in all packs" in said, said
     assert_nothing_is_left(gpus, id, log, before)
@@ -113,7 +111,7 @@ def test_image_is_restored_by_its_name_while_it_arrives(
     """By the annotation, as pods are; it stays on the node, and is no image for anything else before it is whole."""
     log, place = tmp_path / "log", IMAGES / name
     put(ctr, name, log)
-    store.slowed.hold(store.last_pack().name)
+    store.slowed.hold(store.last_pack())
     get = ["kybernate", "store", "get", name, "--while-restoring"]
     with ThreadPoolExecutor(1) as pool, subprocess.Popen(get, stdout=subprocess.DEVNULL) as getting:
         eventually(lambda: (place / ARRIVING).exists(), seconds=60)

@@ -85,7 +85,7 @@ def test_repeated_request_is_the_same_operation_and_cancelling_it_leaves_nothing
     ctr: Ctr, gpus: Gpus, store: Store, agent: NodeAgent, stored: Path, name: str
 ) -> None:
     id, before = ctr.new_id("gpu"), stored.read_text()
-    store.slowed.hold(store.last_pack().name)
+    store.slowed.hold(store.last_pack())
     begun = begin(agent, name, id, stored, "key")
     assert begin(agent, name, id, stored, "key").id == begun.id
     eventually(lambda: waiting(id), seconds=60)
@@ -109,7 +109,7 @@ def test_restore_outlives_the_agent(
         eventually(lambda: list(MEMORY.glob("image-*/*")))
         agent.stop(signal.SIGKILL)
         store.slowed.release()
-        store.slowed.hold(store.last_pack().name)
+        store.slowed.hold(store.last_pack())
         start(agent)
         eventually(lambda: waiting(id), seconds=60)
         agent.stop(signal.SIGKILL)

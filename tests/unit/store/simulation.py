@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from kybernate.store.errors import ObjectMissing, StoreUnreachable
-from kybernate.store.objects import Stored
+from kybernate.store.objects import MOST_BYTES, Stored
 from kybernate.store.parts import WholeParts
 
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class Client(WholeParts):
     """One process's connection to the service."""
 
     ranged = True
+    lacks: set[str] = set()  # noqa: RUF012  # nothing
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -101,7 +102,22 @@ class Client(WholeParts):
     async def copy(self, source: str, target: str) -> None:
         await self._do(f"copy {source} {target}", lambda: self._put(target, self.service.content(source)))
 
-    async def get(self, name: str) -> bytes:
+    async def create(self, name: str, content: bytes) -> bool:
+        return await self._do(f"create {name}", lambda: self._create(name, content))
+
+    def _create(self, name: str, content: bytes) -> bool:
+        if absent := name not in self.service.contents:
+            self._put(name, content)
+        return absent
+
+    async def folders(self, prefix: str) -> list[str]:
+        def listed() -> list[str]:
+            below = [name.removeprefix(f"{prefix}/") for name in self.service.names(prefix)]
+            return sorted({name.partition("/")[0] for name in below if "/" in name})
+
+        return await self._do(f"folders {prefix}", listed)
+
+    async def get(self, name: str, *, most: int = MOST_BYTES) -> bytes:
         return await self._do(f"get {name}", lambda: self.service.content(name))
 
     async def get_range(self, name: str, start: int, length: int) -> bytes:

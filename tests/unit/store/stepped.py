@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from kybernate.store.errors import ObjectMissing, StoreUnreachable
-from kybernate.store.objects import Stored
+from kybernate.store.errors import ObjectMissing, StoreInvalid, StoreUnreachable
+from kybernate.store.objects import MOST_BYTES, Stored
 from kybernate.store.parts import WholeParts
 
 
@@ -15,6 +15,7 @@ class SteppedObjects(WholeParts):
     """All clients of one service share `service`. With `stepped`, a call waits until `release` lets it happen."""
 
     ranged = True
+    lacks: set[str] = set()  # noqa: RUF012  # nothing
 
     def __init__(self, *, stepped: bool = False) -> None:
         self.contents: dict[str, tuple[bytes, float]] = {}
@@ -45,9 +46,18 @@ class SteppedObjects(WholeParts):
         await self._step(f"put {name}")
         self.contents[name] = (bytes(content), self.clock)
 
-    async def get(self, name: str) -> bytes:
+    async def create(self, name: str, content: bytes) -> bool:
+        await self._step(f"create {name}")
+        if name in self.contents:
+            return False
+        self.contents[name] = (content, self.clock)
+        return True
+
+    async def get(self, name: str, *, most: int = MOST_BYTES) -> bytes:
         await self._step(f"get {name}")
-        return self._content(name)
+        if len(content := self._content(name)) > most:
+            raise StoreInvalid(f"{name} has {len(content)} bytes; at most {most} are read")
+        return content
 
     async def get_range(self, name: str, start: int, length: int) -> bytes:
         await self._step(f"get {name}")
@@ -62,6 +72,11 @@ class SteppedObjects(WholeParts):
         for name, (content, modified) in sorted(self.contents.items()):
             if name.startswith(f"{prefix}/"):
                 yield Stored(name, len(content), modified)
+
+    async def folders(self, prefix: str) -> list[str]:
+        await self._step(f"folders {prefix}")
+        below = [name.removeprefix(f"{prefix}/") for name in self.contents if name.startswith(f"{prefix}/")]
+        return sorted({name.partition("/")[0] for name in below if "/" in name})
 
     async def copy(self, source: str, target: str) -> None:
         await self._step(f"copy {source} {target}")
