@@ -58,6 +58,8 @@ class Programs:
 
 KUBERNETES_VERSION = "v1.37.2"
 _K8S = "k8s.io/component-base/version"
+NVIDIA_VERSION = "1.20.2"
+_NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
 
 PROGRAMS = {
     programs.name: programs
@@ -75,6 +77,20 @@ PROGRAMS = {
             flags=(
                 f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",
             ),
+        ),
+        Programs(
+            "nvidia",
+            # Where the runtime configuration and the specifications of its own packages have them.
+            {
+                f"usr/bin/{name}": f"{_NVIDIA}/cmd/{name}"
+                for name in ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk")
+            },
+            # It is linked without NVML, whose functions are looked up when they are called.
+            flags=(
+                "-ldflags=-s -w '-extldflags=-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files"
+                f" -Wl,-z,lazy' -X {_NVIDIA}/internal/info.version={NVIDIA_VERSION}",
+            ),
+            cgo=True,
         ),
     )
 }  # fmt: skip
@@ -122,7 +138,8 @@ def _build(programs: Programs, into: Path) -> None:
         for place, package in programs.packages.items():
             (into / place).parent.mkdir(parents=True, exist_ok=True)
             flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *programs.flags]
-            built = {**environment, "CGO_ENABLED": str(int(programs.cgo))}
+            quiet = "-O2 -Wno-deprecated-declarations"  # what bindings of a whole C library are full of
+            built = {**environment, "CGO_ENABLED": str(int(programs.cgo)), "CGO_CFLAGS": quiet}
             check([go(), "build", "-C", programs.folder, *flags, "-o", into / place, package], env=built)
     for place, target in programs.links.items():
         (into / place).parent.mkdir(parents=True, exist_ok=True)

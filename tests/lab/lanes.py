@@ -25,8 +25,8 @@ class Lane:
 LANES = {
     lane.name: lane
     for lane in (
-        Lane("trixie", TRIXIE, config_version=2),
-        Lane("sid", SID, config_version=3),
+        Lane("trixie", TRIXIE, config_version=2, extras=("nvidia",)),
+        Lane("sid", SID, config_version=3, extras=("nvidia",)),
         Lane("cluster", SID, config_version=3, programs=("kubernetes",)),
     )
 }
