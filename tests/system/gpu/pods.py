@@ -10,8 +10,11 @@ from tests.system.cri import Cri, Pod
 
 def pod_container(cri: Cri, pod: Pod, argv: list[str], **options: str) -> str:
     """Start a container that gets GPU 0 from NVIDIA's runtime, as pods do."""
-    mounts = [cri_config_pb2.Mount(container_path=str(gpu.GPUS), host_path=str(gpu.GPUS))]
-    env = {"NVIDIA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": gpu.INSIDE}
+    mounts = [
+        cri_config_pb2.Mount(container_path=str(gpu.GPUS), host_path=str(gpu.GPUS)),
+        cri_config_pb2.Mount(container_path=gpu.INSIDE, host_path=str(gpu.PROGRAMS), readonly=True),
+    ]
+    env = {"NVIDIA_VISIBLE_DEVICES": "0"}
     return cri.run(pod, "computes", argv, image=options.pop("image", PYTHON), env=env, mounts=mounts)
 
 
