@@ -100,17 +100,23 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 
 @contextmanager
 def computing(
-    ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None, polls: bool = True
+    ctr: Ctr,
+    *argv: str,
+    programs: int = 1,
+    flags: Sequence[str] = (),
+    log: Path | None = None,
+    polls: bool = True,
+    gives: Sequence[str] | None = None,
 ) -> Iterator[Computing]:
     """Start a container that computes on GPU 0, and wait for its first step.
 
     A `log` file that the caller names is kept. With `polls`, a thread of the container asks the GPU again and again
-    whether work is done.
+    whether work is done. `gives` are ctr's flags that give it the GPU.
     """
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     given, log = log, log or Path(f"/tmp/{id}.out")
-    wanted = ["--log-uri", f"file://{log}", *mounts(), *visible(0), *(POLLING if polls else ()), *flags]
+    wanted = ["--log-uri", f"file://{log}", *mounts(), *(gives or visible(0)), *(POLLING if polls else ()), *flags]
     try:
         with own.running(*(argv or command(programs)), id=id, flags=wanted):
             container = Computing(id, log, programs)
@@ -130,13 +136,14 @@ def computing_again(
     programs: int = 1,
     device: int = 0,
     flags: Sequence[str] = (),
+    gives: Sequence[str] | None = None,
 ) -> Iterator[Computing]:
     """Restore an image into a new container, whose own command must not run."""
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     wanted = ["--log-uri", f"file://{log}", "--annotation", f"kybernate.io/restore-from={image}"]
     try:
-        own.launch("false", id=id, flags=[*wanted, *mounts(), *visible(device), *flags])
+        own.launch("false", id=id, flags=[*wanted, *mounts(), *(gives or visible(device)), *flags])
         yield Computing(id, log, programs)
     finally:
         own.remove(id)

@@ -87,7 +87,7 @@ def specify() -> None:
     """Write the node's CDI specification, for which the driver must know its GPUs."""
     _write(MODULE, MODULE_SOURCE)
     MODULE.chmod(0o755)
-    generate = ["nvidia-ctk", "--quiet", "cdi", "generate", "--mode", "nvml", "--output", SPECIFICATION]
+    generate = ["nvidia-ctk", "--quiet", "cdi", "generate", "--mode", "nvml", "--output", str(SPECIFICATION)]
     subprocess.run(generate, check=True)
     made = json.loads(SPECIFICATION.read_text())
     made["containerEdits"]["hooks"].insert(0, {"hookName": "createContainer", "path": str(MODULE)})
