@@ -1,7 +1,8 @@
 """Containers that get their GPUs from NVIDIA's own runtime, by a specification that `nvidia-ctk` makes of the machine.
 
-A container has the machine's /usr and /etc as an image would bring them: overlays, in which hooks can write, and in
-which nothing is of the machine's driver. What it computes with, the runtime has given it.
+A container has the machine's /usr and /etc as an image would bring them: overlays, or copies where the machine's own
+root is an overlay, in which hooks can write, and in which nothing is of the machine's driver. What it computes with,
+the runtime has given it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.machine import DRIVER, Machine
+from tests.lab.namespaces import on_overlay
 
 CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 SETTINGS = """[nvidia-container-runtime]
@@ -68,11 +70,16 @@ class Toolkit:
         ]
 
     def remove(self) -> None:
-        for path in SHOWN:
-            subprocess.run(["umount", self.shown(path)], check=True)
+        for merged in map(self.shown, SHOWN):
+            if merged.is_mount():
+                subprocess.run(["umount", merged], check=True)
 
     def _overlay(self, path: str) -> None:
         merged = self.shown(path)
+        if on_overlay(Path(path)):  # CRIU does not find a mapped file that lies below two
+            merged.mkdir(parents=True)
+            subprocess.run(["cp", "--archive", "--one-file-system", f"{path}/.", merged], check=True)
+            return
         upper, work = merged.with_name("upper"), merged.with_name("work")
         for directory in (merged, upper, work):
             directory.mkdir(parents=True)
@@ -82,6 +89,7 @@ class Toolkit:
     def _hide(self, specification: Any) -> None:
         """Take out of the overlays what is mounted into containers, and what leads to it."""
         mounted = specification["containerEdits"]["mounts"]
+        (self.shown("/etc") / "ld.so.cache").unlink(missing_ok=True)
         paths = {Path(mount[key]).resolve() for mount in mounted for key in ("hostPath", "containerPath")}
         paths |= {Path(mount[key]) for mount in mounted for key in ("hostPath", "containerPath")}
         for path in sorted(paths):

@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
         bench = prepared(machine, arguments, arguments.arena)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
         wanted = [
-            *scenarios.ONE_GPU,
             *(scenarios.BY_NVIDIA if bench.toolkit else ()),
+            *scenarios.ONE_GPU,
             *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ()),
         ]
         arguments.out.mkdir(parents=True, exist_ok=True)

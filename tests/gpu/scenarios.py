@@ -21,7 +21,8 @@ START_SECONDS = 120
 GO_ON_SECONDS = 60
 IDLE_MARGIN = 64 << 20  # bytes by which a GPU may differ from its idle figure
 SAFE = ["--annotation", "kybernate.io/nccl-safe=true"]
-LOOK = "ls /dev/nvidia* /proc/driver/nvidia/params; ldconfig -p | grep -e libcuda.so -e libnvidia-ml.so"
+GIVEN = "ls /dev/nvidia*; /sbin/ldconfig -p | grep -e libcuda.so -e libnvidia-ml.so"
+LOOK = f"{GIVEN}; cat /proc/driver/nvidia/params || true"
 ARENA = ["--annotation", "kybernate.io/arena=true"]
 
 Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
@@ -223,11 +224,15 @@ def two_processes(bench: Bench) -> None:
 
 
 def driver_is_given(bench: Bench) -> None:
-    """A container that asks for no GPU has nothing of the driver; one that does has it, after a restore as before."""
+    """A container that asks for no GPU has nothing of the driver; one that does has it, after a restore as before.
+
+    It comes first: hooks leave links and the loader's cache in the overlays.
+    """
     name, image = "driver-is-given", bench.images / "given"
     assert bench.toolkit is not None
     without = ["ctr", "run", "--rm", *mounts(without=SHOWN), *bench.toolkit.mounts(), IMAGE, f"{name}-without"]
-    assert "found 0" in bench.machine(*without, "sh", "-c", f"echo found $({LOOK} | wc -l)")
+    said = bench.machine(*without, "sh", "-c", f"echo found $({{ {GIVEN}; }} | wc -l)")
+    assert "found 0" in said, said
     with container(bench, name, *bench.payload("one")) as one:
         seen = bench.machine("ctr", "task", "exec", "--exec-id", "look", name, "sh", "-c", LOOK)
         assert "libcuda.so.1" in seen, seen
