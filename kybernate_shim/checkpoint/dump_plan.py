@@ -16,6 +16,7 @@ from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.image.manifest import Manifest, Source, now
 from kybernate_shim.checkpoint.image.plaintext import require_room
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.described import describe_mounts
 from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
 from kybernate_shim.checkpoint.target import Target
@@ -83,7 +84,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         shell_job=request.options.terminal or target.spec.terminal,
         ext_unix_sk=request.options.external_unix_sockets or bool(sockets.external_unix(found)),
         libdir=target.config.criu_libdir,
-        extra=tuple(dump_lines(hooks)),
+        extra=tuple(dump_lines(hooks, SpecMounts.of(target.spec, target.bundle.rootfs))),
     )
     configuration = write_config(target.bundle.path, options, [users_file(target.spec, target.config, runtime.name)])
     manifest = Manifest(

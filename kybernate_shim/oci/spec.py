@@ -98,7 +98,7 @@ class Spec:
         if visible not in (None, "", "void", "none"):
             yield f"environment NVIDIA_VISIBLE_DEVICES={visible}"
         for name, value in self.annotations.items():
-            if name.startswith(CDI_ANNOTATION) and any(map(_is_nvidia_cdi, value.split(","))):
+            if name.startswith(CDI_ANNOTATION) and any(map(is_nvidia_cdi, value.split(","))):
                 yield f"annotation {name}={value}"
         for path in self.devices:
             if path.startswith(GPU_DEVICES):
@@ -139,6 +139,7 @@ def _load(path: Path) -> dict[str, Any]:
     return document
 
 
-def _is_nvidia_cdi(device: str) -> bool:
+def is_nvidia_cdi(device: str) -> bool:
+    """Return whether a CDI device, by its qualified name, is of NVIDIA's."""
     vendor = device.strip().partition("/")[0]
     return vendor == CDI_VENDOR or vendor.endswith(f".{CDI_VENDOR}")

@@ -25,6 +25,7 @@ from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.options import RuntimeOptions, effective_config
 from kybernate_shim.oci.runtime import ContainerMissing, Runtime
+from kybernate_shim.oci.select import GPU_RUNTIME
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.task.cleanup_records import CleanupRecords
 from kybernate_shim.task.execs import Execs
@@ -148,6 +149,8 @@ class Container:
                 options=self.options,
             )
             step("runtime created")
+            if self.runtime.cli.binary.name == GPU_RUNTIME:
+                self.spec = Spec.read(self.bundle.path)  # it has added mounts and devices
             await self.init.stdio.started()
             self.find_init()
             event.pid = self.init.pid

@@ -13,6 +13,7 @@ from kybernate_shim.checkpoint.cgroup_lease import leased
 from kybernate_shim.checkpoint.image.plaintext import plaintext
 from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import Image
+from kybernate_shim.checkpoint.mounts.sources import follow_links
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.logs import Log
@@ -77,6 +78,7 @@ async def _restore(
                 container.id,
                 believe_environment=may(requester_of(container.spec), Right.VISIBLE_DEVICES, container.config),
             )
+        container.spec = await asyncio.to_thread(follow_links, container.spec, container.bundle.path)
         prepared = await restore.prepare(container, image, operation, log, work=work, accelerator=gpus)
         if prepared.inspection.internet_sockets and loopback.is_own(container.spec.document):
             container.spec = edit_spec(container.bundle.path, loopback.add_hook)

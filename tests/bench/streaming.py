@@ -174,7 +174,7 @@ def _stored(mib: int, area: Path, *, arena: bool) -> Iterator[Ctr]:
         AGENT.write_text(f'[store]\nurl = "s3://{BUCKET}/bench"\nendpoint = "{server.endpoint}"\n')
         kybernate("store", "init")
         own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
-        flags = ["--log-uri", f"file://{log}", *gpu.mounts(), "--device", "/dev/nvidia0"]
+        flags = ["--log-uri", f"file://{log}", *gpu.mounts(), *gpu.visible(0)]
         flags += ["--annotation", "kybernate.io/arena=true"] if arena else []
         with own.running("python3", "-c", PAYLOAD, str(mib), id=ctr.new_id("source"), flags=flags) as id:
             eventually(lambda: log.exists() and "right" in log.read_text(), seconds=600)

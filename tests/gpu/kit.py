@@ -1,13 +1,15 @@
-"""Packs what a machine with GPUs lacks: `python -m tests.gpu.kit` makes build/gpu-kit, about 40 MB.
+"""Packs what a machine with GPUs lacks: `python -m tests.gpu.kit` makes build/gpu-kit, about 45 MB.
 
-Programs (containerd, runc, CRIU) and the libraries below them come from the roots of the lab, Python packages from the
-package index, as wheels for the Python of the machine. `tests/gpu/run` unpacks both over there.
+Programs (containerd, runc, CRIU, NVIDIA's container toolkit) and the libraries below them come from the roots of the
+lab, Python packages from the package index, as wheels for the Python of the machine. `tests/gpu/run` unpacks both over
+there.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import tarfile
 import tomllib
@@ -21,6 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 KIT = CHECKOUT / "build/gpu-kit"
 # CRIU before 4.2 cannot dump network sockets, as NCCL's ranks have them, on Linux 6.16 and later. It needs glibc 2.38.
 PROGRAMS = {"trixie": ("containerd", "ctr", "runc"), "sid": ("criu",)}
+TOOLKIT = ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk")  # where the lab could build it
 # Of the C library, which every machine has, and which must not come from elsewhere.
 OWN = re.compile(r"/(ld-linux|libc|libm|libdl|libpthread|librt|libresolv)[.-]")
 
@@ -34,7 +37,8 @@ def main() -> None:
     arguments = parser.parse_args()
     kit = arguments.into.absolute()
     if arguments.programs:
-        pack_programs(PROGRAMS[arguments.programs], kit / f"programs-{arguments.programs}.tar.xz")
+        toolkit = [name for name in TOOLKIT if arguments.programs == "trixie" and shutil.which(name)]
+        pack_programs([*PROGRAMS[arguments.programs], *toolkit], kit / f"programs-{arguments.programs}.tar.xz")
         return
     kit.mkdir(parents=True, exist_ok=True)
     inside = f"/src/{kit.relative_to(CHECKOUT)}"

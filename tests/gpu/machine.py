@@ -52,15 +52,17 @@ class Machine:
     root: Path
     environment: dict[str, str]
     containerd: subprocess.Popen[bytes]
+    runtime: str = "runc"
 
     @classmethod
-    def start(cls, root: Path, kit: Path) -> Machine:
-        """Unpack the kit, start containerd and import the image. Raises NotStarted."""
+    def start(cls, root: Path, kit: Path, runtime: str = "runc") -> Machine:
+        """Unpack the kit, start containerd and import the image. Raises NotStarted.
+
+        With the `runtime` "nvidia", the shim chooses NVIDIA's for containers that ask for GPUs.
+        """
         root.mkdir(parents=True, exist_ok=True)
         environment = _unpack(root, kit)
         (root / "config.toml").write_text(CONFIG.format(root=root))
-        Path("/etc/kybernate").mkdir(exist_ok=True)
-        Path("/etc/kybernate/shim.toml").write_text('runtime = "runc"\n')  # the devices are given one by one
         Path("/etc/criu").mkdir(exist_ok=True)
         # Connections stay inside a container, whose processes are all frozen: no process can write to them meanwhile.
         Path("/etc/criu/runc.conf").write_text("network-lock skip\n")
@@ -68,7 +70,8 @@ class Machine:
             containerd = subprocess.Popen(
                 ["containerd", "--config", root / "config.toml"], env=environment, stdout=log, stderr=log
             )
-        machine = cls(root, environment, containerd)
+        machine = cls(root, environment, containerd, runtime)
+        machine.configure()
         machine._await()
         archive = root / "image.tar"
         oci.write_archive(oci.image("machine", _layer(), Env=["PATH=/usr/bin:/bin"], Cmd=["sh"]), archive)
@@ -89,6 +92,12 @@ class Machine:
         said = f"{' '.join(argv)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert status is None or done.returncode == status, said
         return done.stdout if status in (0, None) else done.stdout + done.stderr
+
+    def configure(self, more: str = "") -> None:
+        """Write the shim's settings: the runtime, and `more`."""
+        chosen = 'runtime = "runc"\n' if self.runtime == "runc" else ""  # the devices are given one by one then
+        Path("/etc/kybernate").mkdir(exist_ok=True)
+        Path("/etc/kybernate/shim.toml").write_text(f"{chosen}{more}")
 
     def stop(self) -> None:
         """End containerd and the CUDA helper; containers are gone by then."""
@@ -130,9 +139,10 @@ def _is_helper(path: Path) -> bool:
         return False
 
 
-def mounts(paths: Sequence[str] = ()) -> list[str]:
-    """Return ctr's flags that show the machine's directories, and `paths`, in a container."""
-    shown = [path for path in (*SHARED, *paths) if Path(path).is_dir() and not Path(path).is_symlink()]
+def mounts(paths: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+    """Return ctr's flags that show the machine's directories, and `paths`, in a container; all `without` some."""
+    wanted = [path for path in (*SHARED, *paths) if path not in without]
+    shown = [path for path in wanted if Path(path).is_dir() and not Path(path).is_symlink()]
     return [word for path in shown for word in ("--mount", f"type=bind,src={path},dst={path},options=rbind:ro")]
 
 

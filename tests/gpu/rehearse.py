@@ -17,7 +17,7 @@ import psutil
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.cuda_worker.kernel import machine_code
 from tests.gpu import arena_bench, bench, report
-from tests.system.gpu import CAPABILITY, LIBRARIES, install_driver
+from tests.system.gpu import CAPABILITY, PROGRAMS, install_driver, toolkit
 
 ARENA_GIB = 1
 TINY = (
@@ -38,11 +38,12 @@ ROOT = Path("/run/kybernate-gpu")  # a tmpfs: the lab's own root is an overlay, 
 def rehearse(argv: list[str]) -> int:
     end_containerd()
     install_driver()
+    subprocess.run(["umount", toolkit.KERNEL], check=True)  # no container of the kit has it
     Memory(((0, ARENA_GIB << 30),)).prepare()
     machine_code(FOLDER, *CAPABILITY)  # here, where the compiler may be slow, and before anything is frozen
     ROOT.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", ROOT], check=True)
-    where = ["--root", str(ROOT / "node"), "--pretended", str(LIBRARIES)]
+    where = ["--root", str(ROOT / "node"), "--pretended", str(PROGRAMS)]
     if argv[:1] == ["bench"]:
         return bench.main([*where, *argv[1:]])
     if argv[:1] == ["against"]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.gpu import scenarios
 from tests.gpu.host_memory import GIB, total, touch_what_is_there
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
+from tests.gpu.nvidia import Toolkit
 from tests.gpu.pack import pack
 from tests.gpu.scenarios import ARENA, PAYLOAD, Bench
 from tests.gpu.zoo.cycles import run_cycles
@@ -23,7 +24,7 @@ from tests.gpu.zoo.table import WAYS, UnknownProgram, chosen
 
 SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 PRETENDED = "computes.py"
-SETTINGS = 'runtime = "runc"\n{more}[gpu]\narena = "{gib}GiB"\n'
+SETTINGS = '{more}[gpu]\narena = "{gib}GiB"\n'
 ZOO_ARENA = 16  # GiB at most, where --arena says nothing
 ARENA_SHARE = 4  # which part of the machine's memory it is then
 
@@ -32,14 +33,18 @@ def main(argv: Sequence[str]) -> int:
     """Return 0 when every scenario has passed."""
     arguments = _arguments(argv)
     root = arguments.root or filesystem_for_overlays()
-    machine = Machine.start(root, arguments.kit)
+    machine = Machine.start(root, arguments.kit, arguments.runtime)
     failures: dict[str, str] = {}
     try:
         if arguments.zoo is not None or arguments.cycles:
             return _zoo(machine, arguments)
         bench = prepared(machine, arguments, arguments.arena)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
-        wanted = [*scenarios.ONE_GPU, *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ())]
+        wanted = [
+            *(scenarios.BY_NVIDIA if bench.toolkit else ()),
+            *scenarios.ONE_GPU,
+            *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ()),
+        ]
         arguments.out.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         for scenario in wanted:
@@ -55,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
         if failures:
             print(machine.log(), file=sys.stderr)
         machine.stop()
+        if arguments.runtime == "nvidia":
+            Toolkit(root / "nvidia").remove()
         remove(root)
         if arguments.pack:
             print("\n".join(pack(arguments.out, arguments.pack)), flush=True)
@@ -68,7 +75,7 @@ def _zoo(machine: Machine, arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     log = f'log_file = "{arguments.out.absolute() / "shim.log"}"\n'
     gib = arguments.arena or max(1, min(ZOO_ARENA, total() // GIB // ARENA_SHARE))
-    Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=gib, more=log))
+    machine.configure(SETTINGS.format(gib=gib, more=log))
     if arguments.pretended:
         tests = CHECKOUT / "tests"  # alone: in the lab, another mount lies below the checkout
         bench.flags += ["--mount", f"type=bind,src={tests},dst={tests},options=rbind:ro"]
@@ -99,6 +106,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="after which nothing of the zoo begins (9)")
     parser.add_argument("--cycles", type=int, default=0, metavar="N", help="suspend and resume the zoo so often")
     parser.add_argument("--seed", type=int, default=1, help="of the cycles (1)")
+    parser.add_argument(
+        "--runtime",
+        choices=("runc", "nvidia"),
+        default="runc",
+        help="what gives containers their GPUs (runc: flags do)",
+    )
     parser.add_argument("--only", action="append", metavar="SCENARIO", help="leave the others out; may be repeated")
     parser.add_argument("--pretended", type=Path, metavar="LIBRARIES", help="rehearse on the pretended driver in there")
     arguments = parser.parse_args(argv)
@@ -116,12 +129,11 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
     images = machine.root / "images"
     images.mkdir(exist_ok=True)
     libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
-    flags = ["--device", "/dev/nvidia0"]
-    for name in SHARED_DEVICES:
-        if Path("/dev", name).exists():
-            flags += ["--device", f"/dev/{name}"]
+    shared = [f"/dev/{name}" for name in SHARED_DEVICES if arguments.runtime == "runc" and Path("/dev", name).exists()]
+    flags = [word for path in ("/dev/nvidia0", *shared) for word in ("--device", path)]
+    toolkit = Toolkit.install(machine) if arguments.runtime == "nvidia" else None
     if arena:
-        Path("/etc/kybernate/shim.toml").write_text(SETTINGS.format(gib=arena, more=""))
+        machine.configure(SETTINGS.format(gib=arena, more=""))
         flags += ARENA
     if arguments.pretended:
         libraries = [str(arguments.pretended)]
@@ -130,7 +142,9 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
     else:
         flags += ["--mount", f"type=bind,src={CHECKOUT},dst={CHECKOUT},options=rbind:ro"]
         program = [sys.executable, str(PAYLOAD)]
-    flags += ["--env", f"LD_LIBRARY_PATH={':'.join(libraries)}", "--env", "HOME=/tmp"]
+    if toolkit is None:
+        flags += ["--env", f"LD_LIBRARY_PATH={':'.join(libraries)}"]
+    flags += ["--env", "HOME=/tmp"]
 
     def payload(what: str) -> list[str]:
         if not arguments.pretended:
@@ -140,7 +154,7 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
         both = " ".join(f'({" ".join(program)} 2 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
         return ["sh", "-c", f"{both} wait"]
 
-    return Bench(machine, images, payload, flags, arguments.mib, bool(arena))
+    return Bench(machine, images, payload, flags, arguments.mib, bool(arena), toolkit)
 
 
 def _attempt(scenario: Callable[[Bench], None], bench: Bench) -> str:
@@ -169,7 +183,8 @@ def _report(bench: Bench, gpus: Sequence[dict[str, object]], names: Sequence[str
             "# A run on real GPUs",
             "",
             f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {len(gpus)} GPUs, {os.cpu_count()} cores, {bench.mib} MiB each"
-            f"{', through the arena' if bench.arena else ''}.",
+            f"{', through the arena' if bench.arena else ''}"
+            f"{', by the runtime of NVIDIA' if bench.toolkit else ''}.",
             "",
             *facts,
             "",

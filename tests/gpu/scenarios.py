@@ -14,12 +14,15 @@ from typing import Any
 
 from kybernate_shim.cuda_helper.node_arena import IDLE_SECONDS
 from tests.gpu.machine import IMAGE, Machine, mounts
+from tests.gpu.nvidia import SHOWN, Toolkit, by_runtime
 
 PAYLOAD = Path(__file__).with_name("payload.py")
 START_SECONDS = 120
 GO_ON_SECONDS = 60
 IDLE_MARGIN = 64 << 20  # bytes by which a GPU may differ from its idle figure
 SAFE = ["--annotation", "kybernate.io/nccl-safe=true"]
+GIVEN = "ls /dev/nvidia*; /sbin/ldconfig -p | grep -e libcuda.so -e libnvidia-ml.so"
+LOOK = f"{GIVEN}; cat /proc/driver/nvidia/params || true"
 ARENA = ["--annotation", "kybernate.io/arena=true"]
 
 Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
@@ -27,7 +30,10 @@ Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
 
 @dataclass
 class Bench:
-    """What scenarios work with: the node, how to start the payload, where images go, whether all have the arena."""
+    """What scenarios work with: the node, how to start the payload, where images go, whether all have the arena.
+
+    `toolkit`: NVIDIA's, where its runtime gives containers their GPUs.
+    """
 
     machine: Machine
     images: Path
@@ -35,7 +41,14 @@ class Bench:
     flags: list[str]
     mib: int
     arena: bool = False
+    toolkit: Toolkit | None = None
     rows: list[Row] = field(default_factory=list)
+
+    def flags_of(self, flags: Sequence[str]) -> list[str]:
+        """Return ctr's flags for a container: its view of the machine, and its GPUs."""
+        if self.toolkit is None:
+            return [*mounts(), *self.flags, *flags]
+        return [*mounts(without=SHOWN), *self.toolkit.mounts(), *by_runtime([*self.flags, *flags])]
 
     def kybernate(self, *argv: str, status: int | None = 0) -> str:
         return self.machine("kybernate", *argv, status=status)
@@ -121,7 +134,7 @@ def container(
     log = log or bench.images / f"{name}.log"
     ctr = [
         "ctr", "run", "-d", "--runtime", "io.containerd.kybernate.v1", "--log-uri", f"file://{log}",
-        *mounts(), *bench.flags, *flags, IMAGE, name, *argv,
+        *bench.flags_of(flags), IMAGE, name, *argv,
     ]  # fmt: skip
     try:
         bench.machine(*ctr)
@@ -207,6 +220,29 @@ def two_processes(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
+# -- by NVIDIA's runtime ----------------------------------------------------------------------------------------------
+
+
+def driver_is_given(bench: Bench) -> None:
+    """A container that asks for no GPU has nothing of the driver; one that does has it, after a restore as before.
+
+    It comes first: hooks leave links and the loader's cache in the overlays.
+    """
+    name, image = "driver-is-given", bench.images / "given"
+    assert bench.toolkit is not None
+    without = ["ctr", "run", "--rm", *mounts(without=SHOWN), *bench.toolkit.mounts(), IMAGE, f"{name}-without"]
+    said = bench.machine(*without, "sh", "-c", f"echo found $({{ {GIVEN}; }} | wc -l)")
+    assert "found 0" in said, said
+    with container(bench, name, *bench.payload("one")) as one:
+        seen = bench.machine("ctr", "task", "exec", "--exec-id", "look", name, "sh", "-c", LOOK)
+        assert "libcuda.so.1" in seen, seen
+        bench.checkpoint(name, name, image, "--exit")
+    with restored(bench, f"{name}-2", image, one.log):
+        again = bench.machine("ctr", "task", "exec", "--exec-id", "look", f"{name}-2", "sh", "-c", LOOK)
+        assert again == seen, f"{seen}\nbefore, and after the restore\n{again}"
+    shutil.rmtree(image)
+
+
 # -- two GPUs ---------------------------------------------------------------------------------------------------------
 
 
@@ -251,4 +287,5 @@ def nccl_restored(bench: Bench) -> None:
 
 
 ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes)
+BY_NVIDIA = (driver_is_given,)
 TWO_GPUS = (move, nccl_refused, nccl_restored)

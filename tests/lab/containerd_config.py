@@ -53,6 +53,8 @@ def text(
     }
     tables.setdefault(plugin(images, pinned), {})["sandbox" if pinned else "sandbox_image"] = f'"{PAUSE}"'
     tables.setdefault(plugin(pods), {})["restrict_oom_score_adj"] = "false" if may_lower_oom_score() else "true"
+    if lane.config_version < 3:
+        tables[plugin(pods)]["enable_cdi"] = "true"  # as later versions have it
     plugins = {"bin_dirs": '["/usr/lib/cni"]'} if lane.config_version > 2 else {"bin_dir": '"/usr/lib/cni"'}
     tables[plugin(pods, "cni")] = {**plugins, "conf_dir": '"/etc/cni/net.d"'}
     tables[plugin(pods, "containerd")] = {"default_runtime_name": f'"{default}"'}

@@ -64,6 +64,8 @@ _K8S = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
 _STRIPPED = ("-ldflags=-s -w",)
+NVIDIA_VERSION = "1.20.2"
+_NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
 
 PROGRAMS = {
     programs.name: programs
@@ -110,6 +112,20 @@ PROGRAMS = {
         Programs("minio", {"usr/local/bin/minio": "github.com/minio/minio"}, flags=_STRIPPED),
         Programs("seaweedfs", {"usr/local/bin/weed": "github.com/seaweedfs/seaweedfs/weed"}, flags=_STRIPPED),
         Programs("versity", {"usr/local/bin/versitygw": "github.com/versity/versitygw/cmd/versitygw"}, flags=_STRIPPED),
+        Programs(
+            "nvidia",
+            # Where the runtime configuration and the specifications of its own packages have them.
+            {
+                f"usr/bin/{name}": f"{_NVIDIA}/cmd/{name}"
+                for name in ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk")
+            },
+            # It is linked without NVML, whose functions are looked up when they are called.
+            flags=(
+                "-ldflags=-s -w '-extldflags=-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files"
+                f" -Wl,-z,lazy' -X {_NVIDIA}/internal/info.version={NVIDIA_VERSION}",
+            ),
+            cgo=True,
+        ),
     )
 }  # fmt: skip
 
@@ -157,7 +173,8 @@ def _build(programs: Programs, into: Path) -> None:
             (into / place).parent.mkdir(parents=True, exist_ok=True)
             tests = place.endswith(".test")
             flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *["-c"] * tests, *programs.flags]
-            built = {**environment, "CGO_ENABLED": str(int(programs.cgo))}
+            quiet = "-O2 -Wno-deprecated-declarations"  # what bindings of a whole C library are full of
+            built = {**environment, "CGO_ENABLED": str(int(programs.cgo)), "CGO_CFLAGS": quiet}
             verb = "test" if tests else "build"
             check([go(), verb, "-C", programs.folder, *flags, "-o", into / place, package], env=built)
     for place, target in programs.links.items():

@@ -32,8 +32,8 @@ def _cluster(name: str, suite: Suite, config_version: int) -> Lane:
 LANES = {
     lane.name: lane
     for lane in (
-        Lane("trixie", TRIXIE, config_version=2),
-        Lane("sid", SID, config_version=3, extras=("minio",)),
+        Lane("trixie", TRIXIE, config_version=2, extras=("nvidia",)),
+        Lane("sid", SID, config_version=3, extras=("minio", "nvidia")),
         Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc")),
         _cluster("cluster", SID, 3),
         _cluster("cluster-trixie", TRIXIE, 2),

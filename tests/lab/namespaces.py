@@ -58,7 +58,7 @@ def enter(node: Node) -> None:
 
 def overlay(layers: tuple[Path, ...], scratch: Path) -> Path:
     """Mount `layers` under a writable one in `scratch` and return where. Changes lie in `scratch`/upper."""
-    if _on_overlay(scratch):
+    if on_overlay(scratch):
         mount("tmpfs", scratch, "tmpfs", data="mode=755")
     upper, work, root = (scratch / name for name in ("upper", "work", "root"))
     for path in (upper, work, root):
@@ -68,7 +68,7 @@ def overlay(layers: tuple[Path, ...], scratch: Path) -> Path:
     return root
 
 
-def _on_overlay(path: Path) -> bool:
+def on_overlay(path: Path) -> bool:
     """Tell whether `path` lies on an overlay, as it does where the machine is itself a container."""
     device = path.stat().st_dev
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -132,6 +132,7 @@ class Cri:
         annotations: Mapping[str, str] = {},
         env: Mapping[str, str] = {},
         mounts: Sequence[config.Mount] = (),
+        devices: Sequence[str] = (),
         memory: int = 0,
         stdin: bool = False,
         tty: bool = False,
@@ -143,12 +144,16 @@ class Cri:
         no_new_privs: bool = False,
         seccomp: str = "",
     ) -> str:
-        """Create a container; `add` and `drop` are capabilities, `seccomp` is a ProfileType by its name."""
+        """Create a container.
+
+        `devices` are CDI's, `add` and `drop` capabilities, and `seccomp` is a ProfileType by its name.
+        """
         container = config.ContainerConfig(
             command=command, log_path=f"{name}.{attempt}.log", stdin=stdin, tty=tty, mounts=mounts
         )
         container.metadata.name, container.metadata.attempt = name, attempt
         container.image.image = image
+        container.CDI_devices.extend(config.CDIDevice(name=name) for name in devices)
         container.annotations.update(annotations)
         container.labels.update({**_labels(pod.config), "io.kubernetes.container.name": name})
         for key, value in env.items():

@@ -14,6 +14,7 @@ from kybernate.node.lookup import KnownContainer
 from kybernate.node.restore import RESTORED_FROM
 from kybernate_shim.messages import process_pb2
 from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 RESTORE_FROM = "kybernate.io/restore-from"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
@@ -107,12 +108,17 @@ def poll_seconds(reported: Reported, failures: int) -> float | None:
 
 
 def _has_gpu(spec: Mapping[str, Any]) -> bool:
-    """Return whether an OCI spec asks for GPUs or has their devices."""
+    """Return whether an OCI spec asks for GPUs, by environment or a CDI device's annotation, or has their devices."""
     environment = _list(_mapping(spec.get("process")).get("env"))
     visible = [value[len(VISIBLE_DEVICES) :] for value in environment if str(value).startswith(VISIBLE_DEVICES)]
     devices = _list(_mapping(spec.get("linux")).get("devices"))
     paths = [str(_mapping(device).get("path", "")) for device in devices]
-    return any(value not in NO_DEVICES for value in visible) or any(path.startswith("/dev/nvidia") for path in paths)
+    asked = [text for name, text in _texts(spec.get("annotations")).items() if name.startswith(CDI_ANNOTATION)]
+    return (
+        any(value not in NO_DEVICES for value in visible)
+        or any(path.startswith("/dev/nvidia") for path in paths)
+        or any(is_nvidia_cdi(device) for text in asked for device in text.split(","))
+    )
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

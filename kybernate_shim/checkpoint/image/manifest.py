@@ -127,7 +127,8 @@ class DataPath:
 class ImageMount:
     """A mount of the container. `kind` says where its content lives; only `pseudo` and `private` are in the image.
 
-    `source` is the host's path; empty where there is none. Kinds: see mounts/described.py.
+    `source` is the host's path; empty where there is none. Kinds: see mounts/described.py. `declared` is the
+    destination of a bind mount as config.json has it, where it led through links to another place.
     """
 
     destination: str
@@ -135,6 +136,7 @@ class ImageMount:
     kind: str
     source: str = ""
     options: tuple[str, ...] = ()
+    declared: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kybernate_shim.checkpoint.mounts.paths import resolve_in
+from kybernate_shim.checkpoint.mounts.paths import MadeMounts, resolve_in
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
@@ -21,51 +21,73 @@ def is_bind(mount: Mapping[str, Any]) -> bool:
     return mount.get("type") == "bind" or bool({"bind", "rbind"} & set(mount.get("options") or ()))
 
 
+def located(spec: Spec, rootfs: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each entry of config.json with its destination as a runtime finds it, which makes them in their order."""
+    made = MadeMounts(rootfs)
+    for mount in spec.mounts:
+        destination = made.resolve(declared(mount))
+        made.add(destination, rootfs.parent / str(mount.get("source") or "") if is_bind(mount) else None)
+        yield mount, destination
+
+
+def declared(mount: Mapping[str, Any]) -> str:
+    """Return the destination as config.json has it."""
+    return str(mount.get("destination") or "/")
+
+
 @dataclass(frozen=True)
 class SpecMounts:
-    """What config.json says of mounts, with destinations as they are after links in the root filesystem."""
+    """What config.json says of mounts, with destinations as they are after links on the way there.
 
-    binds: frozenset[str]
+    `named` are the keys under which runtimes offer bind mounts to CRIU. They look for links in the root filesystem
+    alone, and so miss those in other mounts.
+    """
+
+    binds: Mapping[str, str]  # destination to source
     others: Mapping[str, str]  # destination to type
     masked: frozenset[str]
     read_only: frozenset[str]
     devices: frozenset[str]
     mounted_read_only: frozenset[str] = frozenset()
     recursive: Mapping[str, str] = field(default_factory=dict)  # destination to source, of those with "rbind"
+    named: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, spec: Spec, rootfs: Path) -> SpecMounts:
-        binds: set[str] = set()
+    def of(cls, spec: Spec, rootfs: Path, moved: Mapping[str, str] | None = None) -> SpecMounts:
+        """Read a configuration. `moved`: bind mounts, by their declared destination, that belong elsewhere."""
+        binds: dict[str, str] = {}
         others: dict[str, str] = {}
         recursive: dict[str, str] = {}
-        for mount in spec.mounts:
-            destination = resolve_in(rootfs, str(mount.get("destination") or "/"))
-            recursive.pop(destination, None)
-            if "rbind" in (mount.get("options") or ()):
-                recursive[destination] = str(mount.get("source") or "")
+        read_only: set[str] = set()
+        names: dict[str, str] = {}
+        for mount, found in located(spec, rootfs):
+            destination = (moved or {}).get(declared(mount), found) if is_bind(mount) else found
+            options, source = mount.get("options") or (), str(mount.get("source") or "")
+            for table in (binds, others, recursive, names):
+                table.pop(destination, None)
+            if "rbind" in options:
+                recursive[destination] = source
             if is_bind(mount):
-                binds.add(destination)
-                others.pop(destination, None)
+                binds[destination] = source
+                names[destination] = resolve_in(rootfs, declared(mount))
             else:
                 others[destination] = str(mount.get("type") or "")
-                binds.discard(destination)
+            if READ_ONLY & set(options):
+                read_only.add(destination)
         return cls(
-            frozenset(binds),
+            binds,
             others,
             frozenset(map(str, spec.linux.get("maskedPaths") or ())),
             frozenset(map(str, spec.linux.get("readonlyPaths") or ())),
             frozenset(spec.devices),
-            frozenset(
-                resolve_in(rootfs, str(mount.get("destination") or "/"))
-                for mount in spec.mounts
-                if READ_ONLY & set(mount.get("options") or ())
-            ),
+            frozenset(read_only),
             recursive,
+            frozenset(names.values()),
         )
 
     @property
     def destinations(self) -> frozenset[str]:
-        return self.binds | self.others.keys()
+        return frozenset(self.binds.keys() | self.others.keys())
 
     def accounts_for(self, destination: str, kind: str) -> bool:
         """Return whether the runtime makes the mount at `destination` by itself, from what config.json says."""
@@ -101,6 +123,6 @@ class SpecMounts:
         """Return whether the runtime offers CRIU something under `key` when it restores."""
         if key == NULL:
             return bool(self.masked)
-        if key in self.binds or key in self.devices:
+        if key in self.named or key in self.devices:
             return True
         return any(kind.startswith("cgroup") and Path(key).is_relative_to(place) for place, kind in self.others.items())

@@ -51,9 +51,13 @@ def hook_mounts(
     ]
 
 
-def dump_lines(found: Iterable[HookMount]) -> list[str]:
-    """Return the lines of CRIU's configuration by which a dump accepts the mounts of hooks."""
-    lines = []
+def dump_lines(found: Iterable[HookMount], listed: SpecMounts | None = None) -> list[str]:
+    """Return the lines of CRIU's configuration by which a dump accepts the mounts of hooks.
+
+    And bind mounts that config.json lists, but that runtimes announce to CRIU by another name than theirs.
+    """
+    unnamed = [place for place in listed.binds if place not in listed.named] if listed is not None else []
+    lines = [line("external", f"mnt[{place}]:{place}") for place in unnamed]
     for mount in found:
         if mount.action == "external":
             lines.append(line("external", f"mnt[{mount.destination}]:{mount.destination}"))

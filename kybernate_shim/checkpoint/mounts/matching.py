@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,12 +15,14 @@ from kybernate_shim.checkpoint.image.manifest import ImageMount
 from kybernate_shim.checkpoint.mounts.configured import NULL, SpecMounts
 from kybernate_shim.checkpoint.mounts.hooks import is_kept
 from kybernate_shim.checkpoint.mounts.paths import is_normal
+from kybernate_shim.checkpoint.mounts.sources import followed
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
 SHOWN_DIFFERENCES: Final = 20
 SHOWN_PATH: Final = 200  # characters
 
+KERNELS: Final = ("/proc", "/sys", "/dev")
 PRIVATE: Final = ("tmpfs", "mqueue", "devpts", "overlay")  # nothing of the kernel's or the node's is in them
 
 
@@ -70,9 +72,10 @@ def match_mounts(
     the image) included, writable only where it is writable there. Both may come from anywhere. Raises MountUnmatched,
     which names the differences.
     """
-    listed = SpecMounts.of(spec, rootfs)
-    sources = {mount.destination: mount.source for mount in recorded if mount.kind == "hook" and mount.source}
-    dumped = list(dumped)
+    dumped, recorded = list(dumped), list(recorded)
+    moved = _moved(dumped, recorded)
+    listed = SpecMounts.of(spec, rootfs, moved)
+    sources = {mount.destination: followed(mount.source) for mount in recorded if mount.kind == "hook" and mount.source}
     differences: list[str] = []
     lines: list[str] = []
     for mount in dumped:
@@ -80,6 +83,8 @@ def match_mounts(
             differences.append(f"{mount.destination[:SHOWN_PATH]!a} is not a path where a container can have a mount")
         elif not mount.key or listed.offers(mount.key):
             differences += _changed(mount, listed)
+        elif mount.key in listed.binds:
+            lines.append(line("external", f"mnt[{mount.key}]:{listed.binds[mount.key]}"))
         elif (source := sources.get(mount.destination, "")) and (
             (_permits(policy, source) and _exists(source)) or listed.shows(mount.destination, source, host)
         ):
@@ -103,8 +108,26 @@ def match_mounts(
     ]
     if differences:
         raise MountUnmatched(differences)
-    directories, files = _mount_points(dumped, listed, sources)
+    directories, files = _mount_points(dumped, listed, sources, moved.values())
     return Matching(tuple(lines), tuple(directories), tuple(files))
+
+
+def _moved(dumped: Sequence[DumpedMount], recorded: Sequence[ImageMount]) -> dict[str, str]:
+    """Return where the dumped container had bind mounts whose declared destination led through links.
+
+    There they are restored, whatever links the new root filesystem has. None is moved onto what the kernel shows, where
+    a runtime would not have mounted it.
+    """
+    there = {mount.destination for mount in dumped if mount.key == mount.destination}
+    return {
+        mount.declared: mount.destination
+        for mount in recorded
+        if mount.declared and mount.type == "bind" and mount.destination in there and not _is_kernels(mount.destination)
+    }
+
+
+def _is_kernels(destination: str) -> bool:
+    return any(Path(destination).is_relative_to(place) for place in KERNELS)
 
 
 def _exists(source: str) -> bool:
@@ -168,7 +191,7 @@ def _only_dumped(mount: DumpedMount, source: str, policy: Sequence[str]) -> str:
 
 
 def _mount_points(
-    dumped: Sequence[DumpedMount], listed: SpecMounts, sources: Mapping[str, str]
+    dumped: Sequence[DumpedMount], listed: SpecMounts, sources: Mapping[str, str], moved: Collection[str]
 ) -> tuple[list[str], list[str]]:
     """Return the directories and the files that must be in the root filesystem, and that no runtime prepares.
 
@@ -178,7 +201,8 @@ def _mount_points(
     directories: list[str] = []
     files: list[str] = []
     for mount in dumped:
-        if mount.parent not in mounted and not listed.accounts_for(mount.destination, mount.type):
-            source = sources.get(mount.destination)
+        unprepared = mount.destination in moved or not listed.accounts_for(mount.destination, mount.type)
+        if mount.parent not in mounted and unprepared:
+            source = listed.binds.get(mount.destination) or sources.get(mount.destination)
             (files if source and not Path(source).is_dir() else directories).append(mount.destination)
     return directories, files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,34 +29,59 @@ def _is_name(part: str) -> bool:
         return False
 
 
-def resolve_in(rootfs: Path, destination: str) -> str:
-    """Return `destination` with the links on its way followed as they look from inside `rootfs`; none leads outside.
+class MadeMounts:
+    """The root filesystem and the mounts made in it so far, through which a runtime finds the next one's place.
 
-    Runtimes do the same before they mount, so a Debian image's /var/run/secrets is /run/secrets to CRIU.
+    Only names come of it: nothing is opened, and what a link says is never a path outside the container.
     """
-    pending = destination.split("/")[::-1]
-    done: list[str] = []
-    followed = 0
-    while pending:
-        part = pending.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            done = done[:-1]
-            continue
-        target = _link(rootfs.joinpath(*done, part)) if followed < 40 else ""  # as many as the kernel follows
-        if target:
-            followed += 1
-            done = [] if target.startswith("/") else done
-            pending += target.split("/")[::-1]
-        else:
-            done.append(part)
-    return "/" + "/".join(done)
+
+    def __init__(self, rootfs: Path) -> None:
+        self._made: dict[str, Path | None] = {"/": rootfs}
+
+    def add(self, destination: str, source: Path | None) -> None:
+        """Have the host's `source` at a resolved `destination`; None for what has no links, such as a new tmpfs."""
+        self._made[destination] = source
+
+    def resolve(self, destination: str) -> str:
+        """Return `destination` with the links on its way followed as they look from inside; none leads outside.
+
+        Runtimes do the same before they mount, so a Debian image's /var/run/secrets is /run/secrets to CRIU.
+        """
+        pending = destination.split("/")[::-1]
+        done: list[str] = []
+        followed = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                done = done[:-1]
+                continue
+            target = self._link([*done, part]) if followed < 40 else ""  # as many as the kernel follows
+            if target:
+                followed += 1
+                done = [] if target.startswith("/") else done
+                pending += target.split("/")[::-1]
+            else:
+                done.append(part)
+        return _joined(done)
+
+    def _link(self, parts: list[str]) -> str:
+        """Return where a link leads, "" for all else, such as a mount or a path that is too long for the system."""
+        if _joined(parts) in self._made:
+            return ""
+        above = next(count for count in range(len(parts) - 1, -1, -1) if _joined(parts[:count]) in self._made)
+        source = self._made[_joined(parts[:above])]
+        try:
+            return str(source.joinpath(*parts[above:]).readlink()) if source is not None else ""
+        except (OSError, ValueError):
+            return ""
 
 
-def _link(path: Path) -> str:
-    """Return where a link leads, "" for all else, such as a path that is too long for the system."""
-    try:
-        return str(path.readlink())
-    except (OSError, ValueError):
-        return ""
+def resolve_in(rootfs: Path, destination: str) -> str:
+    """Return `destination` as it is in a root filesystem without mounts: what runtimes call a bind mount to CRIU."""
+    return MadeMounts(rootfs).resolve(destination)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "/" + "/".join(parts)

@@ -126,6 +126,30 @@ EXPORT int nvmlDeviceGetMinorNumber(handle device, unsigned int *number)
     return gpu_at(device, &gpu);
 }
 
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(handle device, unsigned int *count)
+{
+    struct gpu gpu;
+    *count = 0;
+    return gpu_at(device, &gpu);
+}
+
+struct pci_place {
+    char short_text[16];
+    unsigned int domain, bus, device, model, subsystem;
+    char text[32];
+};
+
+/* Each GPU on a bus that no machine has, so that nothing is found below the kernel's directories of it. */
+EXPORT int nvmlDeviceGetPciInfo_v3(handle device, struct pci_place *place)
+{
+    struct gpu gpu;
+    int result = gpu_at(device, &gpu);
+    *place = (struct pci_place){.domain = 0xfa4e, .bus = (unsigned int)device};
+    snprintf(place->short_text, sizeof place->short_text, "%04x:%02x:00.0", place->domain, place->bus);
+    snprintf(place->text, sizeof place->text, "%08x:%02x:00.0", place->domain, place->bus);
+    return result;
+}
+
 struct holder {
     unsigned int pid;
     unsigned long long bytes;

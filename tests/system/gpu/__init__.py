@@ -12,7 +12,7 @@ from tests.system.gpu.node import (
     CONFIG,
     GPUS,
     INSIDE,
-    LIBRARIES,
+    PROGRAMS,
     SOCKET,
     forget_helper,
     heal,
@@ -38,6 +38,7 @@ from tests.system.gpu.programs import (
     holding_again,
     mounts,
 )
+from tests.system.gpu.toolkit import visible
 
 __all__ = [
     "CAPABILITY",
@@ -45,7 +46,7 @@ __all__ = [
     "CONFIG",
     "GPUS",
     "INSIDE",
-    "LIBRARIES",
+    "PROGRAMS",
     "SOCKET",
     "Computing",
     "Holding",
@@ -68,4 +69,5 @@ __all__ = [
     "open_files",
     "other_model",
     "remove_driver",
+    "visible",
 ]

@@ -18,74 +18,39 @@ from kybernate_shim.linux import huge_pages
 from tests.fakes.cuda import Gpus, build
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import BUNDLES, eventually
+from tests.system.gpu import toolkit
 
-LIBRARIES = Path("/usr/local/lib/fake-cuda")  # on the node, found through ldconfig as a driver's are
-LOADER = Path("/etc/ld.so.conf.d/fake-cuda.conf")
+PROGRAMS = Path("/usr/local/lib/fake-cuda")  # on the node
 GPUS = Path("/run/fake-cuda")  # where the driver looks without being told
 SOCKET = Path("/run/kybernate/cuda.sock")
 CONFIG = Path("/etc/kybernate/shim.toml")
 CAPABILITY = 9, 0  # of a pretended GPU
-INSIDE = "/opt/cuda"
+INSIDE = "/opt/cuda"  # where a container has the programs
 COMPUTES = f"{INSIDE}/computes"
-# Stands in for NVIDIA's runtime: at `create`, and only then, it edits the bundle as NVIDIA_VISIBLE_DEVICES says.
-RUNTIME = Path("/usr/local/bin/nvidia-container-runtime")
-RUNTIME_SOURCE = f"""#!/opt/kybernate/bin/python
-import json, os, sys
-arguments = sys.argv[1:]
-if "create" in arguments:
-    path = os.path.join(arguments[arguments.index("--bundle") + 1], "config.json")
-    spec = json.load(open(path))
-    visible = [value[23:] for value in spec["process"]["env"] if value.startswith("NVIDIA_VISIBLE_DEVICES=")]
-    if visible and not any(mount["destination"] == "{INSIDE}" for mount in spec["mounts"]):
-        mount = {{"destination": "{INSIDE}", "type": "bind", "source": "{LIBRARIES}", "options": ["rbind", "ro"]}}
-        spec["mounts"].append(mount)
-        for index in visible[0].split(","):
-            device = {{"path": f"/dev/nvidia{{index}}", "type": "c", "major": 1, "minor": 3, "fileMode": 438}}
-            spec["linux"].setdefault("devices", []).append(device)
-        json.dump(spec, open(path, "w"))
-os.execvp("runc", ["runc", *arguments])
-"""
+NAMES = ("computes", "computes.py", "holds.py", "forks.py", "epochs.py", "evades.py")
 
 
 def install_driver() -> Gpus:
-    """Make this node one with two GPUs: the driver in the loader's path, and device nodes to name the GPUs by."""
+    """Make this node one with two GPUs, their driver, NVIDIA's container toolkit, and programs for containers."""
     built = build()
-    LIBRARIES.mkdir(parents=True, exist_ok=True)
-    for name in (
-        "libcuda.so.1",
-        "libnvidia-ml.so.1",
-        "computes",
-        "computes.py",
-        "holds.py",
-        "forks.py",
-        "epochs.py",
-        "evades.py",
-    ):
-        source = built / name if (built / name).exists() else Path(__file__).parents[2] / "fakes/cuda" / name
-        shutil.copy(source, LIBRARIES)
-    subprocess.run(["gcc", "-shared", "-o", LIBRARIES / "libnccl.so.2", "-x", "c", os.devnull], check=True)
-    LOADER.write_text(f"{LIBRARIES}\n")
-    subprocess.run(["ldconfig"], check=True)
-    RUNTIME.write_text(RUNTIME_SOURCE)
-    RUNTIME.chmod(0o755)
-    for index in range(2):
-        node = Path(f"/dev/nvidia{index}")
-        node.touch()
-        subprocess.run(["mount", "--bind", "/dev/null", node], check=True)
+    toolkit.install(built)
+    PROGRAMS.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        shutil.copy(
+            built / name if (built / name).exists() else Path(__file__).parents[2] / "fakes/cuda" / name, PROGRAMS
+        )
+    subprocess.run(["gcc", "-shared", "-o", PROGRAMS / "libnccl.so.2", "-x", "c", os.devnull], check=True)
     with huge_pages.node_wide():
         pass  # its files stay, as on a node that has moved VRAM before
-    return Gpus.create(GPUS, size=512 << 20)
+    gpus = Gpus.create(GPUS, count=toolkit.GPUS, size=512 << 20)
+    toolkit.specify()
+    return gpus
 
 
 def remove_driver() -> None:
     """Make it a node without GPUs again."""
-    LOADER.unlink()
-    subprocess.run(["ldconfig"], check=True)
-    for index in range(2):
-        subprocess.run(["umount", f"/dev/nvidia{index}"], check=True)
-        Path(f"/dev/nvidia{index}").unlink()
-    RUNTIME.unlink()
-    for directory in (LIBRARIES, GPUS, huge_pages.STATE):
+    toolkit.remove()
+    for directory in (PROGRAMS, GPUS, huge_pages.STATE):
         shutil.rmtree(directory)
 
 

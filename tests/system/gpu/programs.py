@@ -20,7 +20,8 @@ from kybernate_shim.ttrpc import Client
 from tests.stillness import come_to_rest
 from tests.system.checkpoints import PYTHON, ask
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.node import COMPUTES, GPUS, INSIDE, LIBRARIES
+from tests.system.gpu.node import COMPUTES, GPUS, INSIDE, PROGRAMS
+from tests.system.gpu.toolkit import visible
 
 POLLING = ["--env", "COMPUTES_POLLS=2000"]  # microseconds, so that it costs a container next to nothing
 
@@ -33,11 +34,10 @@ def cgroup_of(pid: int) -> str:
 
 
 def mounts() -> list[str]:
-    """Return ctr's flags for a container on this node: the driver's libraries and the GPUs' accounts."""
+    """Return ctr's flags for a container on this node: the programs and the GPUs' accounts."""
     return [
-        "--mount", f"type=bind,src={LIBRARIES},dst={INSIDE},options=rbind:ro",
+        "--mount", f"type=bind,src={PROGRAMS},dst={INSIDE},options=rbind:ro",
         "--mount", f"type=bind,src={GPUS},dst={GPUS},options=rbind:rw",
-        "--env", f"LD_LIBRARY_PATH={INSIDE}",
     ]  # fmt: skip
 
 
@@ -100,17 +100,23 @@ def command(programs: int = 1, *, mib: int = 2, pause_ms: int = 20, devices: Seq
 
 @contextmanager
 def computing(
-    ctr: Ctr, *argv: str, programs: int = 1, flags: Sequence[str] = (), log: Path | None = None, polls: bool = True
+    ctr: Ctr,
+    *argv: str,
+    programs: int = 1,
+    flags: Sequence[str] = (),
+    log: Path | None = None,
+    polls: bool = True,
+    gives: Sequence[str] | None = None,
 ) -> Iterator[Computing]:
     """Start a container that computes on GPU 0, and wait for its first step.
 
     A `log` file that the caller names is kept. With `polls`, a thread of the container asks the GPU again and again
-    whether work is done.
+    whether work is done. `gives` are ctr's flags that give it the GPU.
     """
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     given, log = log, log or Path(f"/tmp/{id}.out")
-    wanted = ["--log-uri", f"file://{log}", *mounts(), "--device", "/dev/nvidia0", *(POLLING if polls else ()), *flags]
+    wanted = ["--log-uri", f"file://{log}", *mounts(), *(gives or visible(0)), *(POLLING if polls else ()), *flags]
     try:
         with own.running(*(argv or command(programs)), id=id, flags=wanted):
             container = Computing(id, log, programs)
@@ -128,15 +134,16 @@ def computing_again(
     log: Path,
     *,
     programs: int = 1,
-    device: str = "/dev/nvidia0",
+    device: int = 0,
     flags: Sequence[str] = (),
+    gives: Sequence[str] | None = None,
 ) -> Iterator[Computing]:
     """Restore an image into a new container, whose own command must not run."""
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     wanted = ["--log-uri", f"file://{log}", "--annotation", f"kybernate.io/restore-from={image}"]
     try:
-        own.launch("false", id=id, flags=[*wanted, *mounts(), "--device", device, *flags])
+        own.launch("false", id=id, flags=[*wanted, *mounts(), *(gives or visible(device)), *flags])
         yield Computing(id, log, programs)
     finally:
         own.remove(id)
@@ -201,7 +208,7 @@ def holding(ctr: Ctr, pieces: int, flags: Sequence[str] = ()) -> Iterator[Holdin
     holding = Holding(id, pieces)
     words = f"exec python3 {INSIDE}/holds.py {pieces} < {GPUS}/{id}.asked > {GPUS}/{id}.answered"
     try:
-        with own.running("sh", "-c", words, id=id, flags=[*mounts(), "--device", "/dev/nvidia0", *flags]):
+        with own.running("sh", "-c", words, id=id, flags=[*mounts(), *visible(0), *flags]):
             assert holding.told() == "ready"
             for piece in range(pieces):
                 holding.fill(piece, piece + 1)
@@ -217,7 +224,7 @@ def holding_again(ctr: Ctr, image: Path, holding: Holding, flags: Sequence[str] 
     """Restore an image of `holding`, which is the new container then."""
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     holding.id = ctr.new_id("gpu")
-    wanted = ["--annotation", f"kybernate.io/restore-from={image}", *mounts(), "--device", "/dev/nvidia0", *flags]
+    wanted = ["--annotation", f"kybernate.io/restore-from={image}", *mounts(), *visible(0), *flags]
     try:
         own.launch("false", id=holding.id, flags=wanted)
         yield
@@ -226,8 +233,8 @@ def holding_again(ctr: Ctr, image: Path, holding: Holding, flags: Sequence[str] 
 
 
 def both() -> list[str]:
-    """Return ctr's flag that adds the second GPU to a container."""
-    return ["--device", "/dev/nvidia1"]
+    """Return ctr's flags that give both GPUs to a container, after those that give it one."""
+    return visible(0, 1)
 
 
 def ask_shim(ctr: Ctr, id: str, method: str) -> Any:

@@ -121,7 +121,7 @@ def test_image_is_restored_by_its_name_while_it_arrives(
         began = ctr.new_id("gpu")
         flags = ["--log-uri", f"file://{log}", "--annotation", f"kybernate.io/restore-from={place}"]
         own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
-        launched = pool.submit(own.launch, "false", id=began, flags=[*flags, *gpu.mounts(), "--device", "/dev/nvidia0"])
+        launched = pool.submit(own.launch, "false", id=began, flags=[*flags, *gpu.mounts(), *gpu.visible(0)])
         with restored(ctr, began, log) as container:
             eventually(lambda: waiting(began), seconds=60)
             store.slowed.release()

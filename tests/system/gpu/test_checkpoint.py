@@ -58,7 +58,7 @@ def test_node_that_names_no_holders_restores_all_the_same(
         again.computes_on()
         assert gpus.used() == used
     if not devices:
-        with gpu.computing_again(ctr, image, log, device="/dev/nvidia1") as again:
+        with gpu.computing_again(ctr, image, log, device=1) as again:
             eventually(lambda: gpus.used() == used[::-1])
 
 

@@ -17,7 +17,7 @@ def test_new_container_with_the_other_gpu_gets_the_state_there(ctr: Ctr, gpus: G
     with gpu.computing(ctr, log=log) as container:
         used = gpus.used()
         kybernate("checkpoint", container.id, str(image), "--exit")
-    with gpu.computing_again(ctr, image, log, device="/dev/nvidia1") as again:
+    with gpu.computing_again(ctr, image, log, device=1) as again:
         again.computes_on()
         assert gpus.used() == used[::-1]
         assert ctr.exec(again.id, "ls", "/dev/nvidia1")

@@ -67,6 +67,8 @@ def test_workload_is_the_owner_of_the_pod(pod: str, labels: dict[str, str], expe
     ("spec", "expected"),
     [
         ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}, "attached"),
+        ({"annotations": {"cdi.k8s.io/gpu": "nvidia.com/gpu=0"}}, "attached"),
+        ({"annotations": {"cdi.k8s.io/net": "example.com/net=0", "of": "nvidia.com/gpu=0"}}, ""),
         ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}, ""),
         ({"linux": {"devices": [{"path": "/dev/nvidia3"}]}}, "attached"),
         ({"linux": {"devices": [{"path": "/dev/null"}]}}, ""),

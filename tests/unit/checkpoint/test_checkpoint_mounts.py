@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from kybernate_shim.checkpoint.criu.config import CriuOptionInvalid
 from kybernate_shim.checkpoint.criu.images import DumpedMount
 from kybernate_shim.checkpoint.image.manifest import ImageMount
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.described import describe_mounts
 from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
 from kybernate_shim.checkpoint.mounts.paths import resolve_in
+from kybernate_shim.checkpoint.mounts.sources import follow_links
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
@@ -367,3 +370,72 @@ def test_links_in_a_circle_end(tmp_path_factory: pytest.TempPathFactory, links: 
     for name, target in dict(links).items():
         (root / name).symlink_to(target)
     assert resolve_in(root, "/a/b/c").startswith("/")
+
+
+def test_destination_through_a_link_in_another_mount_is_found_and_offered(tmp_path: Path) -> None:
+    """Runtimes tell CRIU the name without that link, by which nothing is mounted."""
+    rootfs, usr = tmp_path / "rootfs", tmp_path / "usr"
+    (usr / "share").mkdir(parents=True)
+    (usr / "share/glvnd").symlink_to("/opt/glvnd")
+    rootfs.mkdir()
+    configured = spec(bind("/usr", str(usr)), bind("/usr/share/glvnd/10.json", "/driver/10.json"))
+    listed = SpecMounts.of(configured, rootfs)
+    assert listed.binds == {"/usr": str(usr), "/opt/glvnd/10.json": "/driver/10.json"}
+    container = [mounted("/usr", type_="ext4"), mounted("/opt/glvnd/10.json", type_="ext4")]
+    assert hook_mounts(configured, rootfs, container, []) == []
+    assert dump_lines((), listed) == ["external mnt[/opt/glvnd/10.json]:/opt/glvnd/10.json"]
+    dumped = (*DUMPED, external("/usr"), external("/opt/glvnd/10.json", parent=9))
+    found = match_mounts(dumped, (), configured, rootfs)
+    assert found.lines == ("external mnt[/opt/glvnd/10.json]:/driver/10.json",)
+
+
+def test_destination_is_restored_where_the_links_of_the_dumped_image_led(tmp_path: Path) -> None:
+    old, new = tmp_path / "old/rootfs", tmp_path / "new/rootfs"
+    (old / "var").mkdir(parents=True)
+    (old / "var/run").symlink_to("/run")
+    (new / "var/run").mkdir(parents=True)
+    token = tmp_path / "token"
+    token.touch()
+    configured = spec(bind("/var/run/secrets", str(token)))
+    recorded = describe_mounts(configured, old, ())
+    assert recorded[-1].declared == "/var/run/secrets"
+    found = match_mounts((*DUMPED, external("/run/secrets")), recorded, configured, new)
+    assert found == Matching((f"external mnt[/run/secrets]:{token}",), (), ("/run/secrets",))
+
+
+@pytest.mark.parametrize("place", ["/proc/acpi", "/sys", "/dev/nvidia0"])
+def test_no_image_moves_a_mount_onto_what_the_kernel_shows(tmp_path: Path, place: str) -> None:
+    recorded = (ImageMount(place, "bind", "host", "/src", declared="/data"),)
+    found = differences(external(place), recorded=recorded, new=spec(bind("/data")), root=tmp_path)
+    assert "/data is mounted in the new container, but was not in the dumped one" in found
+
+
+def test_sources_that_are_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").touch()
+    for link, target in (("file", "real/file"), ("twice", "file"), ("directory", "real"), ("nowhere", "missing")):
+        (tmp_path / link).symlink_to(target)
+    sources = ["file", "twice", "directory", "directory/", "nowhere", "directory/file", "real", "/proc/self/ns/net"]
+    configured = {
+        "mounts": [PROC, *(bind(f"/{number}", str(tmp_path / source)) for number, source in enumerate(sources))]
+    }
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps(configured))
+    after = follow_links(Spec.read(bundle), bundle)
+    real = str(tmp_path / "real")
+    assert [mount["source"] for mount in after.mounts[1:]] == [
+        f"{real}/file", f"{real}/file", real, real, str(tmp_path / "nowhere"), str(tmp_path / "directory/file"), real,
+        "/proc/self/ns/net",
+    ]  # fmt: skip
+    assert after == Spec.read(bundle)
+
+
+def test_source_that_a_hook_mounted_is_followed_only_to_what_the_node_allows(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "file").touch()
+    recorded = (ImageMount("/hook", "ext4", "hook", f"{tmp_path}/link"),)
+    found = match_mounts((*DUMPED, external("/hook")), recorded, spec(), tmp_path, policy=[f"{tmp_path}/f*"])
+    assert found.lines == (f"external mnt[/hook]:{tmp_path}/file",)
+    (said,) = differences(external("/hook"), recorded=recorded, new=spec(), root=tmp_path, policy=[f"{tmp_path}/link"])
+    assert "which `hook_mounts` of this node's configuration does not have" in said

@@ -95,7 +95,7 @@ def test_restore_onto_the_other_gpu_takes_the_arenas_bytes_along(ctr: Ctr, gpus:
         kybernate("checkpoint", container.id, str(image), "--exit")
     gpu.kill_helpers()  # with the context that the arena's worker has on the first GPU
     eventually(lambda: gpus.used() == [0, 0])
-    with gpu.computing_again(ctr, image, log, device="/dev/nvidia1", flags=WANTED) as again:
+    with gpu.computing_again(ctr, image, log, device=1, flags=WANTED) as again:
         again.computes_on()
         gpu.kill_helpers()
         eventually(lambda: gpus.used()[0] == 0)
@@ -122,7 +122,7 @@ def test_bytes_are_on_their_gpu_before_the_program_is(ctr: Ctr, gpus: Gpus, tmp_
         assert gpus.used() == held
         container.computes_on()
         kybernate("checkpoint", container.id, str(image), "--exit")
-    with gpu.computing_again(ctr, image, log, device="/dev/nvidia1", flags=WANTED) as again:
+    with gpu.computing_again(ctr, image, log, device=1, flags=WANTED) as again:
         again.computes_on()
         assert prefetched() == MIB << 20
 
@@ -174,7 +174,7 @@ def test_damage_of_the_arenas_bytes_stops_the_restore(ctr: Ctr, gpus: Gpus, tmp_
 
 def restore_refused(ctr: Ctr, image: Path) -> str:
     own, id = Ctr(ctr.runtime, ctr.namespace, PYTHON), ctr.new_id("r")
-    flags = ["-d", *gpu.mounts(), "--device", "/dev/nvidia0", *WANTED]
+    flags = ["-d", *gpu.mounts(), *gpu.visible(0), *WANTED]
     try:
         return refused(*own.run_argv(id, "false", flags=[*flags, "--annotation", f"kybernate.io/restore-from={image}"]))
     finally:
