@@ -239,6 +239,7 @@ def driver_is_given(bench: Bench) -> None:
     with container(bench, name, *bench.payload("one")) as one:
         seen = bench.machine("ctr", "task", "exec", "--exec-id", "look", name, "sh", "-c", LOOK)
         assert "libcuda.so.1" in seen, seen
+        assert "ModifyDeviceFiles: 1" not in seen, seen  # as it is on the machine
         bench.checkpoint(name, name, image, "--exit")
     with restored(bench, f"{name}-2", image, one.log):
         again = bench.machine("ctr", "task", "exec", "--exec-id", "look", f"{name}-2", "sh", "-c", LOOK)
