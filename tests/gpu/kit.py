@@ -1,4 +1,4 @@
-"""Packs what a machine with GPUs lacks: `python -m tests.gpu.kit` makes build/gpu-kit, about 45 MB.
+"""Packs what a machine with GPUs lacks: `python -m tests.gpu.kit` makes build/gpu-kit, about 55 MB.
 
 Programs (containerd, runc, CRIU, NVIDIA's container toolkit) and the libraries below them come from the roots of the
 lab, Python packages from the package index, as wheels for the Python of the machine. `tests/gpu/run` unpacks both over

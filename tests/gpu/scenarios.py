@@ -25,6 +25,8 @@ GIVEN = "ls /dev/nvidia*; /sbin/ldconfig -p | grep -e libcuda.so -e libnvidia-ml
 LOOK = f"{GIVEN}; cat /proc/driver/nvidia/params || true"
 ARENA = ["--annotation", "kybernate.io/arena=true"]
 
+RUNTIME = "io.containerd.kybernate.v1"
+
 Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
 
 
@@ -133,7 +135,7 @@ def container(
     """Run the payload, or `argv`, in a container of that name until it computes."""
     log = log or bench.images / f"{name}.log"
     ctr = [
-        "ctr", "run", "-d", "--runtime", "io.containerd.kybernate.v1", "--log-uri", f"file://{log}",
+        "ctr", "run", "-d", "--runtime", RUNTIME, "--log-uri", f"file://{log}",
         *bench.flags_of(flags), IMAGE, name, *argv,
     ]  # fmt: skip
     try:
@@ -230,12 +232,14 @@ def driver_is_given(bench: Bench) -> None:
     """
     name, image = "driver-is-given", bench.images / "given"
     assert bench.toolkit is not None
-    without = ["ctr", "run", "--rm", *mounts(without=SHOWN), *bench.toolkit.mounts(), IMAGE, f"{name}-without"]
+    shown = [*mounts(without=SHOWN), *bench.toolkit.mounts()]
+    without = ["ctr", "run", "--rm", "--runtime", RUNTIME, *shown, IMAGE, f"{name}-without"]
     said = bench.machine(*without, "sh", "-c", f"echo found $({{ {GIVEN}; }} | wc -l)")
     assert "found 0" in said, said
     with container(bench, name, *bench.payload("one")) as one:
         seen = bench.machine("ctr", "task", "exec", "--exec-id", "look", name, "sh", "-c", LOOK)
         assert "libcuda.so.1" in seen, seen
+        assert "ModifyDeviceFiles: 1" not in seen, seen  # as it is on the machine
         bench.checkpoint(name, name, image, "--exit")
     with restored(bench, f"{name}-2", image, one.log):
         again = bench.machine("ctr", "task", "exec", "--exec-id", "look", f"{name}-2", "sh", "-c", LOOK)

@@ -64,8 +64,9 @@ def test_restored_container_has_what_runtime_and_hooks_had_added(ctr: Ctr, gpus:
         assert {"ro", "nosuid", "nodev"} <= mounts["/etc/vulkan/icd.d/nvidia_icd.json"][1]
         kybernate("checkpoint", container.id, str(image), "--exit")
     second = image.with_name("second")
-    for source in (image, second):
-        with gpu.computing_again(ctr, source, log, gives=WAYS[way]) as again:
+    another = WAYS["annotation" if way == "environment" else "environment"]
+    for source, gives in ((image, WAYS[way]), (second, another)):
+        with gpu.computing_again(ctr, source, log, gives=gives) as again:
             again.computes_on()
             assert mounts_of(ctr, again.id) == mounts
             assert ctr.exec(again.id, "sh", "-c", SEES) == seen
