@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster critest bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -14,6 +14,7 @@ help:
 	@echo "make search       try the properties of the unit tests on a thousand random examples each"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
 	@echo "make test-cluster run the tests of pods under a real kubelet, in a cluster"
+	@echo "make critest      run CRI's validation suite by containerd's shim and by ours, and compare (HANDLERS='runc kybernate')"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node; with LANE=cluster NODES=2, in a cluster of two"
@@ -60,6 +61,10 @@ test-contract test-system: test-%:
 test-cluster:
 	tests/lab/run $(or $(LANE),cluster) -- /opt/kybernate/bin/python -m pytest tests/cluster \
 	    --ignore tests/cluster/two_nodes $(PYTEST_ARGS)
+
+# Some minutes for each handler, of which most are waits. The logs are in build/critest.
+critest:
+	tests/lab/run next -- /opt/kybernate/bin/python -m tests.system.critest $(HANDLERS)
 
 # All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* start.*' picks.
 bench:

@@ -1,15 +1,20 @@
-"""critest, the validation suite of CRI, in a node: its images, made of the node's own programs, and its outcomes.
+"""critest, CRI's validation suite, in a node, under our runtime and under the stock one; `make critest` runs it.
 
-A script and busybox's web server stand in for nginx and httpd, of which the specs see a process and a port. Specs of
-the image service are left out: no runtime has a part in them.
+Its images are made of the node's own programs: scripts and busybox's web server stand in for nginx and httpd, of which
+the specs see a process and a port. Specs of the image service are left out: no runtime has a part in them.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import platform
 import subprocess
+import sys
 import tarfile
-from collections.abc import Mapping
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,9 +22,12 @@ from tests.lab import oci
 from tests.lab.images import ACCOUNTS, DIRECTORIES, PATH
 from tests.system.ctr import Ctr, run
 
+HANDLERS = ("runc", "kybernate", "kybernate-path")  # the first is the oracle
 E2E, STAGING = "registry.k8s.io/e2e-test-images", "gcr.io/k8s-staging-cri-tools"  # the names that critest has
 LEFT_OUT = r"Image Manager|Image Consistency|Image Identifier"
-SECONDS = 580
+SECONDS = 1800
+NETWORK = Path("/etc/cni/net.d/10-lab.conflist")
+REPORTS = Path("build/critest")
 # Has the name, the file, the words of its command line and the port of what it stands in for; serves a page.
 SERVER = b"""#!/bin/sh
 trap 'exit 0' TERM
@@ -28,6 +36,8 @@ echo "${0##*/} serves"
 httpd -f -p "$1" -h /www &
 wait
 """
+# What the specs execute, and Debian's busybox lacks.
+SCRIPTS = {"bin/ipcs": b"#!/bin/sh\ncat /proc/sysvipc/shm\n", "bin/pgrep": b'#!/bin/sh\npidof "$1"\n'}
 # Prints what a program that has the set-user-ID bit may do.
 UID = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("Effective uid: %d\\n", geteuid()); }\n'
 GROUPS = {
@@ -36,15 +46,50 @@ GROUPS = {
 }
 
 
+def main(handlers: Sequence[str]) -> int:
+    """Run all specs under each handler; print how many ended how, and each outcome that is not the first one's."""
+    with tempfile.TemporaryDirectory() as scratch:
+        import_images(Path(scratch))
+    map_ports()
+    found = {handler: outcomes(handler, REPORTS / handler) for handler in handlers or HANDLERS}
+    stock, *others = found
+    for handler, specs in found.items():
+        print(f"{handler:15}", ", ".join(f"{count} {how}" for how, count in sorted(Counter(specs.values()).items())))
+    differ = [(one, spec) for one in others for spec in found[stock] if found[one].get(spec) != found[stock][spec]]
+    for handler, spec in differ:
+        print(f"{handler}: {found[handler].get(spec)}, {stock}: {found[stock][spec]}: {spec}")
+    return 1 if differ or "passed" not in found[stock].values() else 0
+
+
+def outcomes(handler: str, reports: Path) -> dict[str, str]:
+    """Run all specs of CRI's runtime service under a handler and return what became of each; the log stays."""
+    reports.mkdir(parents=True, exist_ok=True)
+    report = reports.resolve() / "junit.xml"
+    argv = ["critest", "-runtime-handler", handler, "-registry-prefix", oci.REGISTRY, "-ginkgo.no-color"]
+    with (reports / "critest.log").open("w") as log:
+        subprocess.run([*argv, f"-ginkgo.skip={LEFT_OUT}", f"-ginkgo.junit-report={report}"], stdout=log, stderr=log,
+                       stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)  # fmt: skip
+    cases = [case.attrib for case in ElementTree.parse(report).iter("testcase")]
+    return {case["name"]: case["status"] for case in cases if case["name"].startswith("[It]")}
+
+
+def map_ports() -> None:
+    """Have the node's network map ports of the host, which the lab has no other use for."""
+    network = json.loads(NETWORK.read_text())
+    network["plugins"].append({"type": "portmap", "capabilities": {"portMappings": True}})
+    NETWORK.write_text(json.dumps(network))
+
+
 def import_images(scratch: Path) -> None:
     """Give containerd all images of the specs under the names that these have for them, and the registry as well."""
+    machine = oci.ARCHITECTURE[platform.machine()]
     plain, server = _image({}), {"var/run/.keep": b"", "www/index.html": b"hello\n"}
     images = {
         f"{E2E}/busybox:1.29-2": plain,
         f"{E2E}/nginx:1.14-2": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "80", "master process"),
         f"{E2E}/httpd:2.4.39-4": _image({**server, "bin/httpd-server": SERVER}, "/bin/httpd-server", "80"),
         f"{E2E}/nonewprivs:1.3": _image({"bin/uid": _compiled(UID, scratch)}, "/bin/uid"),
-        f"{STAGING}/hostnet-nginx-amd64:latest": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "12003"),
+        f"{STAGING}/hostnet-nginx-{machine}:latest": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "12003"),
         f"{STAGING}/test-image-predefined-group:latest": _image(GROUPS),
         f"{STAGING}/test-image-tag:test": plain,
     }
@@ -52,7 +97,7 @@ def import_images(scratch: Path) -> None:
     for name, image in images.items():
         oci.write_archive(image, scratch / "image.tar")
         ctr("images", "import", str(scratch / "image.tar"))
-        local = f"{oci.REGISTRY}/{name.partition('/')[2]}"
+        local = f"{oci.REGISTRY}/{name.partition('/')[2].partition(':')[0]}:latest"  # critest leaves out the tag
         for other in (name, local):
             ctr("images", "tag", "--force", image.reference, other)
         ctr("images", "push", "--plain-http", local)
@@ -66,9 +111,9 @@ def _image(files: Mapping[str, bytes], *entrypoint: str) -> oci.Image:
         for path in ("bin", *DIRECTORIES):
             oci.add(tar, path, type=tarfile.DIRTYPE, mode=0o1777 if path.endswith("tmp") else 0o755)
         oci.add(tar, "bin/busybox", Path("/bin/busybox").read_bytes(), mode=0o755)
-        for applet in sorted(set(applets) - {"busybox"}):
-            oci.add(tar, f"bin/{applet}", type=tarfile.SYMTYPE, linkname="busybox")
-        for path, data in {**ACCOUNTS, **files}.items():
+        for applet in sorted(set(applets) - {"busybox"}):  # no symbolic links: a spec masks one applet alone
+            oci.add(tar, f"bin/{applet}", type=tarfile.LNKTYPE, linkname="bin/busybox", mode=0o755)
+        for path, data in {**ACCOUNTS, **SCRIPTS, **files}.items():
             mode = 0o644 if not path.startswith("bin/") else 0o755 if data.startswith(b"#!") else 0o4755
             oci.add(tar, path, data, mode=mode)
     command = {"Entrypoint": list(entrypoint)} if entrypoint else {"Cmd": ["sh"]}
@@ -80,13 +125,5 @@ def _compiled(source: str, scratch: Path) -> bytes:
     return (scratch / "compiled").read_bytes()
 
 
-def outcomes(handler: str, reports: Path) -> dict[str, str]:
-    """Run all specs of CRI's runtime service under a handler and return what became of each."""
-    argv = ["critest", "-runtime-handler", handler, "-registry-prefix", oci.REGISTRY, "-report-dir", str(reports)]
-    run([*argv, f"-ginkgo.skip={LEFT_OUT}", "-ginkgo.no-color"], status=None, timeout=SECONDS)
-    (report,) = reports.glob("*.xml")
-    return {
-        case.attrib["name"]: case.attrib["status"]
-        for case in ElementTree.parse(report).iter("testcase")
-        if case.attrib["name"].startswith("[It]")
-    }
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
