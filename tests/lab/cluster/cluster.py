@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from tests.lab.node import STATE, Daemon, NotReady, Registry
 
 FACTS = STATE / "cluster.json"
 REGISTRY_SETTINGS = Path("/etc/lab/registry.yml")
-SECONDS = 60  # in which each step of the start must have ended
+SECONDS = 120  # in which each step of the start must have ended
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,22 @@ class Cluster:
             waits += [("--for=create", f"--namespace={namespace}", "serviceaccount/default")]
             waits += [("--for=create", f"--namespace={namespace}", "configmap/kube-root-ca.crt")]
         for wait in waits:
-            kubectl("wait", f"--timeout={SECONDS}s", *wait)
-        self.name_server.wait_ready()
+            self._wait(*wait)
+        for daemon in self.daemons:
+            daemon.wait_ready(seconds=SECONDS)
+
+    def _wait(self, *words: str) -> None:
+        """Wait with `kubectl wait`, which watches. Raises NotReady, at once where a program of the cluster ends."""
+        argv = ["kubectl", f"--kubeconfig={ADMINISTRATOR}", "wait", f"--timeout={SECONDS}s", *words]
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as waiting:
+            while waiting.poll() is None:
+                for daemon in self.daemons:
+                    if not daemon.alive():
+                        waiting.kill()
+                        raise NotReady(f"{daemon.name} has ended\n{daemon.tail()}")
+                time.sleep(0.05)
+            if waiting.returncode:
+                raise NotReady(f"{' '.join(argv)}: {waiting.stderr.read() if waiting.stderr else ''}")
 
 
 def running() -> Cluster:

@@ -28,7 +28,7 @@ from tests.lab.node import Daemon
 
 COREFILE = CONFIGURATION / "Corefile"
 KUBELET_CONFIGURATION = CONFIGURATION / "kubelet.yaml"
-DNS_READY_PORT, PROXY_HEALTH_PORT = 8181, 10256
+CONTROLLERS_PORT, SCHEDULER_PORT, DNS_READY_PORT, PROXY_HEALTH_PORT = 10257, 10259, 8181, 10256
 AGENT = "/opt/kybernate/bin/kybernate"
 # A program that waits most of the time keeps little garbage, at the price of collecting it more often.
 SMALL = ("env", "GOGC=50")
@@ -100,21 +100,16 @@ def api_server() -> Daemon:
 
 def controllers() -> Daemon:
     """The controller manager."""
-    return Served("kube-controller-manager", (
-        *SMALL, "kube-controller-manager", *_as("controller-manager"), "--leader-elect=false",
-        f"--bind-address={CONTROL_PLANE}", "--use-service-account-credentials", "--profiling=false",
-        f"--client-ca-file={PKI}/ca.crt", *_serving("controller-manager"),
+    return Daemon("kube-controller-manager", (
+        *SMALL, "kube-controller-manager", *_as("controller-manager"), "--use-service-account-credentials",
         f"--service-account-private-key-file={PKI}/service-accounts.key", f"--root-ca-file={PKI}/ca.crt",
         f"--cluster-signing-cert-file={PKI}/ca.crt", f"--cluster-signing-key-file={PKI}/ca.key",
-    ), (10257,))  # fmt: skip
+    ), (CONTROLLERS_PORT,))  # fmt: skip
 
 
 def scheduler() -> Daemon:
     """The scheduler."""
-    return Served("kube-scheduler", (
-        *SMALL, "kube-scheduler", *_as("scheduler"), "--leader-elect=false", f"--bind-address={CONTROL_PLANE}",
-        f"--client-ca-file={PKI}/ca.crt", *_serving("scheduler"), "--profiling=false",
-    ), (10259,))  # fmt: skip
+    return Daemon("kube-scheduler", (*SMALL, "kube-scheduler", *_as("scheduler")), (SCHEDULER_PORT,))
 
 
 def name_server() -> Daemon:
@@ -154,8 +149,8 @@ def kubelet_configuration(address: str) -> str:
         "clusterDNS": [DNS_SERVICE], "clusterDomain": DOMAIN, "resolvConf": "/etc/resolv.conf",
         "staticPodPath": f"{CONFIGURATION}/manifests",
         # The lab has no systemd, cgroup v1 where the machine has it, and may not lower OOM scores.
-        "cgroupDriver": "cgroupfs", "failCgroupV1": False, "failSwapOn": False, "enforceNodeAllocatable": [],
-        "oomScoreAdj": 0, "featureGates": {"KubeletInUserNamespace": True},
+        "cgroupDriver": "cgroupfs", "failCgroupV1": False, "failSwapOn": False,
+        "oomScoreAdj": 0,
         # The disk and the memory are the machine's: how full they are says nothing of the node.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%",
                          "nodefs.inodesFree": "1%"},
@@ -168,7 +163,7 @@ def proxy(machine: Machine) -> Daemon:
     """A node's kube-proxy. It leaves the machine's connection tracking as it is."""
     return _in(machine, "kube-proxy", (
         *SMALL, "kube-proxy", f"--kubeconfig={kubeconfig('kube-proxy')}", f"--hostname-override={machine.name}",
-        "--proxy-mode=nftables", f"--cluster-cidr={PODS}", "--conntrack-max-per-core=0",
+        "--proxy-mode=nftables", f"--cluster-cidr={PODS}", "--oom-score-adj=0", "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
     ), (PROXY_HEALTH_PORT,))  # fmt: skip
 
@@ -186,10 +181,11 @@ def _in(
 
 
 def _as(name: str) -> tuple[str, ...]:
-    """Return the flags by which a component calls the API server, also to know who calls it."""
+    """Return the flags of a component that there is once: how it calls the API server, also to know its own callers.
+
+    It makes its serving certificate by itself, in memory: each file that it is given costs one of the machine's few
+    inotify instances.
+    """
     file = kubeconfig(name)
-    return (f"--kubeconfig={file}", f"--authentication-kubeconfig={file}", f"--authorization-kubeconfig={file}")
-
-
-def _serving(name: str) -> tuple[str, ...]:
-    return (f"--tls-cert-file={PKI}/{name}.crt", f"--tls-private-key-file={PKI}/{name}.key")
+    callers = (f"--authentication-kubeconfig={file}", f"--authorization-kubeconfig={file}")
+    return (f"--kubeconfig={file}", *callers, "--leader-elect=false", "--bind-address=127.0.0.1", "--profiling=false")

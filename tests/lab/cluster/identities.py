@@ -35,7 +35,6 @@ def write_all(nodes: Iterable[tuple[str, str]]) -> None:
     authority.server("kube-apiserver", API_NAMES).write(PKI / "apiserver")
     authority.client("kubelet-client").write(PKI / "kubelet-client")
     for name in ("controller-manager", "scheduler"):
-        authority.server(name, [CONTROL_PLANE, "localhost"]).write(PKI / name)
         _client(authority, kubeconfig(name), f"system:kube-{name}")
     _client(authority, kubeconfig("coredns"), "coredns")
     administrator = authority.client("admin", "system:masters")

@@ -127,3 +127,5 @@ class Node:
         self.stop()
         self.start_containerd()
         self.start_others()
+        for daemon in self.daemons:
+            daemon.wait_ready()
