@@ -188,9 +188,17 @@ PARTS = (
         "systemd and the packaged units, whatever the runtimes",
     ),
     Part(
+        "node of a cluster",
+        ("cluster/test_disruptions.py", "cluster/test_restarts.py", "cluster/test_scale.py"),
+        150,
+        CLUSTERS[:1],
+        "kubelet, containerd and agent as they end and come back, which no other test could stand",
+        flags=ONE_NODE,
+    ),
+    Part(
         "cluster",
         ("cluster",),
-        100,
+        200,
         CLUSTERS[:1],
         "kubelet and its pods; what it asks of containerd is in the lane's own tests, for both versions",
         flags=ONE_NODE,

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.lab.cluster.nodes import Node
+from tests.lab.namespaces import CHECKOUT
 from tests.system.ctr import eventually
 from tests.system.leftovers import Snapshot
 
@@ -22,7 +23,7 @@ Found = dict[str, list[str]]
 
 def snapshot(node: Node) -> Found:
     """Return the names of what a pod could leave, by kind."""
-    found: Found = json.loads(node.run(sys.executable, "-m", __name__))
+    found: Found = json.loads(node.run("env", f"PYTHONPATH={CHECKOUT}", sys.executable, "-m", __name__))
     return found
 
 

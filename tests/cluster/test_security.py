@@ -72,8 +72,7 @@ def test_capabilities_seccomp_and_proc(kubectl: Kubectl, handler: str) -> None:
     assert found["plain"]["Seccomp"] == "2"
     masked = ("sh", "-c", "head -c 1 /proc/kcore | wc -c; ls /proc/acpi 2>/dev/null | wc -l")
     assert kubectl.exec("powers", *masked, container="plain").split() == ["0", "0"]
-    readable = ("sh", "-c", "test -w /proc/sys/kernel && echo writable || echo read-only")
-    assert kubectl.exec("powers", *readable, container="plain") == "read-only\n"
+    assert "proc /proc/sys proc ro," in kubectl.exec("powers", "cat", "/proc/mounts", container="plain")
     assert kubectl.exec("powers", "ls", "/dev/kmsg", container="privileged") == "/dev/kmsg\n"
 
 
@@ -87,7 +86,7 @@ def test_users_of_a_pod_of_its_own(kubectl: Kubectl, handler: str, proc: str) ->
     assert (inside, length) == ("0", "65536")
     assert int(outside) >= 65536
     assert kubectl.exec("users", "id", "-u") == "0\n"
-    masked = kubectl.exec("users", "grep", "-c", "/proc/", "/proc/self/mountinfo")
+    masked = kubectl.exec("users", "sh", "-c", "grep -c /proc/ /proc/self/mountinfo || true")
     assert (int(masked) > 1) is (proc == "Default")
 
 
