@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint.criu.config import explain, refuse_cuda_plugin
 from kybernate_shim.checkpoint.dump_manifest import LOG, STATISTICS, add_own_files, finish
-from kybernate_shim.checkpoint.dump_plan import DumpPlan, memory_bytes, plan_dump, require_directories
+from kybernate_shim.checkpoint.dump_plan import (
+    DumpPlan,
+    memory_bytes,
+    plan_dump,
+    require_common_state,
+    require_directories,
+)
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.freeze import freeze_container
 from kybernate_shim.checkpoint.image import staging
@@ -34,7 +40,9 @@ from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.errors import Failed
+from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
@@ -137,6 +145,8 @@ async def _steps(
             back.push_async_callback(set_frozen, False)
         begin = await _stand_still(target, operation, detached)
         await require_directories(target, request)
+        await require_common_state(target, request)
+        threads = await to_the_end(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
             await _write_state(target, request, operation, plan, digester, detached)
             if not request.exit:
@@ -148,7 +158,7 @@ async def _steps(
             await to_the_end(partial(add_own_files, target, request))
             sealed = await encrypted(request, plan.manifest.id, target.config, operation)
             with operation.step("manifest"):
-                work = partial(finish, request, operation, plan, detached, digester, sealed)
+                work = partial(finish, request, operation, plan, threads, detached, digester, sealed)
                 dumped = await to_the_end(work, digester.stop)
         if request.exit:
             operation.commit()
@@ -216,6 +226,12 @@ async def _stand_still(target: Target, operation: Operation, detached: Detached 
         if detached is None or not await detached.must_release():
             return begin
         await to_the_end(target.cgroup.thaw)
+
+
+def chosen_settings(target: Target) -> tuple[ThreadSettings, ...]:
+    """Return what the threads of a frozen container have chosen and CRIU does not keep."""
+    assert target.cgroup is not None
+    return thread_settings.chosen(target.cgroup.processes(), target.init_pid)
 
 
 def _since(begin: float) -> int:

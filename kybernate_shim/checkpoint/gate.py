@@ -21,12 +21,14 @@ from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited
 from kybernate_shim.checkpoint.cleanup import named, plain_path
 from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, CriuUnusable, line
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.credentials import of_process, process_tree
 from kybernate_shim.linux.descriptors import outside
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting, oom_score_adj, set_oom_score_adj
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.native import HOLDER
 from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
@@ -61,8 +63,8 @@ class Gate:
     """What one restore's script asks. `refusals` are the sentences of an excess, or the error of a failed look.
 
     `take_out` moves CRIU out of the container's cgroup, `look` returns the excess of init and all below it, and `kill`
-    ends everything in the container's cgroup. They are also held until what is `awaited` is there; `failure` says
-    why it will not be.
+    ends everything in the container's cgroup; `put_back` gives threads what CRIU has not, `differences` are what it
+    could not. They are also held until what is `awaited` is there; `failure` says why it will not be.
     """
 
     take_out: Callable[[int], None]
@@ -73,6 +75,8 @@ class Gate:
     environment: dict[str, str] = field(default_factory=dict)
     awaited: Awaited | None = None
     failure: ArrivalFailed | None = None
+    put_back: Callable[[int], list[str]] = lambda init: []
+    differences: list[str] = field(default_factory=list)
     _moved: asyncio.Future[None] | None = None
 
     def known_to(self, runtime: Runtime) -> Runtime:
@@ -119,6 +123,8 @@ class Gate:
                 return b"pass\n"
             try:
                 self.refusals = await asyncio.to_thread(self.look, int(init))
+                if not self.refusals:
+                    self.differences = await asyncio.to_thread(self.put_back, int(init))
                 if self.awaited is not None and not self.refusals:
                     await self.awaited.wait()
                 self.passed = not self.refusals
@@ -146,7 +152,9 @@ class Gate:
         raise PrivilegesExceeded(refusals, "The restored processes were killed before they ran")
 
 
-def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None) -> Gate:
+def _gate(
+    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None, threads: Sequence[ThreadSettings]
+) -> Gate:
     """Return the gate of one restore. CRIU mounts separate cgroup hierarchies, so cgroups are looked up before.
 
     Raises PrivilegesExceeded.
@@ -162,18 +170,24 @@ def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | N
     def excess_below(init: int) -> list[str]:
         return [] if allowance is None else look(init, spec, allowance, mounts)
 
-    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, awaited=awaited)
+    def put_back(init: int) -> list[str]:
+        return thread_settings.put_back(init, threads) if threads else []
+
+    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, awaited=awaited, put_back=put_back)
 
 
 @asynccontextmanager
 async def held_back(
-    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None = None
+    spec: Spec,
+    allowance: PrivilegeAllowance | None,
+    awaited: Awaited | None = None,
+    threads: Sequence[ThreadSettings] = (),
 ) -> AsyncIterator[Gate | None]:
     """Answer the script of one restore while the body runs; None where everything is allowed, and is there."""
-    if allowance is None and awaited is None:
+    if allowance is None and awaited is None and not threads:
         yield None
         return
-    gate = _gate(spec, allowance, awaited)
+    gate = _gate(spec, allowance, awaited, threads)
     loop = asyncio.get_running_loop()
     ask, asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     answered, answer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

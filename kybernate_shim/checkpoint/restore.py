@@ -43,6 +43,7 @@ from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.linux.private_files import close_files
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
@@ -55,6 +56,7 @@ from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, add
 
 LOG = "restore.log"  # CRIU's, in the work directory
+SHOWN = 6  # threads in a line of the log
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise create again from the image
 
 
@@ -66,8 +68,8 @@ class RestoreFailed(Failed):
 class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
-    `inspection` is what its images say, `allowance` what its processes may have, None for all; `awaited` is what has to
-    arrive before they run.
+    `inspection` is what its images say, `allowance` what its processes may have, None for all; `threads` are those that
+    CRIU does not give all they had, `awaited` is what has to arrive before they run.
     """
 
     criu: Criu
@@ -75,6 +77,7 @@ class Prepared:
     inspection: Inspection
     allowance: PrivilegeAllowance | None = None
     awaited: Awaited | None = None
+    threads: tuple[ThreadSettings, ...] = ()
 
 
 async def prepare(
@@ -102,7 +105,9 @@ async def prepare(
                 await _verify(image, operation)
         with operation.step("compare"):
             inspection = await reading
-            allowance = require_privileges(target.spec, image.manifest.security, inspection.privileges, log)
+            allowance = require_privileges(
+                target.spec, image.manifest.security, image.manifest.threads, inspection.privileges, log
+            )
             matching = await _compare(target, image, inspection, log, accelerator)
             prepared = _told(target, image, matching, inspection, work, allowance, awaited(image, operation))
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
@@ -195,7 +200,7 @@ def _told(
     )
     if manifest.has_gpu_state:
         refuse_cuda_plugin(configuration)
-    if allowance is not None or awaited is not None:
+    if allowance is not None or awaited is not None or manifest.threads:
         gate.arm(configuration)
     words = Criu(
         image.path,
@@ -204,7 +209,7 @@ def _told(
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment, inspection, allowance, awaited)
+    return Prepared(words, configuration.environment, inspection, allowance, awaited, manifest.threads)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -224,7 +229,7 @@ def _cgroup_root(spec: Spec) -> list[str]:
 
 
 async def run(
-    target: Target, prepared: Prepared, operation: Operation, *, fds: Mapping[int, int], console: Path | None
+    target: Target, prepared: Prepared, operation: Operation, log: Log, *, fds: Mapping[int, int], console: Path | None
 ) -> None:
     """Let CRIU restore the processes; they run when this returns, and init's pid is in the bundle.
 
@@ -232,7 +237,7 @@ async def run(
     """
     seconds = target.runtime.deadlines.restore
     with operation.step("restore") as step, _kept_hostname(target.spec):
-        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited) as held:
+        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.threads) as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
             try:
                 if held is None:
@@ -249,8 +254,10 @@ async def run(
                     held.require_passed()
                 if held is not None and held.failure is not None:
                     raise RestoreFailed(f"{_failed(target, left)}: {held.failure}") from held.failure
-                log = prepared.criu.work_path / LOG
-                raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+                text = explain(f"{_failed(target, left)}: {error.message}", prepared.criu.work_path / LOG)
+                raise RestoreFailed(text) from error
+    if held is not None and held.differences:
+        log.warning("restore.threads_differ", task=target.id, threads=held.differences[:SHOWN])
     if prepared.awaited is not None:
         step.seconds -= prepared.awaited.step.seconds
 

@@ -1,4 +1,4 @@
-"""kcmp(2): whether two processes share memory, descriptors or an open file."""
+"""kcmp(2): whether two processes or threads share memory, descriptors, directories or an open file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
 _KCMP_VM = 1
 _KCMP_FILES = 2
+_KCMP_FS = 3
 
 
 def same_memory(pid: int, other: int) -> bool:
@@ -21,6 +22,11 @@ def same_memory(pid: int, other: int) -> bool:
 def same_descriptors(pid: int, other: int) -> bool:
     """Return whether two threads have one table of descriptors, see kcmp(2); else as `same_memory`."""
     return _same(pid, other, _KCMP_FILES)
+
+
+def same_directories(pid: int, other: int) -> bool:
+    """Return whether two threads have one working directory, root and umask, see kcmp(2); else as `same_memory`."""
+    return _same(pid, other, _KCMP_FS)
 
 
 def same_open_file(pid: int, other: int, fd: int) -> bool:

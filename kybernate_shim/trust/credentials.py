@@ -31,11 +31,13 @@ from kybernate_shim.linux.credentials import (
     ProcessCredentials,
     capability_bits,
 )
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.oci.spec import Spec
 
 KEEP_CAPS: Final = 0x10  # the one of the securebits that any process may set
 NAMES_SHOWN: Final = 6
 ROOT: Final = 0
+REAL_TIME_IO: Final = ("CAP_SYS_NICE", "CAP_SYS_ADMIN")
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,14 @@ def excess_of(
             needs, allows = " or ".join(thing.capabilities), _capability_names(allowance.permitted)
             found.append(f"{thing.what} in the image needs {needs}, the pod allows {allows}")
     return list(dict.fromkeys(found))
+
+
+def excess_of_settings(threads: Iterable[ThreadSettings], allowance: PrivilegeAllowance) -> list[str]:
+    """Return a sentence for each thread of an image that has chosen what a process of the pod could not choose."""
+    if allowance.any_schedule or any(map(allowance.has, REAL_TIME_IO)):
+        return []
+    return [f"{one.title}: a real-time I/O priority, the pod allows ordinary ones without CAP_SYS_NICE"
+            for one in threads if one.wants_real_time_io]  # fmt: skip
 
 
 def excess(one: ProcessCredentials, allowance: PrivilegeAllowance) -> list[str]:
