@@ -18,6 +18,7 @@ from kybernate_shim.linux.credentials import (
     capability_bits,
     is_below,
 )
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import (
     NeedsCapability,
@@ -26,6 +27,7 @@ from kybernate_shim.trust.credentials import (
     allowance_of,
     excess,
     excess_of,
+    excess_of_settings,
     seccomp_digest,
     security_of,
 )
@@ -309,3 +311,13 @@ def test_who_has_less_is_never_refused_for_more(
     less = replace(one, caps=fewer, no_new_privs=True, seccomp=2, filters=("a",), node_namespaces=())
     if not excess(one, allowance):
         assert excess(less, allowance) == []
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "allowed"), [((), False), (("CAP_SYS_NICE",), True), (("CAP_SYS_ADMIN",), True)]
+)
+def test_real_time_io_needs_a_capability(capabilities: tuple[str, ...], allowed: bool) -> None:
+    threads = [ThreadSettings(1, 9, io_priority=1 << 13 | 4), ThreadSettings(1, 1, cpus="0", io_priority=2 << 13)]
+    found = excess_of_settings(threads, allowance_of(spec(capabilities=list(capabilities))))
+    text = "thread 9 of process 1: a real-time I/O priority, the pod allows ordinary ones without CAP_SYS_NICE"
+    assert found == ([] if allowed else [text])
