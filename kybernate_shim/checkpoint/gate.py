@@ -122,9 +122,8 @@ class Gate:
             if action == "post-restore":
                 return b"pass\n"
             try:
+                self.differences = await asyncio.to_thread(self.put_back, int(init))
                 self.refusals = await asyncio.to_thread(self.look, int(init))
-                if not self.refusals:
-                    self.differences = await asyncio.to_thread(self.put_back, int(init))
                 if self.awaited is not None and not self.refusals:
                     await self.awaited.wait()
                 self.passed = not self.refusals

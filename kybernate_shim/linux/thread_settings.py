@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories
 from kybernate_shim.linux.credentials import process_tree
 from kybernate_shim.linux.libc import syscall
 from kybernate_shim.linux.numa import parse_list
+from kybernate_shim.linux.process import oom_score_adj, set_oom_score_adj
 
 MOST_CPUS: Final = 1 << 14
 CPU_LIST: Final = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
@@ -33,8 +34,9 @@ class ThreadSettings:
     """What a thread has chosen, by the numbers of its process and itself in the container.
 
     `cpus` are those that it may run on, in the form "0-3,8"; `timer_slack` is in nanoseconds; `io_priority` has class
-    and level as ioprio_get(2) returns them; `core_filter`, in a process's first thread alone, says what a core dump of
-    the process holds. "", 0 and None: it has chosen nothing.
+    and level as ioprio_get(2) returns them. Of a process, in its first thread alone: `core_filter` says what its
+    core dumps hold, `oom_zero` that its oom_score_adj is 0, the only value that CRIU does not restore. "", 0, None and
+    False: it has chosen nothing.
     """
 
     pid: int
@@ -43,6 +45,7 @@ class ThreadSettings:
     timer_slack: int = 0
     io_priority: int = 0
     core_filter: int | None = None
+    oom_zero: bool = False
 
     @property
     def wants_real_time_io(self) -> bool:
@@ -50,7 +53,8 @@ class ThreadSettings:
 
     @property
     def any(self) -> bool:
-        return bool(self.cpus or self.timer_slack or self.io_priority) or self.core_filter is not None
+        numbers = self.cpus or self.timer_slack or self.io_priority
+        return bool(numbers or self.oom_zero) or self.core_filter is not None
 
     @property
     def title(self) -> str:
@@ -65,6 +69,7 @@ class Inherited:
         self.timer_slack = _timer_slack("self")
         self.io_priority = _io_priority(0)
         self.core_filter = _core_filter("self")
+        self.oom_zero = oom_score_adj(os.getpid()) == 0
 
     @cached_property
     def cpus(self) -> tuple[set[int], ...]:
@@ -143,7 +148,8 @@ def _of_process(pid: int, usual: Inherited) -> Iterator[ThreadSettings]:
 
 def _of_thread(pid: int, tid: int, usual: Inherited) -> ThreadSettings:
     cpus, slack, priority = os.sched_getaffinity(tid), _timer_slack(tid), _io_priority(tid)
-    core = _core_filter(pid) if tid == pid else usual.core_filter
+    first = tid == pid
+    core = _core_filter(pid) if first else usual.core_filter
     settings = ThreadSettings(
         pid,
         tid,
@@ -151,11 +157,12 @@ def _of_thread(pid: int, tid: int, usual: Inherited) -> ThreadSettings:
         0 if slack == usual.timer_slack else slack,
         0 if priority == usual.io_priority else priority,
         None if core == usual.core_filter else core,
+        first and not usual.oom_zero and oom_score_adj(pid) == 0,
     )
     if not settings.any:
         return settings
-    inside = _inside(f"/proc/{pid}/task/{tid}/status")
-    return ThreadSettings(*inside, settings.cpus, settings.timer_slack, settings.io_priority, settings.core_filter)
+    process, thread = _inside(f"/proc/{pid}/task/{tid}/status")
+    return replace(settings, pid=process, tid=thread)
 
 
 def _numbers(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
@@ -183,6 +190,8 @@ def _set(tid: int, wanted: ThreadSettings) -> Iterator[str]:
     if wanted.core_filter is not None:
         filters = f"{wanted.core_filter:#x}"
         yield from _tried("core dump filter", lambda: _write(f"/proc/{tid}/coredump_filter", filters))
+    if wanted.oom_zero:
+        yield from _tried("OOM score of 0", lambda: set_oom_score_adj(tid, 0))
 
 
 def _set_cpus(tid: int, wanted: str) -> Iterator[str]:

@@ -113,7 +113,7 @@ def state():
         "main": of_thread(), "threads": [one.ask() for one in THREADS],
         "limits": [resource.getrlimit(kind) for kind in range(16)],
         "oom": open("/proc/self/oom_score_adj").read(), "core": open("/proc/self/coredump_filter").read(),
-        "dumpable": prctl(3), "parent death": number(2), "subreaper": number(37), "mce": prctl(34), "thp": prctl(42),
+        "dumpable": prctl(3), "parent death": number(2), "subreaper": number(37), "thp": prctl(42),
         "session": os.getsid(0), "group": os.getpgid(0), "directory": os.getcwd(), "pid": os.getpid(),
         "writes": {place: can_write(place) for place in ("/", "/tmp", "/volatile")}, "mounts": mounted(),
     }
@@ -165,7 +165,7 @@ def two_filters(): install_filter("ptrace"); install_filter("acct")
 def filter_of_a_thread(): prctl(38, 1); THREADS.append(Thread(lambda: install_filter("acct")))
 def undumpable(): prctl(4, 0)
 def no_new_privileges(): prctl(38, 1)
-def process_settings(): prctl(1, signal.SIGTERM); prctl(36, 1); prctl(41, 1); prctl(33, 1, 1)
+def process_settings(): prctl(1, signal.SIGTERM); prctl(36, 1); prctl(41, 1)
 def session(): os.setsid(); os.chdir("/usr/lib")
 
 

@@ -13,13 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import users
+
 TESTS = Path(__file__).parent
-UID = 1000
-# The capabilities that `ctr` gives a container.
-GIVEN = (
-    "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL"
-    " AUDIT_WRITE"
-)
 # Files of tests, below this folder, whose containers are a user's.
 USERS = (
     "test_bound_sockets.py", "test_cancel.py", "test_checkpoint*.py", "test_cri.py", "test_daemon_lasts.py",
@@ -34,8 +30,8 @@ def set_for(item: pytest.Item) -> None:
     """Have the containers of a test, and of the fixtures that it is the first to use, run as it wants them to."""
     global _user  # what makes containers has no request to ask
     inside = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else Path()
-    users = any(fnmatch(str(inside), pattern) for pattern in USERS) and item.get_closest_marker("as_root") is None
-    _user = UID if users else None
+    ordinary = any(fnmatch(str(inside), pattern) for pattern in USERS) and item.get_closest_marker("as_root") is None
+    _user = users.UID if ordinary else None
 
 
 def user() -> int | None:
@@ -45,7 +41,4 @@ def user() -> int | None:
 
 def flags(others: Sequence[str] = ()) -> list[str]:
     """Return ctr's flags for that user; capabilities that `others` adds stay."""
-    if _user is None:
-        return []
-    dropped = [f"CAP_{name}" for name in GIVEN.split() if f"CAP_{name}" not in others]
-    return ["--user", f"{_user}:{_user}", *(word for name in dropped for word in ("--cap-drop", name))]
+    return users.flags(others) if _user is not None else []
