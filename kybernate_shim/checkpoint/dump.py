@@ -29,6 +29,7 @@ from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.restorable import make_restorable
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
@@ -197,6 +198,8 @@ async def _write_state(
         with operation.step("rootfs") as step:
             stop = threading.Event()
             step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set)
+    with operation.step("proof"):
+        await to_the_end(partial(make_restorable, target, request))
     if detached is not None:
         await detached.complete()
 

@@ -20,7 +20,10 @@ from typing import Final
 from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited
 from kybernate_shim.checkpoint.cleanup import named, plain_path
 from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, CriuUnusable, line
+from kybernate_shim.checkpoint.names import NameNotMade
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.checkpoint.settled import NotAsConfigured, Settled
+from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.credentials import of_process, process_tree
@@ -34,6 +37,7 @@ from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance, excess
 
 SCRIPTS: Final = (HOLDER.of(), Path(__file__).with_name("hold_restored.sh"))  # compiled, and for where nothing compiles
+HELD_FAILURES: Final = (ArrivalFailed, NameNotMade, NotAsConfigured)  # why what is held must not run
 ASK: Final = "KYBERNATE_GATE_ASK"
 ANSWER: Final = "KYBERNATE_GATE_ANSWER"
 # Of version 1: a fork may fail by the limits of the first two, and the last one lists what is killed together.
@@ -56,23 +60,29 @@ def arm(configuration: Configuration) -> None:
         file.write(f"{line('action-script', str(script))}\n")
 
 
+def must_hold(allowance: PrivilegeAllowance | None, awaited: Awaited | None, settled: Settled | None) -> bool:
+    """Return whether restored processes must be held before they run."""
+    return allowance is not None or awaited is not None or (settled is not None and settled.must_be_held)
+
+
 @dataclass
 class Gate:
     """What one restore's script asks. `refusals` are the sentences of an excess, or the error of a failed look.
 
     `take_out` moves CRIU out of the container's cgroup, `look` returns the excess of init and all below it, and `kill`
-    ends everything in the container's cgroup. They are also held until what is `awaited` is there; `failure` says
-    why it will not be.
+    ends everything in the container's cgroup. `settle` puts right what CRIU did not bring back as it was. They are also
+    held until what is `awaited` is there; `failure` says why one of the two cannot be.
     """
 
     take_out: Callable[[int], None]
     look: Callable[[int], list[str]]
     kill: Callable[[], None]
+    settle: Callable[[int], None] = lambda init: None
     passed: bool = False
     refusals: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     awaited: Awaited | None = None
-    failure: ArrivalFailed | None = None
+    failure: Failed | None = None
     _moved: asyncio.Future[None] | None = None
 
     def known_to(self, runtime: Runtime) -> Runtime:
@@ -118,6 +128,7 @@ class Gate:
             if action == "post-restore":
                 return b"pass\n"
             try:
+                await asyncio.to_thread(self.settle, int(init))
                 self.refusals = await asyncio.to_thread(self.look, int(init))
                 if self.awaited is not None and not self.refusals:
                     await self.awaited.wait()
@@ -125,7 +136,7 @@ class Gate:
             finally:
                 if not self.passed:
                     await asyncio.to_thread(end_held, int(init), int(criu))
-        except ArrivalFailed as error:
+        except HELD_FAILURES as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001  # whatever it is, the processes must not run
             reason = f"the restored processes could not be examined: {error}"
@@ -137,7 +148,7 @@ class Gate:
             self.awaited.stop()
 
     def require_passed(self) -> None:
-        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script; ArrivalFailed."""
+        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script; or the failure."""
         if self.passed:
             return
         if self.failure is not None:
@@ -146,7 +157,9 @@ class Gate:
         raise PrivilegesExceeded(refusals, "The restored processes were killed before they ran")
 
 
-def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None) -> Gate:
+def _gate(
+    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None, settle: Callable[[int], None]
+) -> Gate:
     """Return the gate of one restore. CRIU mounts separate cgroup hierarchies, so cgroups are looked up before.
 
     Raises PrivilegesExceeded.
@@ -162,18 +175,18 @@ def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | N
     def excess_below(init: int) -> list[str]:
         return [] if allowance is None else look(init, spec, allowance, mounts)
 
-    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, awaited=awaited)
+    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, settle, awaited=awaited)
 
 
 @asynccontextmanager
 async def held_back(
-    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None = None
+    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None = None, settled: Settled | None = None
 ) -> AsyncIterator[Gate | None]:
-    """Answer the script of one restore while the body runs; None where everything is allowed, and is there."""
-    if allowance is None and awaited is None:
+    """Answer the script of one restore while the body runs; None where nothing is to be done before processes run."""
+    if not must_hold(allowance, awaited, settled):
         yield None
         return
-    gate = _gate(spec, allowance, awaited)
+    gate = _gate(spec, allowance, awaited, settled.settle if settled is not None else lambda init: None)
     loop = asyncio.get_running_loop()
     ask, asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     answered, answer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

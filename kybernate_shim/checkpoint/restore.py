@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from kybernate_shim.checkpoint import gate
-from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited, awaited
+from kybernate_shim.checkpoint import gate, names
+from kybernate_shim.checkpoint.arriving import Awaited, awaited
 from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, plain_path, work_name
 from kybernate_shim.checkpoint.compat import FORCE, RestorePlace, compare, read_host, require_compatible
 from kybernate_shim.checkpoint.criu.claim import users_file
@@ -33,10 +33,12 @@ from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
+from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.settled import Settled
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
@@ -58,6 +60,9 @@ LOG = "restore.log"  # CRIU's, in the work directory
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise create again from the image
 
 
+BEFORE_THEY_RUN = (PrivilegesExceeded, *gate.HELD_FAILURES)  # what ends processes that CRIU holds
+
+
 class RestoreFailed(Failed):
     """The container could not be restored, and nothing of it is left. The message says why and where the log is."""
 
@@ -67,12 +72,13 @@ class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
     `inspection` is what its images say, `allowance` what its processes may have, None for all; `awaited` is what has to
-    arrive before they run.
+    arrive before they run, and `settled` what must be put right.
     """
 
     criu: Criu
     environment: dict[str, str]
     inspection: Inspection
+    settled: Settled
     allowance: PrivilegeAllowance | None = None
     awaited: Awaited | None = None
 
@@ -104,12 +110,25 @@ async def prepare(
             inspection = await reading
             allowance = require_privileges(target.spec, image.manifest.security, inspection.privileges, log)
             matching = await _compare(target, image, inspection, log, accelerator)
-            prepared = _told(target, image, matching, inspection, work, allowance, awaited(image, operation))
+            settled = Settled.of(await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs)
+            arrival = awaited(image, operation)
+            prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
     await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
+    await to_the_end(partial(_make_names, prepared.settled.names, target))
     return prepared
+
+
+def _names(image: Image) -> Names:
+    listed = any(file.name == names.FILE for file in image.manifest.files)
+    return names.read(image.path) if listed else Names()
+
+
+def _make_names(wanted: Names, target: Target) -> None:
+    names.make_links(wanted, target.spec, target.bundle.rootfs)
+    names.make_directories(wanted, target.spec, target.bundle.rootfs)
 
 
 async def _apply(target: Target, image: Image) -> int:
@@ -180,6 +199,7 @@ def _told(
     work: Path,
     allowance: PrivilegeAllowance | None,
     awaited: Awaited | None,
+    settled: Settled,
 ) -> Prepared:
     manifest = image.manifest
     options = CriuOptions(
@@ -195,7 +215,7 @@ def _told(
     )
     if manifest.has_gpu_state:
         refuse_cuda_plugin(configuration)
-    if allowance is not None or awaited is not None:
+    if gate.must_hold(allowance, awaited, settled):
         gate.arm(configuration)
     words = Criu(
         image.path,
@@ -204,7 +224,7 @@ def _told(
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment, inspection, allowance, awaited)
+    return Prepared(words, configuration.environment, inspection, settled, allowance, awaited)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -232,7 +252,7 @@ async def run(
     """
     seconds = target.runtime.deadlines.restore
     with operation.step("restore") as step, _kept_hostname(target.spec):
-        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited) as held:
+        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled) as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
             try:
                 if held is None:
@@ -240,7 +260,7 @@ async def run(
                 else:
                     await held.guarded(_criu(target, held.known_to(runtime), prepared, fds, console), seconds)
                     held.require_passed()
-            except (PrivilegesExceeded, ArrivalFailed) as error:
+            except BEFORE_THEY_RUN as error:
                 await _remove_after(error, target)
                 raise
             except RuntimeFailed as error:
@@ -290,7 +310,7 @@ async def complete_or_gone(target: Target) -> AsyncIterator[None]:
     """
     try:
         yield
-    except (RestoreFailed, PrivilegesExceeded, ArrivalFailed):
+    except (RestoreFailed, *BEFORE_THEY_RUN):
         raise  # by `run`, which has removed it
     except BaseException as error:
         if not isinstance(error, NotBack):

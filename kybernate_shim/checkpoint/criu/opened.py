@@ -1,0 +1,141 @@
+"""Reads which files CRIU opens again for the processes of an image, and by which names.
+
+Source: CRIU's images/fdinfo.proto, regfile.proto, sk-unix.proto, remap-file-path.proto, fs.proto and mm.proto, and how
+files-reg.c and sk-unix.c of versions 4.1 and 4.2 use them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import SOCK_DGRAM
+from typing import Final
+
+from kybernate_shim.checkpoint.criu.images import COMMON, FILES, MOST_PROCESSES, CriuImageInvalid, entries, pids
+from kybernate_shim.linux.private_files import write_private
+from kybernate_shim.messages import criu_pb2 as criu
+
+REMAPS: Final = 0x59133954
+GHOST: Final = 0x52583605
+DIRECTORIES: Final = 0x51403912
+MEMORY: Final = 0x57492820
+REGULAR: Final = 1  # CRIU's numbers of kinds of open files
+UNIX: Final = 5
+ESTABLISHED: Final = 1
+DIRECTORY: Final = 0o040000
+KIND_OF_FILE: Final = 0o170000
+REMAP_FILE: Final = "remap-fpath.img"
+
+
+@dataclass(frozen=True)
+class OpenedPath:
+    """A path that CRIU opens, or to which it binds a socket; `mount` is that of mountpoints-*.img, -1 for none."""
+
+    path: str
+    mount: int = -1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What is open in an image. `paths` are by CRIU's number of the file, `remaps` in CRIU's order.
+
+    `sockets` are the UNIX sockets that CRIU binds to a path, without those whose path was gone. `needed` says who needs
+    which numbers to be those of a path. `removed` are the numbers of ghosts that are directories.
+    """
+
+    paths: Mapping[int, OpenedPath]
+    sockets: Sequence[OpenedPath]
+    remaps: Sequence[criu.Remap]
+    needed: Sequence[tuple[str, int]] = ()
+
+
+def opened(directory: Path) -> Opened:
+    """Return what the images in `directory` have open. Raises CriuImageInvalid."""
+    paths: dict[int, OpenedPath] = {}
+    sockets: list[OpenedPath] = []
+    for entry in entries(directory / "files.img", FILES, criu.File):
+        if entry.type == REGULAR:
+            regular = entry.regular
+            paths[entry.id] = OpenedPath("/" + os.fsdecode(regular.name).lstrip("/"), _mount(regular))
+        elif entry.type == UNIX and (socket := _bound(entry.unix)) is not None:
+            sockets.append(socket)
+    return Opened(paths, sockets, tuple(remaps(directory)), tuple(_needed(directory)))
+
+
+def remaps(directory: Path) -> Iterator[criu.Remap]:
+    """Yield where a restore finds the files whose names are gone, in CRIU's order. Raises CriuImageInvalid."""
+    path = directory / REMAP_FILE
+    if path.exists():
+        yield from entries(path, REMAPS, criu.Remap)
+
+
+def ghost_file(directory: Path, number: int) -> Path:
+    """Return the file with the content of a file that has no name."""
+    return directory / f"ghost-file-{number:x}.img"
+
+
+def ghost_mode(directory: Path, number: int) -> int:
+    """Return the kind and the mode of a file that has no name. Raises CriuImageInvalid."""
+    path = ghost_file(directory, number)
+    found = next(entries(path, GHOST, criu.Ghost, most_bytes=None), None)
+    if found is None:
+        raise CriuImageInvalid(f"{path}: empty")
+    return found.mode
+
+
+def order_removals(directory: Path, found: Opened) -> None:
+    """Let a restore remove what is in a deleted directory before the directory itself. Raises OSError.
+
+    CRIU makes deleted files again for the moment of opening them, and removes them in the order of its image, where a
+    directory comes before another one inside of it if that was found later: rmdir(2) fails then.
+    """
+    ghosts = [one for one in found.remaps if one.kind == criu.Remap.GHOST]
+    if len(ghosts) < 2 or not any(_is_directory(directory, one) for one in ghosts):
+        return
+    depth = {one.file: found.paths[one.file].path.count("/") for one in found.remaps if one.file in found.paths}
+    ordered = sorted(found.remaps, key=lambda one: -depth.get(one.file, 0))
+    if ordered != list(found.remaps):
+        write_entries(directory / REMAP_FILE, REMAPS, ordered)
+
+
+def _is_directory(directory: Path, remap: criu.Remap) -> bool:
+    return ghost_mode(directory, remap.target) & KIND_OF_FILE == DIRECTORY
+
+
+def write_entries(path: Path, magic: int, messages: Iterable[criu.Remap]) -> None:
+    """Write one of CRIU's files again, whole or not at all."""
+    content = struct.pack("<II", COMMON, magic)
+    for message in messages:
+        data = message.SerializeToString()
+        content += struct.pack("<I", len(data)) + data
+    path.unlink()
+    write_private(path, content)
+
+
+def _bound(socket: criu.UnixSocket) -> OpenedPath | None:
+    """Return the path to which CRIU binds a socket again, None where it binds it to none that a program can see."""
+    bound = socket.type == SOCK_DGRAM or socket.state != ESTABLISHED
+    if not bound or socket.deleted or not socket.name or socket.name.startswith(b"\0"):
+        return None
+    name = os.fsdecode(socket.name.partition(b"\0")[0])
+    return OpenedPath(str(Path("/", os.fsdecode(socket.directory), name)), _mount(socket))
+
+
+def _mount(entry: criu.RegularFile | criu.UnixSocket) -> int:
+    return entry.mount if entry.HasField("mount") else -1
+
+
+def _needed(directory: Path) -> Iterator[tuple[str, int]]:
+    for pid in pids(directory)[:MOST_PROCESSES]:
+        path = directory / f"mm-{pid}.img"
+        if path.exists():  # of a process that has ended, there is none
+            for memory in entries(path, MEMORY, criu.Memory, most=1):
+                yield f"the program of process {pid}", memory.program
+        path = directory / f"fs-{pid}.img"
+        if path.exists():
+            for places in entries(path, DIRECTORIES, criu.Directories, most=1):
+                yield f"the working directory of process {pid}", places.working
+                yield f"the root directory of process {pid}", places.root
