@@ -1,6 +1,6 @@
 """Restored processes are held back, before their first instruction, until their privileges in /proc are looked at.
 
-CRIU executes a script of ours (its `action-script`) when it has restored everything and still holds every thread in a
+CRIU executes a script of ours (`script`) when it has restored everything and still holds every thread in a
 ptrace stop: neither a signal nor a timer of the image wakes them. The script asks this daemon and waits. A refusal, an
 error or the daemon's end kills the processes, whereupon CRIU and the OCI runtime fail.
 Sources: CRIU's cr-restore.c (restore_root_task) and action-scripts.c of versions 4.1 and 4.2, which agree.
@@ -19,9 +19,9 @@ from typing import Final
 
 from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited
 from kybernate_shim.checkpoint.cleanup import named, plain_path
-from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, CriuUnusable, line
 from kybernate_shim.checkpoint.names import NameNotMade
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.checkpoint.script import PASS, REFUSE, asked
 from kybernate_shim.checkpoint.settled import NotAsConfigured, Settled
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
@@ -31,33 +31,13 @@ from kybernate_shim.linux.descriptors import outside
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting, oom_score_adj, set_oom_score_adj
 from kybernate_shim.linux.threads import to_the_end
-from kybernate_shim.native import HOLDER
 from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance, excess
 
-SCRIPTS: Final = (HOLDER.of(), Path(__file__).with_name("hold_restored.sh"))  # compiled, and for where nothing compiles
 HELD_FAILURES: Final = (ArrivalFailed, NameNotMade, NotAsConfigured)  # why what is held must not run
-ASK: Final = "KYBERNATE_GATE_ASK"
-ANSWER: Final = "KYBERNATE_GATE_ANSWER"
 # Of version 1: a fork may fail by the limits of the first two, and the last one lists what is killed together.
 LEFT: Final[tuple[str, ...]] = ("pids", "memory", "freezer")
-
-
-def arm(configuration: Configuration) -> None:
-    """Make CRIU execute the script, with a line in the configuration that it reads first. Raises CriuUnusable.
-
-    A line of the node's own configuration does not replace it there: CRIU executes every script that it is given.
-    """
-    script = next((one for one in SCRIPTS if os.access(one, os.X_OK)), None)
-    if script is None:
-        raise CriuUnusable(
-            f"{SCRIPTS[-1]} cannot be executed, and without it a pod's restored processes cannot be held until"
-            " their"
-            " privileges are compared: give it mode 0755 and mount its filesystem without noexec. Nothing was restored"
-        )
-    with Path(configuration.environment[ENVIRONMENT]).open("a") as file:
-        file.write(f"{line('action-script', str(script))}\n")
 
 
 def must_hold(allowance: PrivilegeAllowance | None, awaited: Awaited | None, settled: Settled | None) -> bool:
@@ -126,7 +106,7 @@ class Gate:
                 raise LookupError("CRIU was not taken out of the container's cgroup")
             await self._moved
             if action == "post-restore":
-                return b"pass\n"
+                return PASS
             try:
                 await asyncio.to_thread(self.settle, int(init))
                 self.refusals = await asyncio.to_thread(self.look, int(init))
@@ -141,7 +121,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001  # whatever it is, the processes must not run
             reason = f"the restored processes could not be examined: {error}"
             self.refusals, self.passed = [*self.refusals, reason], False
-        return b"pass\n" if self.passed else b"no\n"
+        return PASS if self.passed else REFUSE
 
     def _give_up(self) -> None:
         if self.awaited is not None:
@@ -187,33 +167,12 @@ async def held_back(
         yield None
         return
     gate = _gate(spec, allowance, awaited, settled.settle if settled is not None else lambda init: None)
-    loop = asyncio.get_running_loop()
-    ask, asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    answered, answer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def reply(question: str) -> None:
-        if text := await gate.answer(question):
-            os.write(answer, text)
-
-    def hear() -> None:
-        for question in os.read(ask, 4096).decode(errors="replace").splitlines():
-            tasks.add(task := asyncio.ensure_future(reply(question)))
-            task.add_done_callback(tasks.discard)
-
-    # The script opens them by these names: both are gone when this daemon is.
-    gate.environment = {ASK: f"/proc/{os.getpid()}/fd/{asked}", ANSWER: f"/proc/{os.getpid()}/fd/{answered}"}
-    loop.add_reader(ask, hear)
-    try:
-        yield gate
-    finally:
-        loop.remove_reader(ask)
-        if awaited is not None:
-            awaited.stop()
-        if tasks:
-            await asyncio.wait(tasks)
-        for fd in (ask, asked, answered, answer):
-            os.close(fd)
+    async with asked(gate.answer) as gate.environment:
+        try:
+            yield gate
+        finally:
+            if awaited is not None:
+                awaited.stop()
 
 
 def look(init: int, spec: Spec, allowance: PrivilegeAllowance, mounts: Mapping[str, MountPoint]) -> list[str]:

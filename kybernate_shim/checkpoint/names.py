@@ -25,13 +25,13 @@ from kybernate_shim.checkpoint.image.store import CheckpointInvalid
 from kybernate_shim.checkpoint.mounts.paths import is_normal
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux import openat2
-from kybernate_shim.linux.plain_files import DIRECTORY, LOOK, read_plain
+from kybernate_shim.linux.find_inodes import RULES
+from kybernate_shim.linux.plain_files import DIRECTORY, read_plain
 from kybernate_shim.linux.private_files import write_private
 from kybernate_shim.oci.spec import Spec
 
 FILE: Final = "kybernate-names.json"
 MOST_BYTES: Final = 16 << 20
-RULES: Final = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
 
 
 class NameNotMade(Failed):
@@ -203,15 +203,3 @@ def _make_parents(top: int, path: str) -> None:
     for count in range(1, len(parts) + 1):
         with _parent(top, "/".join(parts[:count])) as (directory, name), suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=directory)
-
-
-def look(top: int, path: str) -> os.stat_result | None:
-    """Return what is at a path below an open directory, itself if it is a link; None where there is nothing."""
-    try:
-        found = openat2.openat2(top, path.strip("/") or ".", LOOK, RULES)
-    except OSError:
-        return None
-    try:
-        return os.fstat(found)
-    finally:
-        os.close(found)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from kybernate_shim.checkpoint.bound_sockets import file_of, is_bound_again
 from kybernate_shim.checkpoint.criu.images import DumpedMount
-from kybernate_shim.checkpoint.criu.opened import Opened, OpenedPath
-from kybernate_shim.checkpoint.names import RULES, Name, Names, look
+from kybernate_shim.checkpoint.criu.opened import Opened, descriptors_of
+from kybernate_shim.checkpoint.names import Name, Names
+from kybernate_shim.checkpoint.proof import Evidence
 from kybernate_shim.checkpoint.sockets import Socket
 from kybernate_shim.linux import openat2
+from kybernate_shim.linux.find_inodes import Identity, find_names, look
 from kybernate_shim.linux.held_files import DELETED, HeldFile, held_files
-from kybernate_shim.linux.plain_files import DIRECTORY
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.messages import criu_pb2 as criu
-
-MOST_SEARCHED: Final = 1 << 20  # names of a filesystem that are looked at for one file
-MOST_SECONDS: Final = 10.0
-INSIDE: Final = RULES | openat2.RESOLVE_NO_XDEV
 
 
 @dataclass
@@ -40,48 +34,37 @@ class Found:
         return Names(tuple(self.links), tuple(self.sockets))
 
 
-def find(
-    opened: Opened, mounts: Iterable[DumpedMount], sockets: Iterable[Socket], pids: Sequence[int], init: int
-) -> Found:
-    """Return the names for a dump whose processes are frozen. `mounts` are those of the images, the root left out."""
-    found, by_id = Found(), {mount.id: mount for mount in mounts}
-    linked = [one for one in opened.remaps if one.kind == criu.Remap.LINKED]
+def find(evidence: Evidence, sockets: Iterable[Socket], pids: Sequence[int], init: int) -> Found:
+    """Return the names for a dump whose processes are frozen; `sockets` are theirs."""
+    found = Found()
+    linked = [one for one in evidence.opened.remaps if one.kind == criu.Remap.LINKED]
     if linked:
         held = [one for one in held_files(pids, mapped=True) if one.removed]
         for remap in linked:
-            _find_link(found, opened.paths.get(remap.file), opened.paths.get(remap.target), by_id, held)
+            _find_link(found, remap, evidence, held)
     for socket in sockets:
         if is_bound_again(socket):
-            _find_socket(found, socket, opened, by_id.values(), init)
+            _find_socket(found, socket, evidence, init)
     return found
 
 
-def _find_link(
-    found: Found,
-    former: OpenedPath | None,
-    link: OpenedPath | None,
-    mounts: Mapping[int, DumpedMount],
-    held: Sequence[HeldFile],
-) -> None:
-    """Find another name of a file that was removed under the name `former`, for which CRIU's images name `link`."""
+def _find_link(found: Found, remap: criu.Remap, evidence: Evidence, held: Sequence[HeldFile]) -> None:
+    """Find another name of a file whose own name was removed, for the link that CRIU's images name."""
+    former, link = evidence.opened.paths.get(remap.file), evidence.opened.paths.get(remap.target)
     if former is None or link is None:
-        found.problems.append("CRIU's list of removed files names one that is not in its list of files")
-        return
-    mount = mounts.get(former.mount)
+        return  # the proof says so
+    mount = evidence.mounts.get(former.mount)
     if mount is not None and not mount.key:
         return  # the content of this filesystem is in CRIU's images, with CRIU's link
-    holders = [one for one in held if one.path == former.path]
-    files = {_identity(one): one for one in holders}
-    files.pop(None, None)
-    if len(files) != 1:
-        what = "no process has it open" if not files else f"{len(files)} files had that name"
-        found.problems.append(f"{former.path!a} was removed, and {what}")
+    holders = _holders(evidence.directory, remap.file, [one for one in held if one.path == former.path])
+    if len(holders) != 1:
+        found.problems.append(f"{former.path!a} was removed, and {len(holders)} files that had this name are open")
         return
-    ((identity, holder),) = files.items()
-    assert identity is not None
+    ((identity, holder),) = holders.items()
     where = mount.destination if mount is not None else "/"
+    near = map(str, Path(former.path.removeprefix(where).strip("/")).parents)
     with _top(holder.pid, where) as top:
-        other = _other_name(top, former.path.removeprefix(where).strip("/"), identity)
+        other = find_names(top, {identity}, list(near)).get(identity)
     if other is None:
         found.problems.append(
             f"{holder}, which was removed while the file has another name; no other name was found in the filesystem"
@@ -91,12 +74,21 @@ def _find_link(
         found.links.append(Name(link.path, str(Path(where, other)), where))
 
 
-def _identity(held: HeldFile) -> tuple[int, int] | None:
+def _holders(directory: Path, number: int, held: Sequence[HeldFile]) -> dict[Identity, HeldFile]:
+    """Return which files that still have a name are held, by one process each: mostly one, since names are."""
+    files = {identity: one for one in held if (identity := _identity(one)) is not None}
+    if len(files) < 2:
+        return files
+    numbers = {f"descriptor {fd}" for fd in descriptors_of(directory, number)}
+    return {identity: one for one in held if one.what in numbers and (identity := _identity(one)) is not None}
+
+
+def _identity(held: HeldFile) -> Identity | None:
     try:
         status = os.stat(held.place)  # noqa: PTH116  # a link of the kernel's
     except OSError:
         return None
-    return (status.st_dev, status.st_ino)
+    return (status.st_dev, status.st_ino) if status.st_nlink else None
 
 
 @contextmanager
@@ -113,47 +105,7 @@ def _top(pid: int, destination: str) -> Iterator[int]:
         os.close(top)
 
 
-def _other_name(top: int, former: str, identity: tuple[int, int]) -> str | None:
-    """Return a name of a file below `top`: mostly one next to its former name, else any of the filesystem."""
-    pending = deque(str(parent) for parent in Path(former).parents)
-    seen: set[str] = set()
-    until, searched = time.monotonic() + MOST_SECONDS, 0
-    while pending and searched < MOST_SEARCHED and time.monotonic() < until:
-        directory = pending.popleft()
-        if directory in seen:
-            continue
-        seen.add(directory)
-        names, below = _listed(top, directory, identity[1])
-        searched += 1 + len(below)
-        pending += below
-        for name in names:
-            status = look(top, name)
-            if status is not None and (status.st_dev, status.st_ino) == identity:
-                return name
-    return None
-
-
-def _listed(top: int, directory: str, inode: int) -> tuple[list[str], list[str]]:
-    """Return the names in a directory that have the number of an inode, and those of its directories."""
-    try:
-        fd = openat2.openat2(top, directory, DIRECTORY, INSIDE)
-    except OSError:
-        return [], []  # it is gone, or another filesystem
-    try:
-        prefix = "" if directory == "." else f"{directory}/"
-        names, below = [], []
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.inode() == inode:
-                    names.append(prefix + entry.name)
-                if entry.is_dir(follow_symlinks=False):
-                    below.append(prefix + entry.name)
-        return names, below
-    finally:
-        os.close(fd)
-
-
-def _find_socket(found: Found, socket: Socket, opened: Opened, mounts: Iterable[DumpedMount], init: int) -> None:
+def _find_socket(found: Found, socket: Socket, evidence: Evidence, init: int) -> None:
     """Find out whether a socket lies where CRIU will bind it."""
     try:
         path, _, status = file_of(socket)
@@ -174,10 +126,11 @@ def _find_socket(found: Found, socket: Socket, opened: Opened, mounts: Iterable[
     if status.st_nlink > 1:
         found.problems.append(f"{title} and has {status.st_nlink} names: a restore can make one alone")
         return
-    if problem := _obstacle(bound, opened, init):
+    if problem := _obstacle(bound, evidence.opened, init):
         found.problems.append(f"{title}; {problem}")
         return
-    mount = max((one for one in mounts if Path(bound).is_relative_to(one.destination)), key=_depth, default=None)
+    above = (one for one in evidence.mounts.values() if Path(bound).is_relative_to(one.destination))
+    mount = max(above, key=_depth, default=None)
     missing = _missing(bound, init)
     if missing and mount is not None and not mount.key:
         found.problems.append(f"{title}; the directory {missing!a}, in which CRIU would bind it, was removed")

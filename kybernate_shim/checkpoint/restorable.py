@@ -1,19 +1,19 @@
 """What makes a dump restorable, while its processes are still frozen: the last step before a container may end.
 
 Names that only the dump can know are put into the image, CRIU's list of removed files is brought into the order in
-which a restore can remove them, and then the proof is made. Where it cannot be, there is no image, and the container
-continues.
+which a restore can remove them, files that grow elsewhere may do so, and then the proof is made. Where it cannot be,
+there is no image, and the container continues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint import names, renamed
-from kybernate_shim.checkpoint.criu.opened import order_removals
+from kybernate_shim.checkpoint.criu.opened import forget_sizes, order_removals
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
@@ -72,10 +72,11 @@ def make_restorable(target: Target, request: DumpRequest) -> None:
     root = _root(target, saved=request.rootfs_diff or request.rootfs_elsewhere or lenient)
     found = evidence(request.image, root)
     order_removals(request.image, found.opened)
+    forget_sizes(request.image, found.mounts.values())
     sockets = container_sockets(pids) if found.opened.sockets else []
-    known = renamed.find(found.opened, found.mounts.values(), sockets, pids, target.init_pid)
+    known = renamed.find(found, sockets, pids, target.init_pid)
     names.write(request.image, known.names)
-    missing = unproven(evidence(request.image, root, known.names))
+    missing = unproven(replace(found, names=known.names))
     if problems := [*known.problems, *_described(missing, pids)]:
         remedy = "" if lenient or request.rootfs_diff else "Leave --no-rootfs away. "
         raise NotRestorable(target.id, problems, remedy)

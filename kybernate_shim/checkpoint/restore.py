@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from kybernate_shim.checkpoint import gate, names
+from kybernate_shim.checkpoint import gate, names, script
 from kybernate_shim.checkpoint.arriving import Awaited, awaited
 from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, plain_path, work_name
 from kybernate_shim.checkpoint.compat import FORCE, RestorePlace, compare, read_host, require_compatible
@@ -60,6 +60,13 @@ LOG = "restore.log"  # CRIU's, in the work directory
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise create again from the image
 
 
+ADVICE = (
+    (
+        "has bad size",
+        "the file is on a mount, and its size is not the one at the checkpoint, when a process had it open: bring it"
+        " back as it was",
+    ),
+)
 BEFORE_THEY_RUN = (PrivilegesExceeded, *gate.HELD_FAILURES)  # what ends processes that CRIU holds
 
 
@@ -216,7 +223,7 @@ def _told(
     if manifest.has_gpu_state:
         refuse_cuda_plugin(configuration)
     if gate.must_hold(allowance, awaited, settled):
-        gate.arm(configuration)
+        script.arm(configuration)
     words = Criu(
         image.path,
         work,
@@ -270,7 +277,7 @@ async def run(
                 if held is not None and held.failure is not None:
                     raise RestoreFailed(f"{_failed(target, left)}: {held.failure}") from held.failure
                 log = prepared.criu.work_path / LOG
-                raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+                raise RestoreFailed(_advised(explain(f"{_failed(target, left)}: {error.message}", log))) from error
     if prepared.awaited is not None:
         step.seconds -= prepared.awaited.step.seconds
 
@@ -284,6 +291,11 @@ async def _criu(
         )
     finally:
         close_files(prepared.criu.work_path)
+
+
+def _advised(message: str) -> str:
+    """Add what to do about failures whose words in CRIU's log do not say it."""
+    return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
 
 
 def _failed(target: Target, left: str) -> str:

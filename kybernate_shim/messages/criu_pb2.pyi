@@ -286,6 +286,16 @@ class UnixSocket(_message.Message):
     mount: int
     def __init__(self, inode: _Optional[int] = ..., type: _Optional[int] = ..., state: _Optional[int] = ..., name: _Optional[bytes] = ..., directory: _Optional[bytes] = ..., deleted: _Optional[bool] = ..., mount: _Optional[int] = ...) -> None: ...
 
+class Descriptor(_message.Message):
+    __slots__ = ("file", "type", "number")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    type: int
+    number: int
+    def __init__(self, file: _Optional[int] = ..., type: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
 class Remap(_message.Message):
     __slots__ = ("file", "target", "kind")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

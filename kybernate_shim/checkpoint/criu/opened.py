@@ -10,15 +10,27 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from socket import SOCK_DGRAM
 from typing import Final
 
-from kybernate_shim.checkpoint.criu.images import COMMON, FILES, MOST_PROCESSES, CriuImageInvalid, entries, pids
+from google.protobuf.message import Message
+
+from kybernate_shim.checkpoint.criu.images import (
+    COMMON,
+    FILES,
+    MOST_PROCESSES,
+    CriuImageInvalid,
+    DumpedMount,
+    entries,
+    pids,
+)
 from kybernate_shim.linux.private_files import write_private
 from kybernate_shim.messages import criu_pb2 as criu
 
 REMAPS: Final = 0x59133954
+DESCRIPTORS: Final = 0x56213732
 GHOST: Final = 0x52583605
 DIRECTORIES: Final = 0x51403912
 MEMORY: Final = 0x57492820
@@ -28,6 +40,7 @@ ESTABLISHED: Final = 1
 DIRECTORY: Final = 0o040000
 KIND_OF_FILE: Final = 0o170000
 REMAP_FILE: Final = "remap-fpath.img"
+FILES_FILE: Final = "files.img"
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,7 @@ class Opened:
     """What is open in an image. `paths` are by CRIU's number of the file, `remaps` in CRIU's order.
 
     `sockets` are the UNIX sockets that CRIU binds to a path, without those whose path was gone. `needed` says who needs
-    which numbers to be those of a path. `removed` are the numbers of ghosts that are directories.
+    which numbers to be those of a path.
     """
 
     paths: Mapping[int, OpenedPath]
@@ -56,7 +69,7 @@ def opened(directory: Path) -> Opened:
     """Return what the images in `directory` have open. Raises CriuImageInvalid."""
     paths: dict[int, OpenedPath] = {}
     sockets: list[OpenedPath] = []
-    for entry in entries(directory / "files.img", FILES, criu.File):
+    for entry in entries(directory / FILES_FILE, FILES, criu.File):
         if entry.type == REGULAR:
             regular = entry.regular
             paths[entry.id] = OpenedPath("/" + os.fsdecode(regular.name).lstrip("/"), _mount(regular))
@@ -70,6 +83,13 @@ def remaps(directory: Path) -> Iterator[criu.Remap]:
     path = directory / REMAP_FILE
     if path.exists():
         yield from entries(path, REMAPS, criu.Remap)
+
+
+def descriptors_of(directory: Path, number: int) -> set[int]:
+    """Return under which descriptors a file is open, of whatever processes. Raises CriuImageInvalid."""
+    tables = islice(directory.glob("fdinfo-*.img"), MOST_PROCESSES)
+    found = (one for table in tables for one in entries(table, DESCRIPTORS, criu.Descriptor))
+    return {one.number for one in found if one.file == number}
 
 
 def ghost_file(directory: Path, number: int) -> Path:
@@ -105,14 +125,31 @@ def _is_directory(directory: Path, remap: criu.Remap) -> bool:
     return ghost_mode(directory, remap.target) & KIND_OF_FILE == DIRECTORY
 
 
-def write_entries(path: Path, magic: int, messages: Iterable[criu.Remap]) -> None:
+def forget_sizes(directory: Path, mounts: Iterable[DumpedMount]) -> None:
+    """Let files grow between the dump and the restore that programs append to, on mounts that others write to as well.
+
+    CRIU opens a file only with the size that it had, but for those that are open for appending alone. Where a program
+    may read as well, its offset stays what it was. Raises CriuImageInvalid and OSError.
+    """
+    shared = {mount.id for mount in mounts if mount.key}
+    found = list(entries(directory / FILES_FILE, FILES, criu.File)) if shared else []
+    changed = False
+    for entry in found:
+        if entry.type == REGULAR and entry.regular.flags & os.O_APPEND and _mount(entry.regular) in shared:
+            changed = changed or entry.regular.HasField("size")
+            entry.regular.ClearField("size")
+    if changed:
+        write_entries(directory / FILES_FILE, FILES, found)
+
+
+def write_entries(path: Path, magic: int, messages: Iterable[Message]) -> None:
     """Write one of CRIU's files again, whole or not at all."""
-    content = struct.pack("<II", COMMON, magic)
+    parts = [struct.pack("<II", COMMON, magic)]
     for message in messages:
         data = message.SerializeToString()
-        content += struct.pack("<I", len(data)) + data
+        parts += [struct.pack("<I", len(data)), data]
     path.unlink()
-    write_private(path, content)
+    write_private(path, b"".join(parts))
 
 
 def _bound(socket: criu.UnixSocket) -> OpenedPath | None:
