@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from kybernate_shim.checkpoint.criu.opened import Opened, descriptors_of
 from kybernate_shim.checkpoint.names import Name, Names
 from kybernate_shim.checkpoint.proof import Evidence
 from kybernate_shim.checkpoint.sockets import Socket
-from kybernate_shim.linux import openat2
-from kybernate_shim.linux.find_inodes import Identity, find_names, look
+from kybernate_shim.linux.find_inodes import Identity, find_names, look, root_of
 from kybernate_shim.linux.held_files import DELETED, HeldFile, held_files
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.messages import criu_pb2 as criu
@@ -63,7 +61,7 @@ def _find_link(found: Found, remap: criu.Remap, evidence: Evidence, held: Sequen
     ((identity, holder),) = holders.items()
     where = mount.destination if mount is not None else "/"
     near = map(str, Path(former.path.removeprefix(where).strip("/")).parents)
-    with _top(holder.pid, where) as top:
+    with root_of(holder.pid, where) as top:
         other = find_names(top, {identity}, list(near)).get(identity)
     if other is None:
         found.problems.append(
@@ -89,20 +87,6 @@ def _identity(held: HeldFile) -> Identity | None:
     except OSError:
         return None
     return (status.st_dev, status.st_ino) if status.st_nlink else None
-
-
-@contextmanager
-def _top(pid: int, destination: str) -> Iterator[int]:
-    """Open the directory at a mount of a process's."""
-    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        top = openat2.open_in_root(root, destination, os.O_RDONLY | os.O_DIRECTORY)
-    finally:
-        os.close(root)
-    try:
-        yield top
-    finally:
-        os.close(top)
 
 
 def _find_socket(found: Found, socket: Socket, evidence: Evidence, init: int) -> None:
@@ -146,7 +130,7 @@ def _obstacle(bound: str, opened: Opened, init: int) -> str:
     """Return why CRIU cannot bind a socket to that path for a moment, "" where it can."""
     if sum(one.path == bound for one in opened.sockets) > 1:
         return "another socket is bound to that path now, and a restore can bind only one of them there"
-    with _top(init, "/") as top:
+    with root_of(init) as top:
         status = look(top, bound)
     if status is not None and not _is_socket(status):
         return "another file has that name now, and a restore could not bind the socket there"
@@ -159,6 +143,6 @@ def _is_socket(status: os.stat_result) -> bool:
 
 def _missing(bound: str, init: int) -> str:
     """Return the topmost directory on the way to a path that there is not any more, "" where all are there."""
-    with _top(init, "/") as top:
+    with root_of(init) as top:
         above = reversed(Path(bound).parents)
         return next((str(one) for one in above if str(one) != "/" and look(top, str(one)) is None), "")

@@ -20,6 +20,7 @@ from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported,
 from kybernate_shim.checkpoint.sockets import container_sockets
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.find_inodes import look, root_of
 from kybernate_shim.linux.held_files import held_files
 
 SHOWN: Final = 5
@@ -71,9 +72,10 @@ def make_restorable(target: Target, request: DumpRequest) -> None:
     lenient = request.force
     root = _root(target, saved=request.rootfs_diff or request.rootfs_elsewhere or lenient)
     found = evidence(request.image, root)
-    order_removals(request.image, found.opened)
+    with root_of(target.init_pid) as top:
+        order_removals(request.image, found.opened, lambda path: look(top, path) is not None)
     forget_sizes(request.image, found.mounts.values())
-    sockets = container_sockets(pids) if found.opened.sockets else []
+    sockets = container_sockets(pids) if found.opened.unix else []
     known = renamed.find(found, sockets, pids, target.init_pid)
     names.write(request.image, known.names)
     missing = unproven(replace(found, names=known.names))

@@ -21,7 +21,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.criu.config import CriuOptionInvalid, line
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.find_inodes import Identity, find_names
+from kybernate_shim.linux.find_inodes import Identity, find_names, root_of
 from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -121,11 +121,8 @@ def _watches(held: HeldFile) -> Iterator[Identity]:
 def _find_watched(found: Looked, watches: dict[Identity, HeldFile]) -> None:
     """Have CRIU look where the watched files are; all processes see one root filesystem."""
     pid = next(iter(watches.values())).pid
-    top = os.open(f"/proc/{pid}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with root_of(pid) as top:
         names = find_names(top, watches)
-    finally:
-        os.close(top)
     deepest_first = sorted({str(Path("/", name)) for name in names.values()}, key=lambda path: -path.count("/"))
     for path in deepest_first:
         try:

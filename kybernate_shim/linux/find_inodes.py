@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from kybernate_shim.linux import openat2
@@ -21,6 +22,20 @@ MOST_DIRECTORIES: Final = 1 << 18
 MOST_SECONDS: Final = 10.0
 
 Identity = tuple[int, int]  # device and inode, as stat(2) has them
+
+
+@contextmanager
+def root_of(pid: int, directory: str = "/") -> Iterator[int]:
+    """Open a directory of a process's root filesystem, from which no link leads. Raises OSError."""
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        top = openat2.open_in_root(root, directory, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(root)
+    try:
+        yield top
+    finally:
+        os.close(top)
 
 
 def find_names(top: int, wanted: Collection[Identity], first: Sequence[str] = ()) -> dict[Identity, str]:

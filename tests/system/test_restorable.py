@@ -42,8 +42,8 @@ class Program:
     def found(self) -> dict[str, Any]:
         """Let it look, and return what it has found."""
         self.ctr("task", "kill", "-s", "SIGUSR1", self.id)
-        text = eventually(lambda: re.search(r"FOUND (.*)\n", self.log.read_text()))
-        answer: dict[str, Any] = json.loads(text[1])
+        texts = eventually(lambda: re.findall(r"FOUND (.*)\n", self.log.read_text()))
+        answer: dict[str, Any] = json.loads(texts[0])
         return answer
 
 
@@ -216,16 +216,17 @@ def test_renamed_sockets_are_where_they_were(ours: Ctr, image: Path) -> None:
     [
         (
             """
-s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); os.link("/srv/a", "/srv/b"); os.unlink("/srv/a"); s.listen()
+os.makedirs("/srv"); s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); s.listen()
+os.link("/srv/a", "/srv/b"); os.unlink("/srv/a")
 ready()
 c = socket.socket(socket.AF_UNIX); c.connect("/srv/b")
 found(connected=True)
 """,
-            "has the UNIX socket '/srv/a' open as its descriptor 3; its name was removed while its file has another",
+            "; its name was removed while its file has another",
         ),
         (
             """
-s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); s.listen(); os.rename("/srv/a", "/srv/b")
+os.makedirs("/srv"); s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); s.listen(); os.rename("/srv/a", "/srv/b")
 t = socket.socket(socket.AF_UNIX); t.bind("/srv/a"); t.listen()
 ready()
 for name in "ab": c = socket.socket(socket.AF_UNIX); c.connect("/srv/" + name)
@@ -241,7 +242,7 @@ os.close(r); os.write(w, b"x")
 ready()
 found(event=len(e.poll(1)) == 1)
 """,
-            "watches by its epoll descriptor 3 an open file that was descriptor 4 when it was added",
+            "when it was added and that the process has not open itself, but python3[",
         ),
     ],
     ids=["linked socket", "socket replaced", "epoll"],
@@ -310,13 +311,13 @@ found(text=open("/volume/log").read())
 
 def test_changed_file_is_refused_where_it_is_not_saved(ours: Ctr, image: Path) -> None:
     program = """
-f = open("/srv/f", "w+"); f.write("kept"); f.flush()
+os.makedirs("/srv"); f = open("/srv/f", "w+"); f.write("kept"); f.flush()
 ready()
 f.seek(0)
 found(text=f.read() == "kept")
 """
     said = refusal(ours, image, program, "--no-rootfs")
-    assert "has '/srv/f' open as its descriptor 3: it is open, and is one of the changed files" in said
+    assert re.search(r"has '/srv/f' open as its descriptor \d: it is open, and is one of the changed files", said)
     assert "Leave --no-rootfs away" in said
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -56,26 +56,29 @@ class Opened:
     """What is open in an image. `paths` are by CRIU's number of the file, `remaps` in CRIU's order.
 
     `sockets` are the UNIX sockets that CRIU binds to a path, without those whose path was gone. `needed` says who needs
-    which numbers to be those of a path.
+    which numbers to be those of a path. `unix`: there are UNIX sockets that are or were bound to a path.
     """
 
     paths: Mapping[int, OpenedPath]
     sockets: Sequence[OpenedPath]
     remaps: Sequence[criu.Remap]
     needed: Sequence[tuple[str, int]] = ()
+    unix: bool = False
 
 
 def opened(directory: Path) -> Opened:
     """Return what the images in `directory` have open. Raises CriuImageInvalid."""
     paths: dict[int, OpenedPath] = {}
     sockets: list[OpenedPath] = []
+    unix = False
     for entry in entries(directory / FILES_FILE, FILES, criu.File):
         if entry.type == REGULAR:
             regular = entry.regular
             paths[entry.id] = OpenedPath("/" + os.fsdecode(regular.name).lstrip("/"), _mount(regular))
-        elif entry.type == UNIX and (socket := _bound(entry.unix)) is not None:
-            sockets.append(socket)
-    return Opened(paths, sockets, tuple(remaps(directory)), tuple(_needed(directory)))
+        elif entry.type == UNIX:
+            unix = unix or bool(entry.unix.name)
+            sockets += _bound(entry.unix)
+    return Opened(paths, sockets, tuple(remaps(directory)), tuple(_needed(directory)), unix)
 
 
 def remaps(directory: Path) -> Iterator[criu.Remap]:
@@ -106,19 +109,43 @@ def ghost_mode(directory: Path, number: int) -> int:
     return found.mode
 
 
-def order_removals(directory: Path, found: Opened) -> None:
-    """Let a restore remove what is in a deleted directory before the directory itself. Raises OSError.
+def order_removals(directory: Path, found: Opened, exists: Callable[[str], bool]) -> None:
+    """Let a restore remove all that it makes for deleted files, whose directories may be deleted, too.
 
     CRIU makes deleted files again for the moment of opening them, and removes them in the order of its image, where a
-    directory comes before another one inside of it if that was found later: rmdir(2) fails then.
+    directory comes before another one inside of it if that was found later: rmdir(2) fails then. And what it makes on
+    the way to a deleted directory, it does not remove at all: so the directory gets a name in one that `exists`, or
+    that is made as well. Raises CriuImageInvalid and OSError.
     """
-    ghosts = [one for one in found.remaps if one.kind == criu.Remap.GHOST]
-    if len(ghosts) < 2 or not any(_is_directory(directory, one) for one in ghosts):
+    ghosts = [one for one in found.remaps if one.kind == criu.Remap.GHOST and one.file in found.paths]
+    made = {one.file: found.paths[one.file].path for one in ghosts if _is_directory(directory, one)}
+    if not made:
         return
-    depth = {one.file: found.paths[one.file].path.count("/") for one in found.remaps if one.file in found.paths}
+    names = {number: _reachable(number, path, set(made.values()), exists) for number, path in made.items()}
+    if names != made:
+        _rename(directory, names)
+    depth = {one.file: names.get(one.file, found.paths[one.file].path).count("/") for one in ghosts}
     ordered = sorted(found.remaps, key=lambda one: -depth.get(one.file, 0))
     if ordered != list(found.remaps):
         write_entries(directory / REMAP_FILE, REMAPS, ordered)
+
+
+def _reachable(number: int, path: str, made: Collection[str], exists: Callable[[str], bool]) -> str:
+    """Return a name for a deleted directory: its own, or one in the nearest directory that there is, or will be."""
+    above = Path(path).parent
+    while str(above) != "/" and str(above) not in made and not exists(str(above)):
+        above = above.parent
+    if above == Path(path).parent:
+        return path
+    return str(above / f"{'.'.join(Path(path).relative_to(above).parts)}.{number:x}")
+
+
+def _rename(directory: Path, names: Mapping[int, str]) -> None:
+    found = list(entries(directory / FILES_FILE, FILES, criu.File))
+    for entry in found:
+        if entry.type == REGULAR and entry.id in names:
+            entry.regular.name = os.fsencode(names[entry.id].lstrip("/"))
+    write_entries(directory / FILES_FILE, FILES, found)
 
 
 def _is_directory(directory: Path, remap: criu.Remap) -> bool:
@@ -152,13 +179,12 @@ def write_entries(path: Path, magic: int, messages: Iterable[Message]) -> None:
     write_private(path, b"".join(parts))
 
 
-def _bound(socket: criu.UnixSocket) -> OpenedPath | None:
-    """Return the path to which CRIU binds a socket again, None where it binds it to none that a program can see."""
+def _bound(socket: criu.UnixSocket) -> Iterator[OpenedPath]:
+    """Yield the path to which CRIU binds a socket again, if it binds it to one that a program can see."""
     bound = socket.type == SOCK_DGRAM or socket.state != ESTABLISHED
-    if not bound or socket.deleted or not socket.name or socket.name.startswith(b"\0"):
-        return None
-    name = os.fsdecode(socket.name.partition(b"\0")[0])
-    return OpenedPath(str(Path("/", os.fsdecode(socket.directory), name)), _mount(socket))
+    if bound and not socket.deleted and socket.name and not socket.name.startswith(b"\0"):
+        name = os.fsdecode(socket.name.partition(b"\0")[0])
+        yield OpenedPath(str(Path("/", os.fsdecode(socket.directory), name)), _mount(socket))
 
 
 def _mount(entry: criu.RegularFile | criu.UnixSocket) -> int:
