@@ -28,6 +28,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
+from kybernate_shim.checkpoint.criu.user_namespace import with_new_ranges
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
@@ -225,7 +226,7 @@ def _told(
     if gate.must_hold(allowance, awaited, settled):
         script.arm(configuration)
     words = Criu(
-        image.path,
+        with_new_ranges(image.path, target.spec, work),
         work,
         tcp_established=manifest.tcp == "established",
         shell_job=manifest.terminal,
