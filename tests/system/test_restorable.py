@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.system.checkpoints import PYTHON, assert_no_image, kybernate, refused
+from tests.system.cri import Cri, Pod
 from tests.system.ctr import Ctr, eventually
 
 # A program prepares something, says so, and after a signal what it has found.
@@ -330,3 +331,44 @@ except OSError as error: writable = False
 found(writable=writable, shm=open("/dev/shm/x").read())
 """
     assert after_restore(ours, image, program, flags=["--read-only"]) == {"writable": False, "shm": "kept"}
+
+
+# -- pods -------------------------------------------------------------------------------------------------------------
+
+COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"]
+
+
+@pytest.fixture
+def cri() -> Iterator[Cri]:
+    with Cri() as client:
+        yield client
+
+
+def counted(cri: Cri, pod: Pod, place: Path) -> str:
+    """Count in a pod, checkpoint the container with its end, and return the image's name for other pods."""
+    cri.run(pod, "counter", COUNTER)
+    cri.await_log(pod, "counter", "5")
+    kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(place), "--exit")
+    return place.name
+
+
+def test_restored_pod_sees_no_cgroups_but_its_own(cri: Cri, pods_image: Path) -> None:
+    """And is checkpointed again as it is."""
+    show = "cat /proc/self/cgroup; echo; grep ' - cgroup ' /proc/self/mountinfo || true"
+    with cri.pod() as pod:
+        image = counted(cri, pod, pods_image)
+    with cri.pod(annotations={"kybernate.io/restore-from": image}) as pod:
+        id = cri.run(pod, "counter", ["/never/run"])
+        cgroups, mounts = cri.exec(id, "sh", "-c", show)[1].split("\n\n")
+        own = {line.split(":", 2)[2] for line in cgroups.splitlines()}
+        assert {line.split()[3] for line in mounts.splitlines()} <= own
+        kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(pods_image.with_name("again")))
+        shutil.rmtree(pods_image.with_name("again"))
+
+
+def test_pod_in_the_network_of_its_node_comes_back(cri: Cri, pods_image: Path) -> None:
+    with cri.pod(host_network=True) as pod:
+        image = counted(cri, pod, pods_image)
+    with cri.pod(host_network=True, annotations={"kybernate.io/restore-from": image}) as pod:
+        cri.run(pod, "counter", ["/never/run"])
+        assert int(eventually(lambda: cri.log(pod, "counter"))[0]) > 5
