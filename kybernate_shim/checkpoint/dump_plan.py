@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kybernate_shim.checkpoint import bound_sockets, own_state, sockets
+from kybernate_shim.checkpoint import bound_sockets, own_state, sockets, undumpable
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
@@ -91,6 +91,9 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     unnamed = await asyncio.to_thread(sockets.of_other_users, found)
     for line in sockets.what_happens(found, request.tcp, unnamed):
         log.info("socket.examined", outcome=line)
+    held = await asyncio.to_thread(undumpable.look, pids)
+    if held.problems:
+        raise undumpable.Undumpable(target.id, held.problems)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)
     hooks = await asyncio.to_thread(
@@ -103,7 +106,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         shell_job=request.options.terminal or target.spec.terminal,
         ext_unix_sk=request.options.external_unix_sockets or bool(sockets.external_unix(found)),
         libdir=target.config.criu_libdir,
-        extra=tuple(dump_lines(hooks)),
+        extra=(*dump_lines(hooks), *held.lines),
     )
     configuration = write_config(target.bundle.path, options, [users_file(target.spec, target.config, runtime.name)])
     manifest = Manifest(
