@@ -285,7 +285,7 @@ async def run(
                 text = explain(f"{_failed(target, left)}: {error.message}", prepared.criu.work_path / LOG)
                 raise RestoreFailed(_advised(text)) from error
     if different := prepared.settled.differences:
-        log.warning("restore.threads_differ", task=target.id, threads=different[:SHOWN])
+        log.warning("restore.threads_changed", task=target.id, threads=different[:SHOWN])
     if prepared.awaited is not None:
         step.seconds -= prepared.awaited.step.seconds
 

@@ -61,7 +61,7 @@ class ThreadSettings:
         return f"process {self.pid}" if self.tid == self.pid else f"thread {self.tid} of process {self.pid}"
 
 
-class Inherited:
+class InheritedSettings:
     """What the threads of a container begin with: what this process has. `pid` is one of the container's processes."""
 
     def __init__(self, pid: int) -> None:
@@ -79,7 +79,7 @@ class Inherited:
 
 def chosen(pids: Iterable[int], init: int) -> tuple[ThreadSettings, ...]:
     """Return what the threads of a container's processes have chosen; what ends meanwhile has chosen nothing."""
-    usual = Inherited(init)
+    usual = InheritedSettings(init)
     return tuple(found for pid in pids for found in _of_process(pid, usual) if found.any)
 
 
@@ -134,7 +134,7 @@ def cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
-def _of_process(pid: int, usual: Inherited) -> Iterator[ThreadSettings]:
+def _of_process(pid: int, usual: InheritedSettings) -> Iterator[ThreadSettings]:
     try:
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208  # thousands of threads
     except (FileNotFoundError, ProcessLookupError):
@@ -146,7 +146,7 @@ def _of_process(pid: int, usual: Inherited) -> Iterator[ThreadSettings]:
             continue
 
 
-def _of_thread(pid: int, tid: int, usual: Inherited) -> ThreadSettings:
+def _of_thread(pid: int, tid: int, usual: InheritedSettings) -> ThreadSettings:
     cpus, slack, priority = os.sched_getaffinity(tid), _timer_slack(tid), _io_priority(tid)
     first = tid == pid
     core = _core_filter(pid) if first else usual.core_filter

@@ -15,7 +15,7 @@ from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.libc import syscall
 from kybernate_shim.linux.thread_settings import (
     MOST_CPUS,
-    Inherited,
+    InheritedSettings,
     ThreadSettings,
     chosen,
     cpu_list,
@@ -97,7 +97,7 @@ def test_chosen_cpus_are_found_and_set() -> None:
 
 def test_all_cpus_of_the_container_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_settings, "cpus_of_container", lambda pid: {0, 1, 2, 3})
-    assert Inherited(ME).cpus == (os.sched_getaffinity(0), {0, 1, 2, 3})
+    assert InheritedSettings(ME).cpus == (os.sched_getaffinity(0), {0, 1, 2, 3})
 
 
 def test_io_priority_and_core_filter_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +124,18 @@ def test_cpus_that_are_missing_here_are_left_out() -> None:
     with thread() as one:
         (text,) = put_back(ME, [ThreadSettings(ME, one, cpus=f"{last},{MOST_CPUS - 1}")])
         assert text.endswith(f"of which it may use {last}")
+
+
+def test_oom_score_of_zero_is_kept_where_the_shim_has_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRIU leaves a process whose score was 0 at what it inherits, which spares it longer than others."""
+    scores = {ME: -998}
+    monkeypatch.setattr(thread_settings, "oom_score_adj", lambda pid: scores[pid])
+    usual = InheritedSettings(ME)
+    scores[ME] = 0
+    found = {one.tid: one.oom_zero for one in chosen_by(usual)}
+    assert found[ME]
+    assert sum(found.values()) == 1
+
+
+def chosen_by(usual: InheritedSettings) -> list[ThreadSettings]:
+    return list(thread_settings._of_process(ME, usual))
