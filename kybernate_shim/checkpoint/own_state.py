@@ -45,11 +45,11 @@ class ThreadStateNotSaved(Refused):
 
 def nested_namespaces(pids: Iterable[int], init: int) -> list[str]:
     """Return a sentence for each process that is in another namespace than `init`, of a kind that CRIU refuses."""
-    own = [_namespace(init, init, kind) for kind in NESTED]
+    own = [_namespace(init, kind) for kind in NESTED]
     found = []
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            others = (_namespace(pid, pid, kind) for kind in NESTED)
+            others = (_namespace(pid, kind) for kind in NESTED)
             kinds = [kind for kind, other, mine in zip(NESTED, others, own, strict=True) if other != mine]
             if kinds:
                 found.append(f"{title_of(pid)} has a {_word(kinds[0])} namespace of its own")
@@ -64,7 +64,7 @@ def own_thread_state(pids: Iterable[int]) -> list[str]:
 def _apart(pid: int) -> Iterator[tuple[int, str]]:
     try:
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208  # thousands of threads
-        own = [_namespace(pid, pid, kind) for kind in OF_THREADS] if len(tids) > 1 else []
+        own = [_namespace(pid, kind) for kind in OF_THREADS] if len(tids) > 1 else []
     except (FileNotFoundError, ProcessLookupError):
         return
     for tid in tids:
@@ -79,16 +79,16 @@ def _differences(pid: int, tid: int, own: Sequence[str]) -> Iterator[str]:
     if not same_descriptors(pid, tid):
         yield "a table of descriptors"
     for kind, mine in zip(OF_THREADS, own, strict=True):
-        if _namespace(pid, tid, kind) != mine:
+        if _namespace(tid, kind) != mine:
             yield f"a {_word(kind)} namespace"
 
 
-def _namespace(pid: int, tid: int, kind: str) -> str:
+def _namespace(tid: int, kind: str) -> str:
     """Return what identifies a thread's namespace; a kernel without that kind has one, "", for all."""
     try:
-        return os.readlink(f"/proc/{pid}/task/{tid}/ns/{kind}")  # noqa: PTH115  # thousands of threads
+        return os.readlink(f"/proc/{tid}/ns/{kind}")  # noqa: PTH115  # thousands of threads
     except FileNotFoundError:
-        if os.path.exists(f"/proc/{pid}/task/{tid}"):  # noqa: PTH110
+        if os.path.exists(f"/proc/{tid}"):  # noqa: PTH110
             return ""
         raise
 

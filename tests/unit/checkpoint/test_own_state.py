@@ -64,13 +64,13 @@ def test_thread_with_something_of_its_own_is_named(flags: int, what: str) -> Non
 def test_thread_in_another_namespace_is_named(monkeypatch: pytest.MonkeyPatch, kind: str, word: str) -> None:
     with parted(0) as number:
         monkeypatch.setattr(
-            own_state, "_namespace", lambda pid, tid, one: "other" if (tid, one) == (number, kind) else "own"
+            own_state, "_namespace", lambda tid, one: "other" if (tid, one) == (number, kind) else "own"
         )
         assert f"thread {number} of {title_of(ME)} has a {word} namespace of its own" in own_thread_state([ME])
 
 
 def test_process_in_another_namespace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_state, "_namespace", lambda pid, tid, one: "own" if pid == 1 or one != "user" else "other")
+    monkeypatch.setattr(own_state, "_namespace", lambda tid, one: "own" if tid == 1 or one != "user" else "other")
     assert nested_namespaces([1, ME], 1) == [f"{title_of(ME)} has a user namespace of its own"]
 
 
