@@ -15,7 +15,7 @@ from typing import Final
 
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.kcmp import same_descriptors, same_directories
-from kybernate_shim.linux.process import title_of
+from kybernate_shim.linux.process import is_exiting, title_of
 
 SHOWN: Final = 3
 NESTED: Final = ("user", "pid", "pid_for_children", "uts", "ipc", "cgroup", "time", "time_for_children")
@@ -51,7 +51,7 @@ def nested_namespaces(pids: Iterable[int], init: int) -> list[str]:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             others = (_namespace(pid, kind) for kind in NESTED)
             kinds = [kind for kind, other, mine in zip(NESTED, others, own, strict=True) if other != mine]
-            if kinds:
+            if kinds and not is_exiting(pid):
                 found.append(f"{title_of(pid)} has a {_word(kinds[0])} namespace of its own")
     return found
 
@@ -70,17 +70,19 @@ def _apart(pid: int) -> Iterator[tuple[int, str]]:
     for tid in tids:
         if tid != pid:
             with suppress(FileNotFoundError, ProcessLookupError):
-                yield from ((tid, what) for what in _differences(pid, tid, own))
+                yield from _differences(pid, tid, own)
 
 
-def _differences(pid: int, tid: int, own: Sequence[str]) -> Iterator[str]:
+def _differences(pid: int, tid: int, own: Sequence[str]) -> list[tuple[int, str]]:
+    """Return what a thread does not share with its process; one of the two that is exiting has given up all."""
+    found = []
     if not same_directories(pid, tid):
-        yield "a working directory, root and umask"
+        found.append("a working directory, root and umask")
     if not same_descriptors(pid, tid):
-        yield "a table of descriptors"
-    for kind, mine in zip(OF_THREADS, own, strict=True):
-        if _namespace(tid, kind) != mine:
-            yield f"a {_word(kind)} namespace"
+        found.append("a table of descriptors")
+    others = zip(OF_THREADS, own, strict=True)
+    found += [f"a {_word(kind)} namespace" for kind, mine in others if _namespace(tid, kind) != mine]
+    return [(tid, what) for what in found] if found and not (is_exiting(pid) or is_exiting(tid)) else []
 
 
 def _namespace(tid: int, kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,12 @@ def test_process_in_another_namespace_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_processes_that_have_ended_have_nothing() -> None:
     gone = (1 << 22) + 1
     assert (nested_namespaces([ME, gone], ME), own_thread_state([gone])) == ([], [])
+
+
+def test_zombies_have_given_up_all() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert (nested_namespaces([process.pid], ME), own_thread_state([process.pid])) == ([], [])
 
 
 def test_of_many_some_are_shown() -> None:
