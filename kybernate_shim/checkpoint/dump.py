@@ -12,16 +12,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from kybernate_shim.checkpoint import script
 from kybernate_shim.checkpoint.criu.config import explain, refuse_cuda_plugin
 from kybernate_shim.checkpoint.dump_manifest import LOG, STATISTICS, add_own_files, finish
-from kybernate_shim.checkpoint.dump_plan import DumpPlan, memory_bytes, plan_dump, require_directories
+from kybernate_shim.checkpoint.dump_plan import (
+    DumpPlan,
+    memory_bytes,
+    plan_dump,
+    require_common_state,
+    require_directories,
+)
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.freeze import freeze_container
 from kybernate_shim.checkpoint.image import staging
@@ -29,12 +37,15 @@ from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.restorable import make_restorable
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.errors import Failed
+from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
@@ -137,6 +148,8 @@ async def _steps(
             back.push_async_callback(set_frozen, False)
         begin = await _stand_still(target, operation, detached)
         await require_directories(target, request)
+        await require_common_state(target, request)
+        threads = await to_the_end(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
             await _write_state(target, request, operation, plan, digester, detached)
             if not request.exit:
@@ -148,7 +161,7 @@ async def _steps(
             await to_the_end(partial(add_own_files, target, request))
             sealed = await encrypted(request, plan.manifest.id, target.config, operation)
             with operation.step("manifest"):
-                work = partial(finish, request, operation, plan, detached, digester, sealed)
+                work = partial(finish, request, operation, plan, threads, detached, digester, sealed)
                 dumped = await to_the_end(work, digester.stop)
         if request.exit:
             operation.commit()
@@ -182,23 +195,64 @@ async def _write_state(
     digester: Digester,
     detached: Detached | None,
 ) -> None:
-    """Write what has to be read while the container is frozen."""
+    """Write what has to be read while the container is frozen, and show that it can be restored."""
+    complete = partial(_complete_state, target, request, operation, detached)
     if _criu_kills(request):
         operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
         operation.stop_clock()
-    criu = _run_criu(target, request, operation, plan, digester)
+        criu = _before_the_kill(complete, partial(_run_criu, target, request, operation, plan, digester), plan)
+    else:
+        criu = _run_criu(target, request, operation, plan, digester)
     if request.tcp == "established":
         await operation.unhurried(criu)  # else its connections would stay in repair mode, and blocked by CRIU's rules
     else:
         await criu
     if _criu_kills(request):
         operation.commit()  # the container is gone: its image must not be lost, too
+    else:
+        await complete()
+
+
+async def _complete_state(
+    target: Target, request: DumpRequest, operation: Operation, detached: Detached | None
+) -> None:
+    """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable."""
     if request.rootfs_diff:
         with operation.step("rootfs") as step:
             stop = threading.Event()
             step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set)
+    with operation.step("proof"):
+        await to_the_end(partial(make_restorable, target, request))
     if detached is not None:
         await detached.complete()
+
+
+async def _before_the_kill(
+    complete: Callable[[], Awaitable[None]], criu: Callable[[Mapping[str, str]], Awaitable[None]], plan: DumpPlan
+) -> None:
+    """Run a CRIU that kills, which waits before that until the image is complete. Raises what kept it from being so."""
+    script.arm(plan.configuration)
+    failure: Exception | None = None
+    done = False
+
+    async def answer(question: str) -> bytes:
+        nonlocal failure, done
+        try:
+            await complete()
+            done = True
+        except Exception as error:  # noqa: BLE001  # raised again below, when CRIU has let the processes go on
+            failure = error
+        return script.PASS if done else script.REFUSE
+
+    try:
+        async with script.asked(answer) as environment:
+            await criu(environment)
+    except RuntimeFailed:
+        if failure is not None:
+            raise failure from None
+        raise
+    if not done:
+        await complete()  # of a CRIU that executes no script; the container is gone
 
 
 async def _stand_still(target: Target, operation: Operation, detached: Detached | None) -> float:
@@ -218,13 +272,24 @@ async def _stand_still(target: Target, operation: Operation, detached: Detached 
         await to_the_end(target.cgroup.thaw)
 
 
+def chosen_settings(target: Target) -> tuple[ThreadSettings, ...]:
+    """Return what the threads of a frozen container have chosen and CRIU does not keep."""
+    assert target.cgroup is not None
+    return thread_settings.chosen(target.cgroup.processes(), target.init_pid)
+
+
 def _since(begin: float) -> int:
     """Return the milliseconds since a moment of the monotonic clock."""
     return round((time.monotonic() - begin) * 1000)
 
 
 async def _run_criu(
-    target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, digester: Digester
+    target: Target,
+    request: DumpRequest,
+    operation: Operation,
+    plan: DumpPlan,
+    digester: Digester,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     words = Criu(
         request.image,
@@ -235,7 +300,7 @@ async def _run_criu(
         file_locks=True,
         extra=_mode(request.options.cgroups_mode),
     )
-    runtime = replace(target.runtime, env={**target.runtime.env, **plan.configuration.environment})
+    runtime = replace(target.runtime, env={**target.runtime.env, **plan.configuration.environment, **environment})
     with operation.step("dump", total_bytes=memory_bytes(target)) as step, _progress(operation, request.image):
         with digester.following(request.image):
             await runtime.checkpoint(

@@ -25,6 +25,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import Detached, Target
 from kybernate_shim.linux.plain_files import read_plain
 from kybernate_shim.linux.private_files import copy_private, write_private
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.trust.credentials import security_of
 from kybernate_shim.vram_io.image_files import ArenaFile, VramFile
 
@@ -51,6 +52,7 @@ def finish(
     request: DumpRequest,
     operation: Operation,
     plan: DumpPlan,
+    threads: tuple[ThreadSettings, ...],
     detached: Detached | None,
     digester: Digester,
     sealed: Sealed | None,
@@ -68,6 +70,7 @@ def finish(
         released=tuple(one for one in detached.released if one.pid in there) if detached else (),
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
+        threads=threads,
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         security=security_of(plan.spec, credentials.credentials(request.image)),
         files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kybernate_shim.checkpoint import bound_sockets, sockets
+from kybernate_shim.checkpoint import bound_sockets, own_state, sockets, undumpable
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
@@ -51,6 +51,24 @@ async def require_directories(target: Target, request: DumpRequest, log: Log | N
         log.warning("socket.directory_not_saved", task=target.id, error=bound_sockets.described(unbindable))
 
 
+async def require_common_state(target: Target, request: DumpRequest, log: Log | None = None) -> None:
+    """Refuse processes and threads with what CRIU cannot restore; where that is allowed, write to the `log`.
+
+    The result is certain only while the processes are frozen. Raises NamespaceNested and ThreadStateNotSaved.
+    """
+    assert target.cgroup is not None
+    pids = await asyncio.to_thread(target.cgroup.processes)
+    if nested := await to_the_end(lambda: own_state.nested_namespaces(pids, target.init_pid)):
+        raise own_state.NamespaceNested(target.id, nested)
+    if request.force and log is None:
+        return
+    found = await to_the_end(lambda: own_state.own_thread_state(pids))
+    if found and not request.force:
+        raise own_state.ThreadStateNotSaved(target.id, found)
+    if found and log is not None:
+        log.warning("thread.state_not_saved", task=target.id, error=own_state.listed(found))
+
+
 @dataclass(frozen=True)
 class DumpPlan:
     """What was found out before anything was changed."""
@@ -71,9 +89,14 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     pids = await asyncio.to_thread(target.cgroup.processes)
     found = await asyncio.to_thread(sockets.container_sockets, pids)
-    for line in sockets.what_happens(found, request.tcp):
+    unnamed = await asyncio.to_thread(sockets.of_other_users, found)
+    for line in sockets.what_happens(found, request.tcp, unnamed):
         log.info("socket.examined", outcome=line)
+    held = await asyncio.to_thread(undumpable.look, pids)
+    if held.problems:
+        raise undumpable.Undumpable(target.id, held.problems)
     await require_directories(target, request, log)
+    await require_common_state(target, request, log)
     hooks = await asyncio.to_thread(
         lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
     )
@@ -84,7 +107,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         shell_job=request.options.terminal or target.spec.terminal,
         ext_unix_sk=request.options.external_unix_sockets or bool(sockets.external_unix(found)),
         libdir=target.config.criu_libdir,
-        extra=tuple(dump_lines(hooks, SpecMounts.of(target.spec, target.bundle.rootfs))),
+        extra=(*dump_lines(hooks, SpecMounts.of(target.spec, target.bundle.rootfs)), *held.lines),
     )
     configuration = write_config(target.bundle.path, options, [users_file(target.spec, target.config, runtime.name)])
     manifest = Manifest(

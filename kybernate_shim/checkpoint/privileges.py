@@ -12,10 +12,11 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.criu.confined import ImagePrivileges
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.credentials import login_of
+from kybernate_shim.linux.credentials import is_nodes_namespace, login_of
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.credentials import PrivilegeAllowance, Security, allowance_of, excess_of
+from kybernate_shim.trust.credentials import PrivilegeAllowance, Security, allowance_of, excess_of, excess_of_settings
 
 SHOWN = 6
 
@@ -34,22 +35,36 @@ class PrivilegesExceeded(Refused):
 def node_allowance(spec: Spec) -> PrivilegeAllowance:
     """Return what a config.json allows on this node: what it leaves open, a process inherits from the shim."""
     boost = max(0, -os.getpriority(os.PRIO_PROCESS, 0))
-    return allowance_of(spec, login=login_of(Path("/proc/self")), boost=boost)
+    nodes = [
+        kind
+        for one in spec.linux.get("namespaces") or ()
+        if (path := one.get("path")) and _is_nodes(path, kind := str(one.get("type")))
+    ]
+    return allowance_of(spec, login=login_of(Path("/proc/self")), boost=boost, nodes=nodes)
+
+
+def _is_nodes(path: str, kind: str) -> bool:
+    try:
+        return is_nodes_namespace(path, kind)
+    except OSError:
+        return False  # the runtime says what is wrong with it
 
 
 def require_privileges(
-    spec: Spec, recorded: Security, found: ImagePrivileges | None, log: Log
+    spec: Spec, recorded: Security, threads: Sequence[ThreadSettings], found: ImagePrivileges | None, log: Log
 ) -> PrivilegeAllowance | None:
     """Return what the container's processes may have, None where the requester may give them anything.
 
-    `recorded` is what the manifest says of them, `found` what CRIU's images do: None where the requester has the right
-    to any. Raises PrivilegesExceeded.
+    `recorded` and `threads` are what the manifest says of them, `found` what CRIU's images do: None where the requester
+    has the right to any. Raises PrivilegesExceeded.
     """
     allowance = node_allowance(spec)
     if found is None:
-        if findings := excess_of(recorded.processes, (), recorded, allowance):
+        findings = excess_of(recorded.processes, (), recorded, allowance) + excess_of_settings(threads, allowance)
+        if findings:
             log.warning("restore.privileges_exceeded", excess=findings[:SHOWN], count=len(findings))
         return None
-    if findings := excess_of(found.threads, found.held, recorded, allowance):
+    findings = excess_of(found.threads, found.held, recorded, allowance) + excess_of_settings(threads, allowance)
+    if findings:
         raise PrivilegesExceeded(findings, "Nothing was restored")
     return allowance

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, SOCK_DGRAM
 from typing import Any, Final, Literal
@@ -102,8 +103,11 @@ def list_sockets() -> list[Socket]:
         return found
 
 
-def what_happens(sockets: Sequence[Socket], policy: TcpPolicy) -> list[str]:
-    """Return for the log what becomes of the sockets at a restore, one sentence for each kind of fate."""
+def what_happens(sockets: Sequence[Socket], policy: TcpPolicy, of_others: Sequence[Socket] = ()) -> list[str]:
+    """Return for the log what becomes of the sockets at a restore, one sentence for each kind of fate.
+
+    `of_others` are those that `of_other_users` returns.
+    """
     lines = [_listening(socket) for socket in sockets if socket.family == "tcp" and socket.state == "listening"]
     connected = [socket for socket in sockets if is_connection(socket)]
     if connected and policy == "close":
@@ -114,7 +118,30 @@ def what_happens(sockets: Sequence[Socket], policy: TcpPolicy) -> list[str]:
         )
     if outside := external_unix(sockets):
         lines.append(f"{len(outside)} UNIX sockets are connected to processes outside the container: {_some(outside)}")
+    if of_others:
+        lines.append(
+            f"{len(of_others)} UNIX sockets will name root as their peers' user (SO_PEERCRED): {_some(of_others)}"
+        )
     return lines
+
+
+def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
+    """Return the connected and listening UNIX sockets of processes that are not root's on the node.
+
+    The kernel notes a socket's user when it connects or listens, which CRIU does as root; a listening socket's user is
+    what those who connect later are shown.
+    """
+    users = cache(_user_of)
+    noted = (one for one in sockets if one.family == "unix" and one.state in ("established", "listening"))
+    return [one for one in noted if not one.datagram and users(one.holder[0])]
+
+
+def _user_of(pid: int) -> int:
+    """Return the effective user of a process; 0 for one that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:\t")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def is_connection(socket: Socket) -> bool:

@@ -6,6 +6,7 @@ import os
 
 from kybernate_shim.linux.libc import syscall
 
+RESOLVE_NO_XDEV = 0x1
 RESOLVE_NO_MAGICLINKS = 0x2
 RESOLVE_NO_SYMLINKS = 0x4
 RESOLVE_BENEATH = 0x8

@@ -85,9 +85,10 @@ async def _restore(
         async with gpus.expecting(image) if gpus is not None else nullcontext():
             try:
                 async with restore.complete_or_gone(container):
-                    await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
+                    await restore.run(container, prepared, operation, log, fds=stdio.fds, console=stdio.console_socket)
                     await stdio.started()
                     container.find_init()
+                    await asyncio.to_thread(prepared.settled.settle_late, container.init_pid)
                     await _switch_loopback_on(container, log)
                     if gpus is not None:
                         await gpus.attach(image, operation)

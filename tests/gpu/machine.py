@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kybernate_shim import launcher
 from kybernate_shim.native import CLIENT, PACKAGE, PRODUCTS, build
-from tests.lab import oci
+from tests.lab import criu_limits, oci
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 IMAGE = "localhost:5000/machine:latest"
@@ -160,7 +160,10 @@ def _unpack(root: Path, kit: Path) -> dict[str, str]:
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--target", site]
     subprocess.run([*pip, *sorted((kit / "wheels").glob("*.whl"))], check=True)
     for program in (program for lane in lanes for program in (lane / "libexec").iterdir()):
-        _script(programs / program.name, f'LD_LIBRARY_PATH={program.parents[1]}/lib exec {program} "$@"')
+        bridge = criu_limits.preloaded(root / "limits_of_others.so") if program.name == "criu" else ""
+        if bridge:
+            print(criu_limits.SAID, flush=True)
+        _script(programs / program.name, f'{bridge}LD_LIBRARY_PATH={program.parents[1]}/lib exec {program} "$@"')
     for package in (PACKAGE, PACKAGE.with_name("kybernate")):  # as an installation has it: next to all that it needs
         (site / package.name).symlink_to(package)
     shim = programs / launcher.NAME

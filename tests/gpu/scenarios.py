@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from kybernate_shim.cuda_helper.node_arena import IDLE_SECONDS
+from tests import users
 from tests.gpu.machine import IMAGE, Machine, mounts
 from tests.gpu.nvidia import SHOWN, Toolkit, by_runtime
 
 PAYLOAD = Path(__file__).with_name("payload.py")
+FOR_USERS = "/payload"
 START_SECONDS = 120
 GO_ON_SECONDS = 60
 IDLE_MARGIN = 64 << 20  # bytes by which a GPU may differ from its idle figure
@@ -247,6 +249,42 @@ def driver_is_given(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
+def as_user(bench: Bench) -> None:
+    """A program of uid 1000 without capabilities: in place, left running, and from an image."""
+    name, image, idle = "as-user", bench.images / "user", bench.in_use()
+    seen = ["--mount", f"type=bind,src={PAYLOAD.parent},dst={FOR_USERS},options=rbind:ro"]  # wherever the checkout is
+    flags = [*users.flags(), *seen]
+    argv = [word.replace(str(PAYLOAD.parent), FOR_USERS) for word in bench.payload("one")]
+    with container(bench, name, *argv, flags=flags) as one:
+        require_user(bench, name)
+        bench.note(name, json.loads(bench.kybernate("suspend", name, "--json"))["steps"])
+        bench.await_idle(idle)
+        bench.note(name, json.loads(bench.kybernate("resume", name, "--json"))["steps"])
+        one.computes_on()
+        bench.checkpoint(name, name, image)
+        one.computes_on()
+        shutil.rmtree(image)
+        bench.checkpoint(name, name, image, "--exit")
+        bench.await_idle(idle)
+    with restored(bench, f"{name}-2", image, one.log, flags=flags) as again:
+        require_user(bench, again.id)
+        bench.note(name, json.loads(bench.kybernate("suspend", again.id, "--json"))["steps"])
+        bench.note(name, json.loads(bench.kybernate("resume", again.id, "--json"))["steps"])
+        again.computes_on()
+    shutil.rmtree(image)
+
+
+def require_user(bench: Bench, name: str) -> None:
+    """Fail unless the container's first process is the user's, without capabilities."""
+    (pid,) = (
+        line.split()[1] for line in bench.machine("ctr", "task", "ls").splitlines() if line.startswith(f"{name} ")
+    )
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert status["Uid"].split() == [str(users.UID)] * 4, status["Uid"]
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}, lines
+
+
 # -- two GPUs ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +328,6 @@ def nccl_restored(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
-ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes)
+ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes, as_user)
 BY_NVIDIA = (driver_is_given,)
 TWO_GPUS = (move, nccl_refused, nccl_restored)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.lab.criu_limits import has_sys_resource
 from tests.lab.lanes import Lane
 
 SOCKET = Path("/run/containerd/containerd.sock")
 STREAM_PORT = 10010
 SHIM = "/usr/local/bin/containerd-shim-kybernate-v1"
 PAUSE = "localhost:5000/pause:latest"
-CAP_SYS_RESOURCE = 24
 
 RUNTIMES = {
     "runc": {"runtime_type": "io.containerd.runc.v2"},
@@ -52,7 +52,8 @@ def text(
         plugin(server): {"stream_server_address": '"127.0.0.1"', "stream_server_port": f'"{STREAM_PORT}"'},
     }
     tables.setdefault(plugin(images, pinned), {})["sandbox" if pinned else "sandbox_image"] = f'"{PAUSE}"'
-    tables.setdefault(plugin(pods), {})["restrict_oom_score_adj"] = "false" if may_lower_oom_score() else "true"
+    # Without it, CRI cannot give sandboxes a lower OOM score than its own.
+    tables.setdefault(plugin(pods), {})["restrict_oom_score_adj"] = "false" if has_sys_resource() else "true"
     if lane.config_version < 3:
         tables[plugin(pods)]["enable_cdi"] = "true"  # as later versions have it
     plugins = {"bin_dirs": '["/usr/lib/cni"]'} if lane.config_version > 2 else {"bin_dir": '"/usr/lib/cni"'}
@@ -77,10 +78,3 @@ def text(
 def plugin(name: str, *path: str) -> str:
     """Return the name of a plugin's table, or of one inside it."""
     return ".".join(["plugins", f'"{name}"', *(part for part in path if part)])
-
-
-def may_lower_oom_score() -> bool:
-    """Tell whether this process may give others a lower OOM score than its own, as CRI wants to for sandboxes."""
-    status = Path("/proc/self/status").read_text()
-    effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
-    return bool(int(effective, 16) >> CAP_SYS_RESOURCE & 1)

@@ -15,12 +15,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lab import cgroups, containerd_config, project, root
+from tests.lab import cgroups, containerd_config, criu_limits, project, root
 from tests.lab.lanes import LANES
 from tests.lab.namespaces import CHECKOUT
 from tests.lab.node import LOGS, STATE, Containerd, NotReady, Registry
 
 ARCHIVES = Path("/usr/share/lab/images")
+CRIU = Path("/usr/sbin/criu"), Path("/usr/local/sbin/criu"), Path("/usr/local/lib/lab/limits_of_others.so")
 NAMESPACES = ("default", "k8s.io")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FROM_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent the signal to the command as well
@@ -81,6 +82,8 @@ def start_containerd(lane: str) -> None:
     level = os.environ.get("KYBERNATE_LAB_LOG_LEVEL", "info")
     config.write_text(containerd_config.text(LANES[lane], log_level=level))
     project.install_shim()
+    if criu_limits.install(*CRIU):
+        print(f"lab {lane}: {criu_limits.SAID}", file=sys.stderr)
     daemons = (Registry(), Containerd())
     for daemon in daemons:
         daemon.start()

@@ -57,7 +57,7 @@ while True:
 # before it executes its program, which another process does that many seconds later, or never if it is 0.
 VFORKING = """
 import os, sys, time
-os.mkfifo("/fifo")
+os.mkfifo("/tmp/fifo")
 seconds = float(sys.argv[1])
 if os.fork() == 0:
     number = 0
@@ -68,9 +68,9 @@ if os.fork() == 0:
 if seconds and os.fork() == 0:
     while True:
         time.sleep(seconds)
-        os.close(os.open("/fifo", os.O_WRONLY))
+        os.close(os.open("/tmp/fifo", os.O_WRONLY))
 while True:
-    wait_for_it = (os.POSIX_SPAWN_OPEN, 9, "/fifo", os.O_RDONLY, 0)
+    wait_for_it = (os.POSIX_SPAWN_OPEN, 9, "/tmp/fifo", os.O_RDONLY, 0)
     os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=[wait_for_it]), 0)
 """
 # Counts by what comes back to it over a TCP connection of its own.

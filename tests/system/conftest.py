@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.node import Containerd
+from tests.system import identity
 from tests.system.ctr import KYBERNATE, STOCK, Ctr, Events, containerd_version
 from tests.system.leftovers import Snapshot, assert_nothing_left
 from tests.system.tenants import pods_place
@@ -16,6 +17,11 @@ from tests.system.tenants import pods_place
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if items and not Path("/run/lab").exists():
         raise pytest.UsageError("system tests run inside the lab: tests/lab/run LANE -- …")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    identity.set_for(item)
 
 
 @pytest.fixture(autouse=True)

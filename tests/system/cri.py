@@ -20,6 +20,7 @@ from tests.messages import cri_images_pb2 as image_messages
 from tests.messages import cri_images_pb2_grpc as images
 from tests.messages import cri_runtime_pb2 as wire
 from tests.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
+from tests.system import identity
 from tests.system.ctr import BUSYBOX, containerd_version, eventually
 
 SOCKET = "unix:///run/containerd/containerd.sock"
@@ -160,6 +161,8 @@ class Cri:
             container.envs.add(key=key, value=value)
         container.linux.security_context.namespace_options.CopyFrom(pod.config.linux.security_context.namespace_options)
         security = container.linux.security_context
+        if run_as is None and not privileged and (run_as := identity.user()) is not None:
+            drop = drop or ["ALL"]
         if run_as is not None:
             security.run_as_user.value = security.run_as_group.value = run_as
         security.privileged, security.no_new_privs = privileged, no_new_privs

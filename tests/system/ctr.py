@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.system import warm
+from tests.system import identity, warm
 
 BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task")
 BUSYBOX = "localhost:5000/busybox:latest"
@@ -102,9 +102,10 @@ class Ctr:
         return f"{kind}{os.getpid()}-{next(_numbers)}"
 
     def run_argv(self, id: str, *command: str, flags: Sequence[str] = ()) -> list[str]:
+        flags = [*self.run_flags, *flags]
         return [
-            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *_node_flags(), *self.run_flags, *flags,
-            self.image, id, *command,
+            "ctr", "-n", self.namespace, "run", "--runtime", self.runtime, *_node_flags(), *identity.flags(flags),
+            *flags, self.image, id, *command,
         ]  # fmt: skip
 
     def run(self, *command: str, flags: Sequence[str] = (), **options: Any) -> str:

@@ -100,6 +100,7 @@ def test_criu_cannot_bind_the_socket_that_was_let_pass(ours: Ctr, image: Path) -
 def test_sockets_whose_directories_come_back_are_not_refused(ours: Ctr, image: Path) -> None:
     log, volume = image.parent / "log", image.parent / "volume"
     (volume / "inner").mkdir(parents=True)
+    (volume / "inner").chmod(0o777)
     flags = ["--mount", f"type=bind,src={volume},dst=/made/volume,options=rbind:rw"]
     paths = ["/tmp/one", "/dev/shm/new/one", "/made/volume/inner/one", "@kybernate-bound"]
     with listening(ours, *paths, log=log, flags=flags) as witness:

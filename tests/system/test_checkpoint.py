@@ -17,7 +17,7 @@ from tests.lab.node import Containerd
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import BUSYBOX, KYBERNATE, CommandFailed, Ctr, Events, eventually, run
 
-COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; echo $i > /count; sleep 0.05; done"]
+COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; echo $i > /tmp/count; sleep 0.05; done"]
 COUNTED = 5  # how far a counter gets before anything happens to it
 
 
@@ -155,16 +155,16 @@ def test_container_checkpoint_restores_live_into_a_new_container(
 ) -> None:
     name, new = f"localhost:5000/checkpoint/{ctr.new_id('ck')}:1", ctr.new_id("restored")
     with ctr.running(*COUNTER) as id:
-        eventually(lambda: int(ctr.exec(id, "cat", "/count") or 0) > COUNTED)
+        eventually(lambda: int(ctr.exec(id, "cat", "/tmp/count") or 0) > COUNTED)
         ctr("container", "checkpoint", "--task", *flags, id, name)
         checkpoints.append(name)
-        counted = int(ctr.exec(id, "cat", "/count"))
+        counted = int(ctr.exec(id, "cat", "/tmp/count"))
     rw = ["--rw"] if "--rw" in flags else []
     ctr("container", "restore", "--live", *rw, new, name)
     try:
         assert ctr.status(new) == "RUNNING"
-        eventually(lambda: int(ctr.exec(new, "cat", "/count") or 0) > COUNTED)
-        assert int(ctr.exec(new, "cat", "/count")) < counted + 400
+        eventually(lambda: int(ctr.exec(new, "cat", "/tmp/count") or 0) > COUNTED)
+        assert int(ctr.exec(new, "cat", "/tmp/count")) < counted + 400
     finally:
         ctr.remove(new)
         run(["sh", "-c", "rm -rf /tmp/ctrd-checkpoint*"])  # containerd never removes them
@@ -193,7 +193,7 @@ def test_command_line_checkpoints_inspects_and_restores(ctr: Ctr, counter: Count
     run(["kybernate", "restore", str(image), "--name", new, "--log", str(scratch / "log2"), "--detach"])
     try:
         assert Counter(ctr, new, scratch / "log2").goes_on(after=last) == last + 1
-        assert int(ctr.exec(new, "cat", "/count")) > last
+        assert int(ctr.exec(new, "cat", "/tmp/count")) > last
     finally:
         ctr.remove(new)
         ctr("snapshot", "rm", new, status=None)

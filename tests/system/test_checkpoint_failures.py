@@ -43,7 +43,7 @@ from tests.system.ctr import Ctr, eventually, run
 from tests.system.programs import script
 
 BIG = 512  # MiB: a dump that takes long enough to be hit in the middle
-NEW_FILE = "os.open('/data', os.O_CREAT | os.O_WRONLY)"
+NEW_FILE = "os.open('/tmp/data', os.O_CREAT | os.O_WRONLY)"
 MEMORY_FILE = "os.memfd_create('unseen')"
 UNKNOWN_SOCKET = """
 import socket

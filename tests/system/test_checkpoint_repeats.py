@@ -278,6 +278,7 @@ found = {
 print("lost:", *(name for name, there in found.items() if not there), flush=True)
 time.sleep(1000)
 """
+AS_ROOT = pytest.mark.as_root("it removes files of the image, and gives files to others")
 TRY_LOCK = """
 import fcntl
 try:
@@ -287,6 +288,7 @@ except BlockingIOError:
 """
 
 
+@AS_ROOT
 def test_files_of_every_kind_come_back_in_a_new_pod(cri: Cri, pods_image: Path) -> None:
     """All but /dev/shm, which is the pod's and not the container's: the new pod has its own."""
     with cri.pod() as pod:
@@ -304,6 +306,7 @@ def assert_all_back(cri: Cri, pod: Pod, id: str) -> None:
     cri.await_log(pod, "c", "lost:")
 
 
+@AS_ROOT
 def test_files_of_every_kind_come_back_in_a_new_container(ours: Ctr, scratch: Path) -> None:
     own, log = Ctr(image=PYTHON), scratch / "log"
     command = ["python3", "-c", f"POD = False\n{FILES}"]

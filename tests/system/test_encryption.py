@@ -45,10 +45,10 @@ SECRETIVE = """
 import os, sys, time
 secret = sys.argv[1][::-1].encode()
 memory = [secret + bytes(4096) for _ in range(100)]
-open("/written", "wb").write(secret)
-deleted = os.open("/deleted", os.O_CREAT | os.O_RDWR)
+open("/tmp/written", "wb").write(secret)
+deleted = os.open("/tmp/deleted", os.O_CREAT | os.O_RDWR)
 os.write(deleted, secret)
-os.unlink("/deleted")
+os.unlink("/tmp/deleted")
 number = 0
 while True:
     assert os.pread(deleted, 1000, 0) == secret == memory[50][:len(secret)]

@@ -25,6 +25,7 @@ def many_layers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield reference
 
 
+@pytest.mark.as_root("it writes to the root directory of an image that has no other")
 def test_more_layers_than_fit_a_page_are_mounted(ctr: Ctr, many_layers: str) -> None:
     ctr.image = many_layers
     script = (

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
+from kybernate_shim.linux.thread_settings import ThreadSettings, cpu_set
 from kybernate_shim.steps import Step
 from kybernate_shim.trust.credentials import Security
 from kybernate_shim.vram_io.image_files import ARRIVAL, MOST_PIECES, ArenaFile, VramFile
@@ -23,6 +24,7 @@ ARRIVING: Final = "kybernate-arriving.json"  # the manifest as long as files of 
 NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_STAGING, ARRIVING, ARRIVAL})
 SAVED_SPEC: Final = "kybernate-spec.json"  # config.json as containerd wrote it: a restore without a pod starts from it
 VERSION: Final = 1
+LEFT_OUT_IF_EMPTY: Final = ("released", "threads")
 MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
 LONGEST_NAME: Final = 255  # bytes of a file's name, as Linux has it
 END_OF_MEMORY: Final = 1 << 64
@@ -182,8 +184,9 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them. `released` is left out where it is empty, so that older releases
-    read the manifest. `security` is empty in images of older releases.
+    driver's order: a map to others names each of them. `released` and `threads`, which are those that have chosen
+    something that CRIU does not keep, are left out where they are empty, so that older releases read the manifest.
+    `security` is empty in images of older releases.
     """
 
     id: str
@@ -204,6 +207,7 @@ class Manifest:
     arena: tuple[ArenaFile, ...] = ()
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     released: tuple[Released, ...] = ()
+    threads: tuple[ThreadSettings, ...] = ()
     mounts: tuple[ImageMount, ...] = ()
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
@@ -248,8 +252,9 @@ def now() -> str:
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as it is stored: JSON that a person can read."""
     document = to_json(manifest)
-    if not manifest.released:
-        del document["released"]
+    for name in LEFT_OUT_IF_EMPTY:
+        if not document[name]:
+            del document[name]
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
 
 
@@ -290,6 +295,11 @@ def _check(manifest: Manifest) -> None:
             raise FieldInvalid(place, f"{file.name!r} is listed twice")
         seen.add(file.name)
     _check_moved(manifest)
+    for index, thread in enumerate(manifest.threads):
+        try:
+            cpu_set(thread.cpus)
+        except ValueError as error:
+            raise FieldInvalid(f"threads[{index}].cpus", str(error)) from error
 
 
 def _check_moved(manifest: Manifest) -> None:

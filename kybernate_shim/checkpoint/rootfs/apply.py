@@ -89,7 +89,7 @@ class _Place:
             os.unlink(self.name, dir_fd=self.directory)
 
 
-class _Headers(io.BufferedReader):
+class Headers(io.BufferedReader):
     """The tar file as tarfile reads it: for each entry, only so much of what is not a file's content.
 
     A header may announce any length of names, attributes and maps of holes, all of which tarfile keeps in memory.
@@ -115,7 +115,7 @@ class _Work:
     """A diff that is being applied. `headers` is what `archive` reads from."""
 
     archive: tarfile.TarFile
-    headers: _Headers
+    headers: Headers
     top: int
     powers: Powers
     stopped: Callable[[], bool]
@@ -137,7 +137,7 @@ def apply_diff(
     must be thrown away.
     """
     try:
-        with _opened(root) as top, _Headers(open_plain(tar)) as headers:
+        with _opened(root) as top, Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")

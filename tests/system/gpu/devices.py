@@ -53,6 +53,7 @@ def loop_device(undo: ExitStack, control: Path, backing: Path, number: int) -> s
                 assert time.monotonic() < until, f"{path} stays in use"
                 time.sleep(0.2)
         os.mknod(path, stat.S_IFBLK | 0o666, os.makedev(LOOP_MAJOR, number))
+        Path(path).chmod(0o666)  # as the driver's, whatever the umask is: a container's user is not root
         undo.callback(os.unlink, path)
         undo.callback(remove, control, number)
         device = undo.enter_context(open(path, "rb+"))  # noqa: PTH123, SIM115  # a device, closed by the stack

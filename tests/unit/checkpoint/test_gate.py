@@ -12,8 +12,9 @@ import pytest
 
 from kybernate_shim.checkpoint import gate as gates
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuUnusable
-from kybernate_shim.checkpoint.gate import ANSWER, ASK, SCRIPTS, Gate, arm, held_back
+from kybernate_shim.checkpoint.gate import Gate, held_back
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.checkpoint.script import ANSWER, ASK, SCRIPTS, arm
 from kybernate_shim.native import HOLDER, build
 from kybernate_shim.oci.runtime import RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
@@ -235,3 +236,18 @@ def test_script_that_cannot_be_executed_ends_the_restore(tmp_path: Path, monkeyp
     with pytest.raises(CriuUnusable, match=r"none\.sh cannot be executed.*Nothing was restored"):
         arm(Configuration((), {"CRIU_CONFIG_FILE": str(tmp_path / "early.conf")}))
     assert not (tmp_path / "early.conf").exists()
+
+
+def test_what_criu_did_not_bring_back_is_put_right_before_the_look() -> None:
+    order: list[str] = []
+    one, _ = gate(lambda init: order.append(f"looked at {init}") or [])
+    one.settle = lambda init: order.append(f"settled {init}")
+    assert last_answer(one, "pre-restore 7 0", "pre-resume 7 42") == b"pass\n"
+    assert order == ["settled 42", "looked at 42"]
+
+
+def test_processes_that_cannot_be_put_right_do_not_run() -> None:
+    one, _ = gate()
+    one.settle = fails
+    assert last_answer(one, "pre-restore 7 0", "pre-resume 7 42") == b"no\n"
+    assert "Input/output error" in one.refusals[0]

@@ -126,7 +126,7 @@ def test_cuda_plugin_is_refused_before_anything_is_touched(tmp_path: Path, targe
 def restored(target: FakeTarget) -> None:
     ready = prepared(target, image_of(target))
     target.steps.clear()
-    asyncio.run(run(cast(Any, target), ready, Operation("restore"), fds={}, console=None))
+    asyncio.run(run(cast(Any, target), ready, Operation("restore"), cast(Any, None), fds={}, console=None))
 
 
 def test_restore_that_succeeds_clears_nothing(target: FakeTarget) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from kybernate_shim.checkpoint import sockets
 from kybernate_shim.checkpoint.image.manifest import TcpPolicy
-from kybernate_shim.checkpoint.sockets import Socket, external_unix, needs_network_lock, what_happens
+from kybernate_shim.checkpoint.sockets import (
+    Socket,
+    external_unix,
+    needs_network_lock,
+    of_other_users,
+    what_happens,
+)
 
 CONNECTION = Socket("tcp", "established", "10.0.0.2:80", "10.0.0.9:5555", 1)
 LISTENING = Socket("tcp", "listening", "0.0.0.0:80", "", 2)
@@ -48,3 +57,14 @@ def test_packets_are_held_back_only_for_connections_that_go_on() -> None:
     assert needs_network_lock([CONNECTION], "established")
     assert not needs_network_lock([CONNECTION], "close")
     assert not needs_network_lock([LISTENING, *PAIR], "established")
+
+
+def test_sockets_of_other_users_than_root_will_name_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_user_of", lambda pid: 1000 if pid == 7 else 0)
+    near, far = (replace(one, holder=(7, 3)) for one in PAIR)
+    listening = Socket("unix", "listening", "/run/b", holder=(7, 5))
+    others = (replace(near, datagram=True), replace(near, state="unconnected"), replace(near, holder=(8, 3)))
+    found = of_other_users([near, far, listening, *others, replace(LISTENING, holder=(7, 6))])
+    assert found == [near, far, listening]
+    (line,) = what_happens([near, far], "close", found)
+    assert line == "3 UNIX sockets will name root as their peers' user (SO_PEERCRED): /run/a, unnamed, /run/b"

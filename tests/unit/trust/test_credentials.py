@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint.image.manifest import Host, Manifest, Program, Source, decode, encode
+from kybernate_shim.checkpoint.privileges import node_allowance
 from kybernate_shim.linux.credentials import (
     INFINITY,
     NAMESPACES,
@@ -18,6 +19,7 @@ from kybernate_shim.linux.credentials import (
     capability_bits,
     is_below,
 )
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import (
     NeedsCapability,
@@ -26,6 +28,7 @@ from kybernate_shim.trust.credentials import (
     allowance_of,
     excess,
     excess_of,
+    excess_of_settings,
     seccomp_digest,
     security_of,
 )
@@ -184,6 +187,29 @@ def test_user_namespace_must_be_mapped_alike() -> None:
     assert ["user namespace of the node" in none[0], "are the node's" in none[1]] == [True, True]
 
 
+def test_image_may_have_another_range_of_the_nodes_ids() -> None:
+    """And its processes, once they are restored, may not."""
+    ranges = [{"containerID": 0, "hostID": 200000, "size": 65536}]
+    document = {"linux": {"namespaces": [*OWN, {"type": "user"}], "uidMappings": ranges, "gidMappings": ranges}}
+    allowance = allowance_of(Spec({"process": {"capabilities": {}}, **document}))
+    dumped = replace(ROOT, node_namespaces=(), uid_map=("0 100000 65536",), gid_map=("0 100000 65536",))
+    assert excess_of([dumped], (), Security(), allowance) == []
+    assert excess(dumped, allowance)
+    for ranges_of in (("0 100000 65535",), ("1 100000 65536",), ("0 100000 65536", "65536 0 1"), ()):
+        assert excess_of([replace(dumped, uid_map=ranges_of)], (), Security(), allowance)
+
+
+def test_namespace_that_is_the_nodes_by_its_path_is_not_the_pods_own() -> None:
+    """As for a pod in the network of its node."""
+    spaces = [{"type": "network", "path": "/proc/self/ns/net"}, {"type": "ipc", "path": "/none"}, {"type": "pid"}]
+    allowance = node_allowance(Spec({"process": {"capabilities": {}}, "linux": {"namespaces": spaces}}))
+    assert allowance.namespaces == ("ipc", "pid")
+    in_the_nodes = replace(ROOT, node_namespaces=("network",))
+    assert excess(in_the_nodes, allowance) == []
+    (text,) = excess(replace(ROOT, node_namespaces=("ipc",)), allowance)
+    assert "ipc namespace of the node" in text
+
+
 def test_threads_are_named() -> None:
     (sentence,) = excess(replace(USER, tid=9), restricted())
     assert sentence.startswith("thread 9 of process 1 (sh): no_new_privs")
@@ -309,3 +335,13 @@ def test_who_has_less_is_never_refused_for_more(
     less = replace(one, caps=fewer, no_new_privs=True, seccomp=2, filters=("a",), node_namespaces=())
     if not excess(one, allowance):
         assert excess(less, allowance) == []
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "allowed"), [((), False), (("CAP_SYS_NICE",), True), (("CAP_SYS_ADMIN",), True)]
+)
+def test_real_time_io_needs_a_capability(capabilities: tuple[str, ...], allowed: bool) -> None:
+    threads = [ThreadSettings(1, 9, io_priority=1 << 13 | 4), ThreadSettings(1, 1, cpus="0", io_priority=2 << 13)]
+    found = excess_of_settings(threads, allowance_of(spec(capabilities=list(capabilities))))
+    text = "thread 9 of process 1: a real-time I/O priority, the pod allows ordinary ones without CAP_SYS_NICE"
+    assert found == ([] if allowed else [text])

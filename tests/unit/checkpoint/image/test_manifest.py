@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from kybernate_shim.checkpoint.image.manifest import (
     is_flat,
     now,
 )
+from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.steps import Step
 
 SMALL = Manifest(
@@ -151,3 +153,13 @@ def test_bytes_are_those_of_all_files() -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a..b", "a/b", "a\0"])
 def test_a_name_that_containerd_cannot_unpack_is_not_flat(name: str) -> None:
     assert not is_flat(name)
+
+
+def test_chosen_settings_of_threads_are_read_back_and_left_out_where_there_are_none() -> None:
+    assert "threads" not in document()
+    odd = replace(SMALL, threads=(ThreadSettings(1, 7, "0-3,8", 777, 2 << 13), ThreadSettings(1, 1, core_filter=0)))
+    assert decode(encode(odd)) == odd
+
+
+def test_cpus_that_are_none_are_refused() -> None:
+    assert refusal(document(threads=[{"pid": 1, "tid": 1, "cpus": "0-99999999"}])).startswith("threads[0].cpus: ")
