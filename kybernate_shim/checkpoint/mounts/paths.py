@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import LONGEST_NAME
+from kybernate_shim.linux import beneath
 
 PATH_MAX: Final = 4096  # bytes, with the one that ends it; source: linux/limits.h
 
@@ -31,8 +32,18 @@ def _is_name(part: str) -> bool:
 def resolve_in(rootfs: Path, destination: str) -> str:
     """Return `destination` with the links on its way followed as they look from inside `rootfs`; none leads outside.
 
-    Runtimes do the same before they mount, so a Debian image's /var/run/secrets is /run/secrets to CRIU.
+    Runtimes do the same before they mount, so a Debian image's /var/run/secrets is /run/secrets to CRIU. A program may
+    put links into the place of directories meanwhile: no file of the node's is asked where it leads.
     """
+    try:
+        top = beneath.open_top(rootfs)
+    except OSError:
+        return os.path.normpath("/" + destination.lstrip("/"))
+    with beneath.closing(top):
+        return _resolve(top, destination)
+
+
+def _resolve(top: int, destination: str) -> str:
     pending = destination.split("/")[::-1]
     done: list[str] = []
     followed = 0
@@ -43,7 +54,7 @@ def resolve_in(rootfs: Path, destination: str) -> str:
         if part == "..":
             done = done[:-1]
             continue
-        target = _link(rootfs.joinpath(*done, part)) if followed < 40 else ""  # as many as the kernel follows
+        target = _link(top, "/".join([*done, part])) if followed < 40 else ""  # as many as the kernel follows
         if target:
             followed += 1
             done = [] if target.startswith("/") else done
@@ -53,9 +64,10 @@ def resolve_in(rootfs: Path, destination: str) -> str:
     return "/" + "/".join(done)
 
 
-def _link(path: Path) -> str:
+def _link(top: int, name: str) -> str:
     """Return where a link leads, "" for all else, such as a path that is too long for the system."""
     try:
-        return str(path.readlink())
+        with beneath.closing(beneath.pin(top, name)) as fd:
+            return os.readlink("", dir_fd=fd)
     except (OSError, ValueError):
         return ""

@@ -1,8 +1,8 @@
 """Puts a root filesystem's changes back: a layer's tar file, applied to a mounted root filesystem.
 
-The tar file may come from anywhere, so nothing in it is trusted: every directory on the way to a name is opened by
-itself, without following links, and what it names is reached through that descriptor. A link to the outside, in the
-tar file or in the image, or swapped in meanwhile, ends in an error instead of a file on the host.
+The tar file may come from anywhere, so nothing in it is trusted: the directory of a name is opened below the root
+filesystem, without following links, and what the name stands for is reached through that descriptor. A link to the
+outside, in the tar file or in the image, or swapped in meanwhile, ends in an error instead of a file on the host.
 
 A diff may hold what a layer of an OCI image may, since the author of a pod chooses that as well: owners, setuid bits,
 `security.capability`. Device nodes and `trusted.` attributes are for containers that can make them themselves. Labels
@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import IO
 
 from kybernate_shim.checkpoint.rootfs.diff import ENCODING, MOST_HEADER, OPAQUE, WHITEOUT, XATTR, Diff
-from kybernate_shim.linux.plain_files import DIRECTORY, open_plain
+from kybernate_shim.linux import beneath
+from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.oci.spec import Spec
 
-MOST_ENTRIES = 1 << 22
-MOST_NAME_BYTES = 64 << 20  # of all directories together, whose times are set in the end
-LONGEST_NAME = 4096
+# What a diff has at most: a walk's limits, and an opaque mark in each directory.
+MOST_ENTRIES = 2 * beneath.MOST_FILES
+MOST_NAME_BYTES = beneath.MOST_DIRECTORY_BYTES  # of all directories together, whose times are set in the end
+LONGEST_NAME = beneath.LONGEST_NAME
 PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attributes that travel with a file
 CAPABILITY = "security.capability"
 CHUNK = 1 << 20
@@ -74,11 +76,8 @@ class _Place:
     @contextmanager
     def pinned(self) -> Iterator[str]:
         """Hold what is there, be it a link itself, and yield a path that leads to it and to nothing else."""
-        fd = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
-        try:
-            yield f"/proc/self/fd/{fd}"
-        finally:
-            os.close(fd)
+        with beneath.closing(beneath.pin(self.directory, self.name)) as fd:
+            yield beneath.path_of(fd)
 
     def remove(self) -> None:
         """Delete what is there, a whole tree if need be; nothing there is fine."""
@@ -137,7 +136,7 @@ def apply_diff(
     must be thrown away.
     """
     try:
-        with _opened(root) as top, _Headers(open_plain(tar)) as headers:
+        with beneath.closing(beneath.open_top(root)) as top, _Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")
@@ -332,28 +331,14 @@ def _empty(directory: int) -> None:
 
 @contextmanager
 def _place(top: int, name: str) -> Iterator[_Place]:
-    """Open the directory that holds `name`, step by step from `top`, following no link."""
+    """Open the directory that holds `name` below `top`, following no link."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise DiffInvalid(f"{name!r}: not a name inside the root filesystem")
-    directory = os.dup(top)
+    parent = "/".join(parts[:-1]) or "."
     try:
-        for part in parts[:-1]:
-            try:
-                inner = os.open(part, DIRECTORY, dir_fd=directory)
-            except OSError as error:
-                raise DiffInvalid(f"{name!r}: {part!r} on the way is not a directory ({error.strerror})") from error
-            os.close(directory)
-            directory = inner
+        directory = beneath.open_directory(top, parent)
+    except OSError as error:
+        raise DiffInvalid(f"{name!r}: {parent!r} on the way is not a directory ({error.strerror})") from error
+    with beneath.closing(directory):
         yield _Place(directory, parts[-1] if parts else ".")
-    finally:
-        os.close(directory)
-
-
-@contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
