@@ -33,6 +33,7 @@ from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
+from kybernate_shim.checkpoint.volumes.save import save
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
 from kybernate_shim.linux.threads import to_the_end
@@ -197,6 +198,11 @@ async def _write_state(
         with operation.step("rootfs") as step:
             stop = threading.Event()
             step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set)
+    if plan.volumes.volumes:
+        with operation.step("volumes") as step:
+            stop = threading.Event()
+            work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
+            step.bytes = await to_the_end(work, stop.set)
     if detached is not None:
         await detached.complete()
 

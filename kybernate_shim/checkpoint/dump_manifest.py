@@ -68,6 +68,7 @@ def finish(
         released=tuple(one for one in detached.released if one.pid in there) if detached else (),
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
+        volumes=plan.volumes.saved,
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         security=security_of(plan.spec, credentials.credentials(request.image)),
         files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),

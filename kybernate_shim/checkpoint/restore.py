@@ -7,7 +7,7 @@ process, cgroup or runtime state behind, so that the caller can delete the conta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +38,8 @@ from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_pri
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
+from kybernate_shim.checkpoint.volumes.fill import Filling, fill, placed
+from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -88,8 +90,8 @@ async def prepare(
 ) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
-    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists
-    then.
+    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled, DiffInvalid
+    or OSError; no process exists then.
     """
     make_private(work)
     (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
@@ -104,10 +106,14 @@ async def prepare(
             inspection = await reading
             allowance = require_privileges(target.spec, image.manifest.security, inspection.privileges, log)
             matching = await _compare(target, image, inspection, log, accelerator)
+            fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
             prepared = _told(target, image, matching, inspection, work, allowance, awaited(image, operation))
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
+    if fillings:
+        with operation.step("volumes") as step:
+            step.bytes = await _fill(target, image, fillings)
     await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
     return prepared
 
@@ -125,6 +131,17 @@ async def _apply(target: Target, image: Image) -> int:
         stopped=stop.is_set,
     )
     return (await to_the_end(apply, stop.set)).bytes
+
+
+def _chosen_volumes(target: Target) -> str:
+    return target.config.pods_choice(target.spec.annotations, VOLUMES)
+
+
+async def _fill(target: Target, image: Image, fillings: Sequence[Filling]) -> int:
+    """Fill the new pod's volumes and return the bytes; a cancelled caller waits until no more is written."""
+    stop = Event()
+    sizes = {file.name: file.size for file in image.manifest.files}
+    return await to_the_end(partial(fill, fillings, image.path, sizes, target.spec, stopped=stop.is_set), stop.set)
 
 
 async def _verify(image: Image, operation: Operation) -> None:

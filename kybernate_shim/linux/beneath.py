@@ -26,6 +26,7 @@ RULES: Final = (
 )
 MOST_FILES: Final = 1 << 22
 MOST_DIRECTORY_BYTES: Final = 64 << 20  # of the names of all directories together, which a walk remembers
+GONE: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV)  # what opening a directory says that is none now
 READABLE: Final = (stat.S_IFDIR, stat.S_IFREG)
 LONGEST_NAME: Final = 4096  # bytes below the top; source: linux/limits.h, PATH_MAX
 
@@ -116,13 +117,16 @@ def walk(
     skip: Callable[[str], bool] = lambda name: False,
     check: Callable[[], None] = lambda: None,
     limits: Limits | None = None,
+    changing: bool = False,
+    read: bool = True,
 ) -> Iterator[Found]:
     """Yield the top of a tree and all below, a directory before what it has, in the order of names.
 
     What `skip` is true for is left out, with all below. `check` is called before each file, and ends the walk by what
-    it raises. Raises TreeChanged, TreeTooLarge and other OSErrors.
+    it raises. With `changing`, what is gone or was replaced meanwhile is left out. Without `read`, regular files are
+    pinned like all others. Raises TreeChanged, TreeTooLarge and other OSErrors.
     """
-    yield from _TreeWalk(top, skip, check, limits or Limits()).all()
+    yield from _TreeWalk(top, skip, check, limits or Limits(), changing, read).all()
 
 
 @dataclass
@@ -133,6 +137,8 @@ class _TreeWalk:
     skip: Callable[[str], bool]
     check: Callable[[], None]
     limits: Limits
+    changing: bool
+    read: bool
     files: int = 0
     directory_bytes: int = 0
     pending: list[tuple[str, os.stat_result | None]] = field(default_factory=lambda: [(".", None)])
@@ -141,20 +147,32 @@ class _TreeWalk:
         while self.pending:
             self.check()
             name, before = self.pending.pop()
-            with closing(self._opened(name)) as fd:
-                status = os.fstat(fd)
-                if before is not None and not os.path.samestat(before, status):
-                    raise TreeChanged(name)
-                yield Found(name, fd, status)
+            fd = self._opened(name, before)
+            if fd is None:
+                continue
+            with closing(fd):
+                yield Found(name, fd, os.fstat(fd))
                 yield from self._inside(name, fd)
 
-    def _opened(self, name: str) -> int:
+    def _opened(self, name: str, before: os.stat_result | None) -> int | None:
+        """Open a directory that was found before, None where it may be another one by now."""
         try:
-            return open_directory(self.top, name)
+            fd = open_directory(self.top, name)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV):
-                raise TreeChanged(name) from error
-            raise
+            if error.errno not in GONE:
+                raise
+            self._changed(name, error)
+            return None
+        if before is None or os.path.samestat(before, os.fstat(fd)):
+            return fd
+        os.close(fd)
+        self._changed(name)
+        return None
+
+    def _changed(self, name: str, cause: OSError | None = None) -> None:
+        """Raise TreeChanged, unless that is what happens in this tree."""
+        if not self.changing:
+            raise TreeChanged(name) from cause
 
     def _inside(self, directory: str, fd: int) -> Iterator[Found]:
         """Yield the files in a directory, and note its directories for later."""
@@ -166,16 +184,18 @@ class _TreeWalk:
             if len(os.fsencode(name)) > self.limits.name:
                 raise TreeTooLarge(f"{name[:60]}…", f"a path of more than {self.limits.name} bytes")
             inner = self._held(fd, base, name)
+            if inner is None:
+                continue
             try:
                 status = os.fstat(inner)
                 if stat.S_ISDIR(status.st_mode) != is_directory:
-                    raise TreeChanged(name)
-                if not is_directory:
+                    self._changed(name)
+                elif is_directory:
+                    self._note(name, status)
+                else:
                     yield Found(name, inner, status)
-                    continue
             finally:
                 os.close(inner)
-            self._note(name, status)
 
     def _listed(self, directory: str, fd: int) -> list[tuple[str, bool]]:
         """Return names, sorted, and whether each one is that of a directory."""
@@ -190,13 +210,17 @@ class _TreeWalk:
                 found.append((entry.name, entry.is_dir(follow_symlinks=False)))
         return sorted(found)
 
-    def _held(self, directory: int, base: str, name: str) -> int:
-        """Return a descriptor of a file, to read it if it is a regular one, which no call after it waits for."""
+    def _held(self, directory: int, base: str, name: str) -> int | None:
+        """Return a descriptor of a file, to read it if it is a regular one, which no call after it waits for.
+
+        None where it may be gone.
+        """
         try:
             pinned = pin(directory, base)
         except FileNotFoundError as error:
-            raise TreeChanged(name) from error
-        if not stat.S_ISREG(os.fstat(pinned).st_mode):
+            self._changed(name, error)
+            return None
+        if not self.read or not stat.S_ISREG(os.fstat(pinned).st_mode):
             return pinned
         try:
             return os.open(path_of(pinned), READ)

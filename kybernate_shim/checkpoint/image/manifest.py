@@ -138,6 +138,22 @@ class ImageMount:
 
 
 @dataclass(frozen=True)
+class ImageVolume:
+    """A volume that lives and dies with its pod, whose content is in `file`: an emptyDir, or the pod's /dev/shm.
+
+    `name` is that of the volume in the pod, `dev-shm` for /dev/shm; `destinations` are where the container had it.
+    `entries` are files of all kinds, `bytes` those of their content, holes aside.
+    """
+
+    file: str
+    name: str
+    kind: Literal["empty-dir", "shm"]
+    destinations: tuple[str, ...]
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class File:
     """One file of the image. `digest` has the form of digests.py, or is the one of `vram` or `arena`.
 
@@ -180,8 +196,8 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them. `released` is left out where it is empty, so that older releases
-    read the manifest. `security` is empty in images of older releases.
+    driver's order: a map to others names each of them. `released` and `volumes` are left out where they are empty, so
+    that older releases read the manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -203,6 +219,7 @@ class Manifest:
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     released: tuple[Released, ...] = ()
     mounts: tuple[ImageMount, ...] = ()
+    volumes: tuple[ImageVolume, ...] = ()
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
     encryption: Encryption | None = None
@@ -246,8 +263,9 @@ def now() -> str:
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as it is stored: JSON that a person can read."""
     document = to_json(manifest)
-    if not manifest.released:
-        del document["released"]
+    for name in ("released", "volumes"):
+        if not document[name]:
+            del document[name]
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
 
 
@@ -287,6 +305,9 @@ def _check(manifest: Manifest) -> None:
         if file.name in seen:
             raise FieldInvalid(place, f"{file.name!r} is listed twice")
         seen.add(file.name)
+    for index, volume in enumerate(manifest.volumes):
+        if volume.file not in seen or not volume.destinations:
+            raise FieldInvalid(f"volumes[{index}]", f"{volume.file!r} is not among the files, or has no destination")
     _check_moved(manifest)
 
 
