@@ -21,12 +21,12 @@ from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported,
 from kybernate_shim.checkpoint.sockets import Socket
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.descriptors import mount_of
+from kybernate_shim.linux.held_files import DELETED
 from kybernate_shim.linux.libc import pidfd_getfd
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
 from kybernate_shim.linux.process import title_of
 
 SIOCUNIXFILE: Final = 0x89E0
-DELETED: Final = " (deleted)"
 SHOWN: Final = 3
 
 
@@ -86,7 +86,7 @@ def _without_directory(sockets: Iterable[Socket], init_pid: int, overlay: Overla
     for socket in sockets:
         pid, _ = socket.holder
         try:
-            path, mount_id = _file_of(socket)
+            path, mount_id, _ = file_of(socket)
             mounts = mounts_of(pid)
         except OSError:
             continue
@@ -99,14 +99,15 @@ def _without_directory(sockets: Iterable[Socket], init_pid: int, overlay: Overla
                 yield Unbindable(path.removesuffix(DELETED), pid)
 
 
-def _file_of(socket: Socket) -> tuple[str, int]:
-    """Return the path of a socket's file in its mount namespace, and the id of the mount. Raises OSError."""
+def file_of(socket: Socket) -> tuple[str, int, os.stat_result]:
+    """Return the path of a socket's file in its mount namespace, the id of the mount, and the file. Raises OSError."""
     with ExitStack() as undo:
         copy = pidfd_getfd(*socket.holder)
         undo.callback(os.close, copy)
         file = ioctl(copy, SIOCUNIXFILE)
         undo.callback(os.close, file)
-        return os.readlink(f"/proc/self/fd/{file}"), mount_of(f"/proc/self/fdinfo/{file}")  # noqa: PTH115
+        path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115
+        return path, mount_of(f"/proc/self/fdinfo/{file}"), os.fstat(file)
 
 
 def _parts(directory: Path, mount: MountPoint) -> tuple[str, ...]:

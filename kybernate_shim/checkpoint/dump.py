@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from kybernate_shim.checkpoint import script
 from kybernate_shim.checkpoint.criu.config import explain, refuse_cuda_plugin
 from kybernate_shim.checkpoint.dump_manifest import LOG, STATISTICS, add_own_files, finish
 from kybernate_shim.checkpoint.dump_plan import DumpPlan, memory_bytes, plan_dump, require_directories
@@ -29,6 +31,7 @@ from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.restorable import make_restorable
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
@@ -183,17 +186,28 @@ async def _write_state(
     digester: Digester,
     detached: Detached | None,
 ) -> None:
-    """Write what has to be read while the container is frozen."""
+    """Write what has to be read while the container is frozen, and show that it can be restored."""
+    complete = partial(_complete_state, target, request, operation, plan, detached)
     if _criu_kills(request):
         operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
         operation.stop_clock()
-    criu = _run_criu(target, request, operation, plan, digester)
+        criu = _before_the_kill(complete, partial(_run_criu, target, request, operation, plan, digester), plan)
+    else:
+        criu = _run_criu(target, request, operation, plan, digester)
     if request.tcp == "established":
         await operation.unhurried(criu)  # else its connections would stay in repair mode, and blocked by CRIU's rules
     else:
         await criu
     if _criu_kills(request):
         operation.commit()  # the container is gone: its image must not be lost, too
+    else:
+        await complete()
+
+
+async def _complete_state(
+    target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, detached: Detached | None
+) -> None:
+    """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable."""
     if request.rootfs_diff:
         with operation.step("rootfs") as step:
             stop = threading.Event()
@@ -203,8 +217,38 @@ async def _write_state(
             stop = threading.Event()
             work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
             step.bytes = await to_the_end(work, stop.set)
+    with operation.step("proof"):
+        await to_the_end(partial(make_restorable, target, request))
     if detached is not None:
         await detached.complete()
+
+
+async def _before_the_kill(
+    complete: Callable[[], Awaitable[None]], criu: Callable[[Mapping[str, str]], Awaitable[None]], plan: DumpPlan
+) -> None:
+    """Run a CRIU that kills, which waits before that until the image is complete. Raises what kept it from being so."""
+    script.arm(plan.configuration)
+    failure: Exception | None = None
+    done = False
+
+    async def answer(question: str) -> bytes:
+        nonlocal failure, done
+        try:
+            await complete()
+            done = True
+        except Exception as error:  # noqa: BLE001  # raised again below, when CRIU has let the processes go on
+            failure = error
+        return script.PASS if done else script.REFUSE
+
+    try:
+        async with script.asked(answer) as environment:
+            await criu(environment)
+    except RuntimeFailed:
+        if failure is not None:
+            raise failure from None
+        raise
+    if not done:
+        await complete()  # of a CRIU that executes no script; the container is gone
 
 
 async def _stand_still(target: Target, operation: Operation, detached: Detached | None) -> float:
@@ -230,7 +274,12 @@ def _since(begin: float) -> int:
 
 
 async def _run_criu(
-    target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, digester: Digester
+    target: Target,
+    request: DumpRequest,
+    operation: Operation,
+    plan: DumpPlan,
+    digester: Digester,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     words = Criu(
         request.image,
@@ -241,7 +290,7 @@ async def _run_criu(
         file_locks=True,
         extra=_mode(request.options.cgroups_mode),
     )
-    runtime = replace(target.runtime, env={**target.runtime.env, **plan.configuration.environment})
+    runtime = replace(target.runtime, env={**target.runtime.env, **plan.configuration.environment, **environment})
     with operation.step("dump", total_bytes=memory_bytes(target)) as step, _progress(operation, request.image):
         with digester.following(request.image):
             await runtime.checkpoint(

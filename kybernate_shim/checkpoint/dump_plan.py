@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from kybernate_shim.checkpoint import bound_sockets, sockets
+from kybernate_shim.checkpoint import bound_sockets, sockets, undumpable
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
@@ -76,6 +76,9 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     found = await asyncio.to_thread(sockets.container_sockets, pids)
     for line in sockets.what_happens(found, request.tcp):
         log.info("socket.examined", outcome=line)
+    held = await asyncio.to_thread(undumpable.look, pids)
+    if held.problems:
+        raise undumpable.Undumpable(target.id, held.problems)
     await require_directories(target, request, log)
     hooks = await asyncio.to_thread(
         lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
@@ -90,7 +93,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         shell_job=request.options.terminal or target.spec.terminal,
         ext_unix_sk=request.options.external_unix_sockets or bool(sockets.external_unix(found)),
         libdir=target.config.criu_libdir,
-        extra=tuple(dump_lines(hooks)),
+        extra=(*dump_lines(hooks), *held.lines),
     )
     configuration = write_config(target.bundle.path, options, [users_file(target.spec, target.config, runtime.name)])
     manifest = Manifest(

@@ -1,6 +1,6 @@
 """Restored processes are held back, before their first instruction, until their privileges in /proc are looked at.
 
-CRIU executes a script of ours (its `action-script`) when it has restored everything and still holds every thread in a
+CRIU executes a script of ours (`script`) when it has restored everything and still holds every thread in a
 ptrace stop: neither a signal nor a timer of the image wakes them. The script asks this daemon and waits. A refusal, an
 error or the daemon's end kills the processes, whereupon CRIU and the OCI runtime fail.
 Sources: CRIU's cr-restore.c (restore_root_task) and action-scripts.c of versions 4.1 and 4.2, which agree.
@@ -19,8 +19,11 @@ from typing import Final
 
 from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited
 from kybernate_shim.checkpoint.cleanup import named, plain_path
-from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, CriuUnusable, line
+from kybernate_shim.checkpoint.names import NameNotMade
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.checkpoint.script import PASS, REFUSE, asked
+from kybernate_shim.checkpoint.settled import NotAsConfigured, Settled
+from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.credentials import of_process, process_tree
@@ -28,32 +31,18 @@ from kybernate_shim.linux.descriptors import outside
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting, oom_score_adj, set_oom_score_adj
 from kybernate_shim.linux.threads import to_the_end
-from kybernate_shim.native import HOLDER
 from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance, excess
 
-SCRIPTS: Final = (HOLDER.of(), Path(__file__).with_name("hold_restored.sh"))  # compiled, and for where nothing compiles
-ASK: Final = "KYBERNATE_GATE_ASK"
-ANSWER: Final = "KYBERNATE_GATE_ANSWER"
+HELD_FAILURES: Final = (ArrivalFailed, NameNotMade, NotAsConfigured)  # why what is held must not run
 # Of version 1: a fork may fail by the limits of the first two, and the last one lists what is killed together.
 LEFT: Final[tuple[str, ...]] = ("pids", "memory", "freezer")
 
 
-def arm(configuration: Configuration) -> None:
-    """Make CRIU execute the script, with a line in the configuration that it reads first. Raises CriuUnusable.
-
-    A line of the node's own configuration does not replace it there: CRIU executes every script that it is given.
-    """
-    script = next((one for one in SCRIPTS if os.access(one, os.X_OK)), None)
-    if script is None:
-        raise CriuUnusable(
-            f"{SCRIPTS[-1]} cannot be executed, and without it a pod's restored processes cannot be held until"
-            " their"
-            " privileges are compared: give it mode 0755 and mount its filesystem without noexec. Nothing was restored"
-        )
-    with Path(configuration.environment[ENVIRONMENT]).open("a") as file:
-        file.write(f"{line('action-script', str(script))}\n")
+def must_hold(allowance: PrivilegeAllowance | None, awaited: Awaited | None, settled: Settled | None) -> bool:
+    """Return whether restored processes must be held before they run."""
+    return allowance is not None or awaited is not None or (settled is not None and settled.must_be_held)
 
 
 @dataclass
@@ -61,18 +50,19 @@ class Gate:
     """What one restore's script asks. `refusals` are the sentences of an excess, or the error of a failed look.
 
     `take_out` moves CRIU out of the container's cgroup, `look` returns the excess of init and all below it, and `kill`
-    ends everything in the container's cgroup. They are also held until what is `awaited` is there; `failure` says
-    why it will not be.
+    ends everything in the container's cgroup. `settle` puts right what CRIU did not bring back as it was. They are also
+    held until what is `awaited` is there; `failure` says why one of the two cannot be.
     """
 
     take_out: Callable[[int], None]
     look: Callable[[int], list[str]]
     kill: Callable[[], None]
+    settle: Callable[[int], None] = lambda init: None
     passed: bool = False
     refusals: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     awaited: Awaited | None = None
-    failure: ArrivalFailed | None = None
+    failure: Failed | None = None
     _moved: asyncio.Future[None] | None = None
 
     def known_to(self, runtime: Runtime) -> Runtime:
@@ -116,8 +106,9 @@ class Gate:
                 raise LookupError("CRIU was not taken out of the container's cgroup")
             await self._moved
             if action == "post-restore":
-                return b"pass\n"
+                return PASS
             try:
+                await asyncio.to_thread(self.settle, int(init))
                 self.refusals = await asyncio.to_thread(self.look, int(init))
                 if self.awaited is not None and not self.refusals:
                     await self.awaited.wait()
@@ -125,19 +116,19 @@ class Gate:
             finally:
                 if not self.passed:
                     await asyncio.to_thread(end_held, int(init), int(criu))
-        except ArrivalFailed as error:
+        except HELD_FAILURES as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001  # whatever it is, the processes must not run
             reason = f"the restored processes could not be examined: {error}"
             self.refusals, self.passed = [*self.refusals, reason], False
-        return b"pass\n" if self.passed else b"no\n"
+        return PASS if self.passed else REFUSE
 
     def _give_up(self) -> None:
         if self.awaited is not None:
             self.awaited.stop()
 
     def require_passed(self) -> None:
-        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script; ArrivalFailed."""
+        """Raise PrivilegesExceeded for what was refused, or where CRIU has not executed the script; or the failure."""
         if self.passed:
             return
         if self.failure is not None:
@@ -146,7 +137,9 @@ class Gate:
         raise PrivilegesExceeded(refusals, "The restored processes were killed before they ran")
 
 
-def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None) -> Gate:
+def _gate(
+    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None, settle: Callable[[int], None]
+) -> Gate:
     """Return the gate of one restore. CRIU mounts separate cgroup hierarchies, so cgroups are looked up before.
 
     Raises PrivilegesExceeded.
@@ -162,45 +155,24 @@ def _gate(spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | N
     def excess_below(init: int) -> list[str]:
         return [] if allowance is None else look(init, spec, allowance, mounts)
 
-    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, awaited=awaited)
+    return Gate(lambda criu: take_out(criu, out), excess_below, cgroup.kill, settle, awaited=awaited)
 
 
 @asynccontextmanager
 async def held_back(
-    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None = None
+    spec: Spec, allowance: PrivilegeAllowance | None, awaited: Awaited | None = None, settled: Settled | None = None
 ) -> AsyncIterator[Gate | None]:
-    """Answer the script of one restore while the body runs; None where everything is allowed, and is there."""
-    if allowance is None and awaited is None:
+    """Answer the script of one restore while the body runs; None where nothing is to be done before processes run."""
+    if not must_hold(allowance, awaited, settled):
         yield None
         return
-    gate = _gate(spec, allowance, awaited)
-    loop = asyncio.get_running_loop()
-    ask, asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    answered, answer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def reply(question: str) -> None:
-        if text := await gate.answer(question):
-            os.write(answer, text)
-
-    def hear() -> None:
-        for question in os.read(ask, 4096).decode(errors="replace").splitlines():
-            tasks.add(task := asyncio.ensure_future(reply(question)))
-            task.add_done_callback(tasks.discard)
-
-    # The script opens them by these names: both are gone when this daemon is.
-    gate.environment = {ASK: f"/proc/{os.getpid()}/fd/{asked}", ANSWER: f"/proc/{os.getpid()}/fd/{answered}"}
-    loop.add_reader(ask, hear)
-    try:
-        yield gate
-    finally:
-        loop.remove_reader(ask)
-        if awaited is not None:
-            awaited.stop()
-        if tasks:
-            await asyncio.wait(tasks)
-        for fd in (ask, asked, answered, answer):
-            os.close(fd)
+    gate = _gate(spec, allowance, awaited, settled.settle if settled is not None else lambda init: None)
+    async with asked(gate.answer) as gate.environment:
+        try:
+            yield gate
+        finally:
+            if awaited is not None:
+                awaited.stop()
 
 
 def look(init: int, spec: Spec, allowance: PrivilegeAllowance, mounts: Mapping[str, MountPoint]) -> list[str]:

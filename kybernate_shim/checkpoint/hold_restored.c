@@ -44,10 +44,13 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN);
 	if (!action)
 		return 1;
-	if (strcmp(action, "pre-restore") && strcmp(action, "post-restore") && strcmp(action, "pre-resume"))
+	if (strcmp(action, "pre-restore") && strcmp(action, "post-restore") && strcmp(action, "pre-resume") &&
+	    strcmp(action, "post-dump"))
 		return 0;
 	if (asked(action, init))
 		return 0;
+	if (!strcmp(action, "post-dump"))
+		return 1;
 	pid = init ? strtol(init, NULL, 10) : 0;
 	if (pid > 1)
 		kill((pid_t)pid, SIGKILL);

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.criu.confined import ImagePrivileges
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.credentials import login_of
+from kybernate_shim.linux.credentials import is_nodes_namespace, login_of
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance, Security, allowance_of, excess_of
@@ -34,7 +34,19 @@ class PrivilegesExceeded(Refused):
 def node_allowance(spec: Spec) -> PrivilegeAllowance:
     """Return what a config.json allows on this node: what it leaves open, a process inherits from the shim."""
     boost = max(0, -os.getpriority(os.PRIO_PROCESS, 0))
-    return allowance_of(spec, login=login_of(Path("/proc/self")), boost=boost)
+    nodes = [
+        kind
+        for one in spec.linux.get("namespaces") or ()
+        if (path := one.get("path")) and _is_nodes(path, kind := str(one.get("type")))
+    ]
+    return allowance_of(spec, login=login_of(Path("/proc/self")), boost=boost, nodes=nodes)
+
+
+def _is_nodes(path: str, kind: str) -> bool:
+    try:
+        return is_nodes_namespace(path, kind)
+    except OSError:
+        return False  # the runtime says what is wrong with it
 
 
 def require_privileges(

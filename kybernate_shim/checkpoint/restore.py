@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from kybernate_shim.checkpoint import gate
-from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited, awaited
+from kybernate_shim.checkpoint import gate, names, script
+from kybernate_shim.checkpoint.arriving import Awaited, awaited
 from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, plain_path, work_name
 from kybernate_shim.checkpoint.compat import FORCE, RestorePlace, compare, read_host, require_compatible
 from kybernate_shim.checkpoint.criu.claim import users_file
@@ -28,15 +28,18 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
+from kybernate_shim.checkpoint.criu.user_namespace import with_new_ranges
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
+from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.settled import Settled
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.volumes.fill import Filling, fill, placed
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
@@ -60,6 +63,16 @@ LOG = "restore.log"  # CRIU's, in the work directory
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise create again from the image
 
 
+ADVICE = (
+    (
+        "has bad size",
+        "the file is on a mount, and its size is not the one at the checkpoint, when a process had it open: bring it"
+        " back as it was",
+    ),
+)
+BEFORE_THEY_RUN = (PrivilegesExceeded, *gate.HELD_FAILURES)  # what ends processes that CRIU holds
+
+
 class RestoreFailed(Failed):
     """The container could not be restored, and nothing of it is left. The message says why and where the log is."""
 
@@ -69,12 +82,13 @@ class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
     `inspection` is what its images say, `allowance` what its processes may have, None for all; `awaited` is what has to
-    arrive before they run.
+    arrive before they run, and `settled` what must be put right.
     """
 
     criu: Criu
     environment: dict[str, str]
     inspection: Inspection
+    settled: Settled
     allowance: PrivilegeAllowance | None = None
     awaited: Awaited | None = None
 
@@ -107,7 +121,9 @@ async def prepare(
             allowance = require_privileges(target.spec, image.manifest.security, inspection.privileges, log)
             matching = await _compare(target, image, inspection, log, accelerator)
             fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
-            prepared = _told(target, image, matching, inspection, work, allowance, awaited(image, operation))
+            settled = Settled.of(await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs)
+            arrival = awaited(image, operation)
+            prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
@@ -115,7 +131,18 @@ async def prepare(
         with operation.step("volumes") as step:
             step.bytes = await _fill(target, image, fillings)
     await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
+    await to_the_end(partial(_make_names, prepared.settled.names, target))
     return prepared
+
+
+def _names(image: Image) -> Names:
+    listed = any(file.name == names.FILE for file in image.manifest.files)
+    return names.read(image.path) if listed else Names()
+
+
+def _make_names(wanted: Names, target: Target) -> None:
+    names.make_links(wanted, target.spec, target.bundle.rootfs)
+    names.make_directories(wanted, target.spec, target.bundle.rootfs)
 
 
 async def _apply(target: Target, image: Image) -> int:
@@ -197,6 +224,7 @@ def _told(
     work: Path,
     allowance: PrivilegeAllowance | None,
     awaited: Awaited | None,
+    settled: Settled,
 ) -> Prepared:
     manifest = image.manifest
     options = CriuOptions(
@@ -212,16 +240,16 @@ def _told(
     )
     if manifest.has_gpu_state:
         refuse_cuda_plugin(configuration)
-    if allowance is not None or awaited is not None:
-        gate.arm(configuration)
+    if gate.must_hold(allowance, awaited, settled):
+        script.arm(configuration)
     words = Criu(
-        image.path,
+        with_new_ranges(image.path, target.spec, work),
         work,
         tcp_established=manifest.tcp == "established",
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment, inspection, allowance, awaited)
+    return Prepared(words, configuration.environment, inspection, settled, allowance, awaited)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -249,7 +277,7 @@ async def run(
     """
     seconds = target.runtime.deadlines.restore
     with operation.step("restore") as step, _kept_hostname(target.spec):
-        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited) as held:
+        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled) as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
             try:
                 if held is None:
@@ -257,7 +285,7 @@ async def run(
                 else:
                     await held.guarded(_criu(target, held.known_to(runtime), prepared, fds, console), seconds)
                     held.require_passed()
-            except (PrivilegesExceeded, ArrivalFailed) as error:
+            except BEFORE_THEY_RUN as error:
                 await _remove_after(error, target)
                 raise
             except RuntimeFailed as error:
@@ -267,7 +295,7 @@ async def run(
                 if held is not None and held.failure is not None:
                     raise RestoreFailed(f"{_failed(target, left)}: {held.failure}") from held.failure
                 log = prepared.criu.work_path / LOG
-                raise RestoreFailed(explain(f"{_failed(target, left)}: {error.message}", log)) from error
+                raise RestoreFailed(_advised(explain(f"{_failed(target, left)}: {error.message}", log))) from error
     if prepared.awaited is not None:
         step.seconds -= prepared.awaited.step.seconds
 
@@ -281,6 +309,11 @@ async def _criu(
         )
     finally:
         close_files(prepared.criu.work_path)
+
+
+def _advised(message: str) -> str:
+    """Add what to do about failures whose words in CRIU's log do not say it."""
+    return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
 
 
 def _failed(target: Target, left: str) -> str:
@@ -307,7 +340,7 @@ async def complete_or_gone(target: Target) -> AsyncIterator[None]:
     """
     try:
         yield
-    except (RestoreFailed, PrivilegesExceeded, ArrivalFailed):
+    except (RestoreFailed, *BEFORE_THEY_RUN):
         raise  # by `run`, which has removed it
     except BaseException as error:
         if not isinstance(error, NotBack):

@@ -195,6 +195,11 @@ def _is_the_nodes(place: Path, kind: str) -> bool:
     return own == "" or str((place / "ns" / name).readlink()) == own
 
 
+def is_nodes_namespace(path: str, kind: str) -> bool:
+    """Return whether the namespace at a path, as OCI names its kind, is the one of this process. Raises OSError."""
+    return os.path.samestat(os.stat(path), os.stat(f"/proc/self/ns/{_FILES.get(kind, kind)}"))  # noqa: PTH116
+
+
 @cache
 def _our_namespace(name: str) -> str:
     try:

@@ -1,9 +1,10 @@
-"""kcmp(2): whether two processes share memory, descriptors or an open file."""
+"""kcmp(2): whether two processes share memory, descriptors or an open file, also one that an epoll set watches."""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 
 from kybernate_shim.linux.libc import syscall
 
@@ -11,6 +12,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
 _KCMP_VM = 1
 _KCMP_FILES = 2
+_KCMP_EPOLL_TFD = 7
 
 
 def same_memory(pid: int, other: int) -> bool:
@@ -29,6 +31,27 @@ def same_open_file(pid: int, other: int, fd: int) -> bool:
     Raises OSError (EBADF) where one of them has no such descriptor.
     """
     return _same(pid, other, _KCMP_FILE, fd)
+
+
+def same_epoll_target(pid: int, fd: int, other: int, slot: tuple[int, int, int]) -> bool:
+    """Return whether descriptor `fd` of a process is what the epoll set of another, or of itself, watches at `slot`.
+
+    A slot is the set's descriptor, the watched one's at the time when it was added, and its place among those that were
+    added with the same number. A machine without that call knows of all. Raises FileNotFoundError where the slot is
+    gone.
+    """
+    call = _KCMP.get(os.uname().machine)
+    if call is None:
+        return True
+    try:
+        place = struct.pack("=III", *slot)
+        return syscall(call, pid, other, _KCMP_EPOLL_TFD, fd, place, subject=f"pids {pid} and {other}") == 0
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return False
+        if error.errno in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            return True
+        raise
 
 
 def _same(pid: int, other: int, what: int, number: int = 0) -> bool:

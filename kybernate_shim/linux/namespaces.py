@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from kybernate_shim.linux import libc
 
+CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWNET = 0x40000000
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 def in_namespace(namespace: Path, kind: int, work: Callable[[], T]) -> T:
     """Run `work` in a new thread that has joined `namespace`; return what it returns, raise what it raises.
 
-    `kind` is the CLONE_NEW* flag of a kind that a single thread may join: network, UTS, IPC, cgroup.
+    `kind` is the CLONE_NEW* flag of a kind that a single thread may join: network, UTS, IPC, cgroup, mount.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -29,6 +30,8 @@ def in_namespace(namespace: Path, kind: int, work: Callable[[], T]) -> T:
         try:
             fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                if kind == CLONE_NEWNS:
+                    libc.unshare(libc.CLONE_FS)  # root and working directory become this thread's own
                 libc.setns(fd, kind)
             finally:
                 os.close(fd)

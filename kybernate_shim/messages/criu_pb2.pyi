@@ -243,14 +243,96 @@ class PagemapHead(_message.Message):
     def __init__(self, pages_id: _Optional[int] = ...) -> None: ...
 
 class File(_message.Message):
-    __slots__ = ("type", "id", "internet")
+    __slots__ = ("type", "id", "regular", "internet", "unix")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    REGULAR_FIELD_NUMBER: _ClassVar[int]
     INTERNET_FIELD_NUMBER: _ClassVar[int]
+    UNIX_FIELD_NUMBER: _ClassVar[int]
     type: int
     id: int
+    regular: RegularFile
     internet: InternetSocket
-    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., internet: _Optional[_Union[InternetSocket, _Mapping]] = ...) -> None: ...
+    unix: UnixSocket
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., regular: _Optional[_Union[RegularFile, _Mapping]] = ..., internet: _Optional[_Union[InternetSocket, _Mapping]] = ..., unix: _Optional[_Union[UnixSocket, _Mapping]] = ...) -> None: ...
+
+class RegularFile(_message.Message):
+    __slots__ = ("flags", "name", "mount", "size")
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MOUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    flags: int
+    name: bytes
+    mount: int
+    size: int
+    def __init__(self, flags: _Optional[int] = ..., name: _Optional[bytes] = ..., mount: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class UnixSocket(_message.Message):
+    __slots__ = ("inode", "type", "state", "name", "directory", "deleted", "mount")
+    INODE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    MOUNT_FIELD_NUMBER: _ClassVar[int]
+    inode: int
+    type: int
+    state: int
+    name: bytes
+    directory: bytes
+    deleted: bool
+    mount: int
+    def __init__(self, inode: _Optional[int] = ..., type: _Optional[int] = ..., state: _Optional[int] = ..., name: _Optional[bytes] = ..., directory: _Optional[bytes] = ..., deleted: _Optional[bool] = ..., mount: _Optional[int] = ...) -> None: ...
+
+class Descriptor(_message.Message):
+    __slots__ = ("file", "type", "number")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    type: int
+    number: int
+    def __init__(self, file: _Optional[int] = ..., type: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Remap(_message.Message):
+    __slots__ = ("file", "target", "kind")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LINKED: _ClassVar[Remap.Kind]
+        GHOST: _ClassVar[Remap.Kind]
+        PROCFS: _ClassVar[Remap.Kind]
+    LINKED: Remap.Kind
+    GHOST: Remap.Kind
+    PROCFS: Remap.Kind
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    target: int
+    kind: Remap.Kind
+    def __init__(self, file: _Optional[int] = ..., target: _Optional[int] = ..., kind: _Optional[_Union[Remap.Kind, str]] = ...) -> None: ...
+
+class Ghost(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: int
+    def __init__(self, mode: _Optional[int] = ...) -> None: ...
+
+class Directories(_message.Message):
+    __slots__ = ("working", "root")
+    WORKING_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    working: int
+    root: int
+    def __init__(self, working: _Optional[int] = ..., root: _Optional[int] = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("program",)
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    program: int
+    def __init__(self, program: _Optional[int] = ...) -> None: ...
 
 class InternetSocket(_message.Message):
     __slots__ = ("type",)

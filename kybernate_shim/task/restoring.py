@@ -86,6 +86,7 @@ async def _restore(
                     await restore.run(container, prepared, operation, fds=stdio.fds, console=stdio.console_socket)
                     await stdio.started()
                     container.find_init()
+                    await asyncio.to_thread(prepared.settled.settle_late, container.init_pid)
                     await _switch_loopback_on(container, log)
                     if gpus is not None:
                         await gpus.attach(image, operation)

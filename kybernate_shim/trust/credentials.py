@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kybernate_shim.linux.credentials import (
@@ -108,10 +108,13 @@ class PrivilegeAllowance:
         return bool(self.permitted >> capability_bits()[capability] & 1)
 
 
-def allowance_of(spec: Spec, *, login: int = NO_LOGIN, boost: int = 0) -> PrivilegeAllowance:
+def allowance_of(
+    spec: Spec, *, login: int = NO_LOGIN, boost: int = 0, nodes: Collection[str] = ()
+) -> PrivilegeAllowance:
     """Return what a config.json allows. What it leaves open is as OCI runtimes take it: no capability, no filter.
 
-    `login` and `boost` are those of a shim, as in Credentials.
+    `login` and `boost` are those of a shim, as in Credentials. `nodes` are the kinds of namespaces that config.json
+    names by a path that is the node's own, as it does for a pod in the node's network.
     """
     process, user = spec.process, spec.process.get("user") or {}
     return PrivilegeAllowance(
@@ -122,7 +125,9 @@ def allowance_of(spec: Spec, *, login: int = NO_LOGIN, boost: int = 0) -> Privil
         no_new_privs=process.get("noNewPrivileges") is True,
         seccomp_profile=seccomp_digest(spec),
         label=spec_label(spec),
-        namespaces=tuple(str(one.get("type")) for one in spec.linux.get("namespaces") or ()),
+        namespaces=tuple(
+            kind for one in spec.linux.get("namespaces") or () if (kind := str(one.get("type"))) not in nodes
+        ),
         uid_map=_id_map(spec.linux.get("uidMappings")),
         gid_map=_id_map(spec.linux.get("gidMappings")),
         limits=_limits(process.get("rlimits") or ()),
@@ -169,7 +174,7 @@ def excess_of(
     `held` is what they hold open. `recorded` is from the image's manifest, which the node has signed: the program of a
     filter does not show from which profile the OCI runtime has made it.
     """
-    found = [sentence for one in image for sentence in excess(one, allowance)]
+    found = [sentence for one in image for sentence in excess(_moved(one, allowance), allowance)]
     if allowance.seccomp_profile:
         if recorded.seccomp_profile != allowance.seccomp_profile:
             had = recorded.seccomp_profile or "none"
@@ -183,6 +188,24 @@ def excess_of(
             needs, allows = " or ".join(thing.capabilities), _capability_names(allowance.permitted)
             found.append(f"{thing.what} in the image needs {needs}, the pod allows {allows}")
     return list(dict.fromkeys(found))
+
+
+def _moved(one: ProcessCredentials, allowance: PrivilegeAllowance) -> ProcessCredentials:
+    """Return a thread of an image with the pod's ranges of ids where those of the image differ on the node alone.
+
+    Each pod with ids of its own has another range of the node's; inside of it, the ids are the same.
+    """
+    alike = all(
+        [_inside(text) for text in found] == [_inside(text) for text in allowed]
+        for found, allowed in ((one.uid_map, allowance.uid_map), (one.gid_map, allowance.gid_map))
+    )
+    return replace(one, uid_map=allowance.uid_map, gid_map=allowance.gid_map) if alike else one
+
+
+def _inside(text: str) -> tuple[str, str]:
+    """Return the first id of a range inside the namespace, and their count."""
+    first, _, count = text.split()
+    return first, count
 
 
 def excess(one: ProcessCredentials, allowance: PrivilegeAllowance) -> list[str]:

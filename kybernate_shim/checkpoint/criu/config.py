@@ -58,6 +58,7 @@ LINE: Final = re.compile(r"[a-z][a-z0-9-]*(?: [^-\s\"#\x00-\x1f\x7f][^\s\"#\x00-
 
 # Options of which at most one makes sense; the user's choice of one displaces ours of another.
 EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
+REPEATABLE: Final = ("external", "irmap-scan-path", "skip-mnt")
 
 
 class CriuUnusable(Refused):
@@ -208,7 +209,7 @@ def without(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
     for group in EXCLUSIVE:
         if taken & group:
             taken |= group
-    return [text for text in ours if _option(text) not in taken or _option(text) in ("external", "skip-mnt")]
+    return [text for text in ours if _option(text) not in taken or _option(text) in REPEATABLE]
 
 
 def _option(text: str) -> str:

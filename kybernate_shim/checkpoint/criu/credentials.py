@@ -30,7 +30,7 @@ from kybernate_shim.trust.credentials import NeedsCapability
 IDS: Final = 0x54432030
 SECCOMP: Final = 0x64413049
 CGROUPS: Final = 0x59383330
-USER_NAMESPACE: Final = 0x57474906
+USER_NAMESPACE: Final = 0x55474906
 DEAD: Final = 2  # a process that its parent has not waited for yet; it runs no more
 RAW: Final = 3
 SYNCHRONIZE: Final = 1  # SECCOMP_FILTER_FLAG_TSYNC

@@ -81,6 +81,7 @@ class DumpedMount:
     id: int = 0
     parent: int = 0
     writable: bool = True
+    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def mounts(directory: Path) -> tuple[DumpedMount, ...]:
         for entry in entries(path, MOUNTS, criu.Mount, most=MOST_MOUNTS):
             kind = entry.type_name or TYPES.get(entry.type, f"type {entry.type}")
             writable = not entry.flags & MS_RDONLY  # what CRIU gives the mount, whatever its filesystem is
-            mount = DumpedMount(entry.mountpoint or "/", kind, entry.key, entry.root, entry.id, entry.parent, writable)
+            place = entry.mountpoint or "/"
+            mount = DumpedMount(place, kind, entry.key, entry.root, entry.id, entry.parent, writable, entry.device)
             if max(map(len, (mount.destination, kind, mount.key, mount.root))) > LONGEST_PATH:
                 raise CriuImageInvalid(f"{path}: a mount with a path of more than {LONGEST_PATH} characters")
             if len(found) == MOST_MOUNTS:

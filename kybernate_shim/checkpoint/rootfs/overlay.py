@@ -40,6 +40,37 @@ class Overlay:
             layers = self._next(layers, part)
         return bool(layers)
 
+    def has_changed(self, parts: Sequence[str]) -> bool:
+        """Return whether the upper layer has a file of any kind at the path of these parts, none of which is a link."""
+        return not self._hidden(self.upper.joinpath(*parts), missing=True)
+
+    def has_unchanged(self, parts: Sequence[str]) -> bool:
+        """Return whether the lower layers have a file of any kind at the path of these parts, none of which is a link.
+
+        What the upper layer does to it does not count. Also where the layers cannot be reached.
+        """
+        layers = list(self.lower)
+        for part in parts[:-1]:
+            layers = self._next(layers, part)
+        for layer in layers:
+            if not self._hidden(layer / parts[-1], missing=True):
+                return True
+            if self._hidden(layer / parts[-1], missing=False):
+                return False
+        return not self.lower
+
+    def _hidden(self, path: Path, *, missing: bool) -> bool:
+        """Return whether a layer says that a file was deleted, or what `missing` says where it has none."""
+        try:
+            status = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return missing
+        if stat.S_ISCHR(status.st_mode):
+            return status.st_rdev == 0
+        if not stat.S_ISREG(status.st_mode) or status.st_size:
+            return False
+        return self._marked(path, "whiteout")
+
     def _next(self, layers: Iterable[Path], part: str) -> list[Path]:
         found = []
         for layer in layers:
@@ -55,10 +86,15 @@ class Overlay:
         return found
 
     def _is_opaque(self, directory: Path) -> bool:
+        return self._marked(directory, "opaque", b"y")
+
+    def _marked(self, path: Path, mark: str, value: bytes | None = None) -> bool:
+        """Return whether a file of a layer has a mark of the overlay's, with that value."""
         try:
-            return os.getxattr(directory, f"{self.private}opaque", follow_symlinks=False) == b"y"
+            found = os.getxattr(path, f"{self.private}{mark}", follow_symlinks=False)
         except OSError:
             return False  # it has no such attribute
+        return value is None or found == value
 
 
 def find_overlay(rootfs: Path, mounts: Iterable[MountPoint] | None = None) -> Overlay:

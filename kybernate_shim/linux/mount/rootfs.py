@@ -159,13 +159,13 @@ def _mount_plain(mount: Mount, options: MountOptions, target: str) -> None:
 def _adjust(options: MountOptions, target: str) -> None:
     """Do what mount(2) leaves for further calls: attributes of a bind mount, and propagation."""
     if options.flags & syscalls.MS_BIND and options.flags & ATTRIBUTES and not options.flags & syscalls.MS_REMOUNT:
-        wanted = options.flags & ~syscalls.MS_REC | _attributes(target, keep_atime=not options.flags & ATIME)
+        wanted = options.flags & ~syscalls.MS_REC | attributes_of(target, keep_atime=not options.flags & ATIME)
         syscalls.mount("", target, "", wanted | syscalls.MS_REMOUNT)
     for change in options.propagation:
         syscalls.mount("", target, "", change)
 
 
-def _attributes(path: str, *, keep_atime: bool) -> int:
+def attributes_of(path: str, *, keep_atime: bool) -> int:
     """Return the attributes that a mount has: a remount would drop what it does not repeat."""
     has = os.statvfs(path).f_flag
     flags = has & (syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)

@@ -12,8 +12,9 @@ import pytest
 
 from kybernate_shim.checkpoint import gate as gates
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuUnusable
-from kybernate_shim.checkpoint.gate import ANSWER, ASK, SCRIPTS, Gate, arm, held_back
+from kybernate_shim.checkpoint.gate import Gate, held_back
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
+from kybernate_shim.checkpoint.script import ANSWER, ASK, SCRIPTS, arm
 from kybernate_shim.native import HOLDER, build
 from kybernate_shim.oci.runtime import RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint.image.manifest import Host, Manifest, Program, Source, decode, encode
+from kybernate_shim.checkpoint.privileges import node_allowance
 from kybernate_shim.linux.credentials import (
     INFINITY,
     NAMESPACES,
@@ -182,6 +183,29 @@ def test_user_namespace_must_be_mapped_alike() -> None:
     ]
     none = excess(ROOT, allowance)
     assert ["user namespace of the node" in none[0], "are the node's" in none[1]] == [True, True]
+
+
+def test_image_may_have_another_range_of_the_nodes_ids() -> None:
+    """And its processes, once they are restored, may not."""
+    ranges = [{"containerID": 0, "hostID": 200000, "size": 65536}]
+    document = {"linux": {"namespaces": [*OWN, {"type": "user"}], "uidMappings": ranges, "gidMappings": ranges}}
+    allowance = allowance_of(Spec({"process": {"capabilities": {}}, **document}))
+    dumped = replace(ROOT, node_namespaces=(), uid_map=("0 100000 65536",), gid_map=("0 100000 65536",))
+    assert excess_of([dumped], (), Security(), allowance) == []
+    assert excess(dumped, allowance)
+    for ranges_of in (("0 100000 65535",), ("1 100000 65536",), ("0 100000 65536", "65536 0 1"), ()):
+        assert excess_of([replace(dumped, uid_map=ranges_of)], (), Security(), allowance)
+
+
+def test_namespace_that_is_the_nodes_by_its_path_is_not_the_pods_own() -> None:
+    """As for a pod in the network of its node."""
+    spaces = [{"type": "network", "path": "/proc/self/ns/net"}, {"type": "ipc", "path": "/none"}, {"type": "pid"}]
+    allowance = node_allowance(Spec({"process": {"capabilities": {}}, "linux": {"namespaces": spaces}}))
+    assert allowance.namespaces == ("ipc", "pid")
+    in_the_nodes = replace(ROOT, node_namespaces=("network",))
+    assert excess(in_the_nodes, allowance) == []
+    (text,) = excess(replace(ROOT, node_namespaces=("ipc",)), allowance)
+    assert "ipc namespace of the node" in text
 
 
 def test_threads_are_named() -> None:

@@ -1,0 +1,100 @@
+"""What makes a dump restorable, while its processes are still frozen: the last step before a container may end.
+
+Names that only the dump can know are put into the image, CRIU's list of removed files is brought into the order in
+which a restore can remove them, files that grow elsewhere may do so, and then the proof is made. Where it cannot be,
+there is no image, and the container continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kybernate_shim.checkpoint import names, renamed
+from kybernate_shim.checkpoint.criu.opened import forget_sizes, order_removals
+from kybernate_shim.checkpoint.dump_request import DumpRequest
+from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
+from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
+from kybernate_shim.checkpoint.sockets import container_sockets
+from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.errors import Refused
+from kybernate_shim.linux.find_inodes import look, root_of
+from kybernate_shim.linux.held_files import held_files
+
+SHOWN: Final = 5
+
+
+class NotRestorable(Refused):
+    """A restore could not bring everything back. There is no image, and the container continues as before."""
+
+    def __init__(self, container: str, problems: Sequence[str], remedy: str = "") -> None:
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        super().__init__(
+            f"container {container} could not be restored from this checkpoint: {'; '.join(problems[:SHOWN])}{more}."
+            f" {remedy}There is no image, and it continues as before"
+        )
+
+
+@dataclass(frozen=True)
+class SavedRoot:
+    """The root filesystem of a container that is dumped, as a restore will see it: its image, and what is `saved`.
+
+    `hidden` are the destinations of mounts: what the layers have there is not saved.
+    """
+
+    overlay: Overlay
+    saved: bool
+    hidden: Collection[str] = ()
+
+    def lacks(self, path: str) -> str:
+        parts = Path(path).parts[1:]
+        if not parts:
+            return ""
+        if self.overlay.has_changed(parts):
+            if not self.saved:
+                return "is one of the changed files of the root filesystem, which are not in the image"
+            above = next((place for place in self.hidden if Path(path).is_relative_to(place)), None)
+            return f"lies below the mount at {above!a}, where changed files are not saved" if above else ""
+        if self.overlay.has_unchanged(parts):
+            return ""
+        return "is neither in the container's image nor among the changed files"
+
+
+def make_restorable(target: Target, request: DumpRequest) -> None:
+    """Complete what CRIU has dumped into `request.image`, whose processes are frozen. Raises NotRestorable and OSError.
+
+    With `force`, what only another root filesystem or other mounts could have is left to the new container.
+    """
+    assert target.cgroup is not None
+    pids = target.cgroup.processes()
+    lenient = request.force
+    root = _root(target, saved=request.rootfs_diff or request.rootfs_elsewhere or lenient)
+    found = evidence(request.image, root)
+    with root_of(target.init_pid) as top:
+        order_removals(request.image, found.opened, lambda path: look(top, path) is not None)
+    forget_sizes(request.image, found.mounts.values())
+    sockets = container_sockets(pids) if found.opened.unix else []
+    known = renamed.find(found, sockets, pids, target.init_pid)
+    names.write(request.image, known.names)
+    missing = unproven(replace(found, names=known.names))
+    if problems := [*known.problems, *_described(missing, pids)]:
+        remedy = "" if lenient or request.rootfs_diff else "Leave --no-rootfs away. "
+        raise NotRestorable(target.id, problems, remedy)
+
+
+def _root(target: Target, *, saved: bool) -> Root:
+    try:
+        overlay = find_overlay(target.bundle.rootfs)
+    except RootfsUnsupported:
+        return AnyRoot()
+    return SavedRoot(overlay, saved, [str(mount.get("destination") or "") for mount in target.spec.mounts])
+
+
+def _described(missing: Sequence[Unproven], pids: Sequence[int]) -> list[str]:
+    """Say which process has each file open."""
+    if not missing:
+        return []
+    holders = {held.path: held for held in held_files(pids, mapped=True)}
+    return [f"{holders[one.path]}: it {one.why}" if one.path in holders else str(one) for one in missing]

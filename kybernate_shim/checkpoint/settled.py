@@ -1,0 +1,77 @@
+"""What is put right in a restored container before its processes run, where CRIU brings back something else.
+
+Sockets that were renamed are moved from where CRIU has bound them. And what the new container's config.json wants
+read-only is read-only: CRIU gives a mount the flags that it had at the dump, and CRIU 4.1 none to the root filesystem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
+from kybernate_shim.checkpoint.names import NameNotMade, Names, move_sockets
+from kybernate_shim.errors import Failed
+from kybernate_shim.linux.mount import syscalls
+from kybernate_shim.linux.mount.mountinfo import read_mountinfo
+from kybernate_shim.linux.mount.rootfs import attributes_of
+from kybernate_shim.linux.namespaces import CLONE_NEWNS, in_namespace
+from kybernate_shim.oci.spec import Spec
+
+
+class NotAsConfigured(Failed):
+    """A restored container has a mount that its configuration does not allow. Nothing is left of it."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What one restore has to put right. `read_only` are destinations of mounts, "/" among them where the root is."""
+
+    names: Names
+    read_only: Sequence[str]
+
+    @classmethod
+    def of(cls, names: Names, spec: Spec, rootfs: Path) -> Settled:
+        root = ["/"] if (spec.document.get("root") or {}).get("readonly") else []
+        listed = SpecMounts.of(spec, rootfs)
+        return cls(names, [*root, *sorted(listed.mounted_read_only | listed.read_only)])
+
+    @property
+    def must_be_held(self) -> bool:
+        """Return whether the processes must not run before."""
+        return bool(self.names.sockets) or "/" in self.read_only
+
+    def settle(self, init: int) -> None:
+        """Do it for the container of the process `init`. Raises NameNotMade and NotAsConfigured."""
+        try:
+            move_sockets(self.names, Path(f"/proc/{init}/root"))
+        except OSError as error:
+            raise NameNotMade(f"a UNIX socket of the image cannot be moved to its path: {error}") from error
+        if writable := self._writable(init):
+            in_namespace(Path(f"/proc/{init}/ns/mnt"), CLONE_NEWNS, lambda: _make_read_only(writable))
+        if writable := self._writable(init):
+            raise NotAsConfigured(
+                f"{', '.join(writable)}: writable in the restored container, and read-only in its configuration"
+            )
+
+    def settle_late(self, init: int) -> None:
+        """Do it where the processes were not held; they may have ended. Raises NotAsConfigured."""
+        if not self.must_be_held:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                self.settle(init)
+
+    def _writable(self, init: int) -> list[str]:
+        """Return what is to be read-only and is not; of mounts at one place the last one is seen."""
+        seen = {str(mount.path): mount for mount in read_mountinfo(init)}
+        return [place for place in self.read_only if place in seen and "ro" not in seen[place].options]
+
+
+def _make_read_only(places: Sequence[str]) -> None:
+    for place in places:
+        flags = attributes_of(place, keep_atime=True) | syscalls.MS_RDONLY
+        try:
+            syscalls.mount("", place, "", syscalls.MS_REMOUNT | syscalls.MS_BIND | flags)
+        except OSError as error:
+            raise NotAsConfigured(f"{place} cannot be made read-only: {error.strerror}") from error

@@ -1,0 +1,98 @@
+"""Finds names of files by their inodes, below a directory in which others rename what they like meanwhile.
+
+Every directory is opened below an open one, without following a link and without entering another filesystem, and only
+names are the result.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from kybernate_shim.linux import openat2
+from kybernate_shim.linux.plain_files import DIRECTORY, LOOK
+
+RULES: Final = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
+INSIDE: Final = RULES | openat2.RESOLVE_NO_XDEV
+MOST_DIRECTORIES: Final = 1 << 18
+MOST_SECONDS: Final = 10.0
+
+Identity = tuple[int, int]  # device and inode, as stat(2) has them
+
+
+@contextmanager
+def root_of(pid: int, directory: str = "/") -> Iterator[int]:
+    """Open a directory of a process's root filesystem, from which no link leads. Raises OSError."""
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        top = openat2.open_in_root(root, directory, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(root)
+    try:
+        yield top
+    finally:
+        os.close(top)
+
+
+def find_names(top: int, wanted: Collection[Identity], first: Sequence[str] = ()) -> dict[Identity, str]:
+    """Return a name below the open directory `top` for each file that is found; directories `first` are tried first.
+
+    The search ends when all are found, and within limits of time and directories. Raises no OSError.
+    """
+    pending = deque([*first, "."])
+    seen: set[str] = set()
+    found: dict[Identity, str] = {}
+    until = time.monotonic() + MOST_SECONDS
+    while pending and len(found) < len(wanted) and len(seen) < MOST_DIRECTORIES and time.monotonic() < until:
+        directory = pending.popleft()
+        if directory not in seen:
+            seen.add(directory)
+            names, below = _listed(top, directory, {inode for _, inode in wanted})
+            pending += below
+            for name in names:
+                identity = identity_of(top, name)
+                if identity in wanted and identity is not None:
+                    found.setdefault(identity, name)
+    return found
+
+
+def identity_of(top: int, name: str) -> Identity | None:
+    """Return what is at a name below an open directory, itself if it is a link; None where there is nothing."""
+    status = look(top, name)
+    return (status.st_dev, status.st_ino) if status is not None else None
+
+
+def look(top: int, path: str) -> os.stat_result | None:
+    """Return the status of what is at a path below an open directory, or of a link itself; None where there is none."""
+    try:
+        found = openat2.openat2(top, path.strip("/") or ".", LOOK, RULES)
+    except OSError:
+        return None
+    try:
+        return os.fstat(found)
+    finally:
+        os.close(found)
+
+
+def _listed(top: int, directory: str, inodes: Collection[int]) -> tuple[list[str], list[str]]:
+    """Return the names in a directory that have one of the inodes, and those of its directories."""
+    try:
+        fd = openat2.openat2(top, directory, DIRECTORY, INSIDE)
+    except OSError:
+        return [], []  # it is gone, or another filesystem
+    prefix = "" if directory == "." else f"{directory}/"
+    names, below = ["."] if directory == "." else [], []
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.inode() in inodes:
+                    names.append(prefix + entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(prefix + entry.name)
+    finally:
+        os.close(fd)
+    return names, below

@@ -1,0 +1,332 @@
+"""A container ends only with an image that restores: everything that a program may have open, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.checkpoints import PYTHON, assert_no_image, kybernate, refused
+from tests.system.ctr import Ctr, eventually
+
+# A program prepares something, says so, and after a signal what it has found.
+PRELUDE = """
+import ctypes, json, os, select, shutil, signal, socket, stat, struct, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+libc = ctypes.CDLL(None, use_errno=True)
+def ready():
+    print("ready", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+def found(**what):
+    print("FOUND " + json.dumps(what), flush=True)
+    signal.pause()
+"""
+
+
+@dataclass
+class Program:
+    """A program in a container, and the file that it writes to."""
+
+    ctr: Ctr
+    id: str
+    log: Path
+
+    def found(self) -> dict[str, Any]:
+        """Let it look, and return what it has found."""
+        self.ctr("task", "kill", "-s", "SIGUSR1", self.id)
+        texts = eventually(lambda: re.findall(r"FOUND (.*)\n", self.log.read_text()))
+        answer: dict[str, Any] = json.loads(texts[0])
+        return answer
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "image"
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@contextmanager
+def running(ctr: Ctr, image: Path, program: str, flags: Sequence[str] = ()) -> Iterator[Program]:
+    """Run a program that is ready."""
+    log = image.parent / "log"
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    with own.running("python3", "-c", PRELUDE + program, flags=["--log-uri", f"file://{log}", *flags]) as id:
+        eventually(lambda: log.exists() and "ready" in log.read_text(), seconds=40)
+        yield Program(own, id, log)
+
+
+@contextmanager
+def restored(ctr: Ctr, image: Path, flags: Sequence[str] = ()) -> Iterator[Program]:
+    log = image.parent / "log.restored"
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    annotation = ["--annotation", f"kybernate.io/restore-from={image}"]
+    with own.running("/never/run", flags=["--log-uri", f"file://{log}", *annotation, *flags]) as id:
+        yield Program(own, id, log)
+
+
+def after_restore(
+    ctr: Ctr, image: Path, program: str, *options: str, flags: Sequence[str] = (), leave: bool = False
+) -> dict[str, Any]:
+    """Checkpoint a program, restore it, and return what it finds then; with `leave`, it also finds it where it was."""
+    with running(ctr, image, program, flags) as first:
+        kybernate("checkpoint", first.id, str(image), *options, *([] if leave else ["--exit"]))
+        before = first.found() if leave else {}
+    with restored(ctr, image, flags) as second:
+        answer = second.found()
+    assert not leave or before == answer
+    return answer
+
+
+def refusal(ctr: Ctr, image: Path, program: str, *options: str) -> str:
+    """Return why a program cannot be checkpointed; it runs on, and there is no image."""
+    with running(ctr, image, program) as one:
+        said = refused("kybernate", "checkpoint", one.id, str(image), "--exit", *options)
+        assert_no_image(image)
+        assert ctr.status(one.id) == "RUNNING"
+        assert all(one.found().values())
+        assert f"python3[{ctr.pid(one.id)}]" in said
+    return said
+
+
+# Files that were rotated by a link: two of them had one name after the other, one is in another directory, and one
+# that had the same name has none any more. One is only mapped.
+LINKED = """
+import mmap
+os.makedirs("/data/old")
+names = ["app.log.1", "app.log.2", "old/app.log.3"]
+def rotated(former, name):
+    file = open("/data/" + former, "w+"); file.write("one "); file.flush()
+    if name: os.link(file.name, "/data/" + name)
+    os.unlink(file.name)
+    return file
+files = [rotated("app.log", names[0]), rotated("app.log", names[1]), rotated("third", names[2])]
+nameless = rotated("app.log", "")
+mapped = rotated("map", "old/map"); mapped.truncate(4096)
+memory = mmap.mmap(mapped.fileno(), 4096); mapped.close()
+ready()
+for file in files: file.write("two"); file.flush()
+memory[4:8] = b"more"
+there = [os.stat("/data/" + name).st_ino for name in names]
+found(
+    texts=[open("/data/" + name).read() for name in names],
+    same=[os.fstat(file.fileno()).st_ino for file in files] == there,
+    mapped=open("/data/old/map", "rb").read(8).decode(),
+    nameless=os.fstat(nameless.fileno()).st_nlink,
+    names=sorted(os.listdir("/data")), old=sorted(os.listdir("/data/old")),
+)
+"""
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["exit", "leave"])
+def test_file_whose_own_name_is_gone_comes_back_with_its_other_name(ours: Ctr, image: Path, leave: bool) -> None:
+    assert after_restore(ours, image, LINKED, leave=leave) == {
+        "texts": ["one two"] * 3,
+        "same": True,
+        "mapped": "one more",
+        "nameless": 0,
+        "names": ["app.log.1", "app.log.2", "old"],
+        "old": ["app.log.3", "map"],
+    }
+
+
+def test_file_whose_own_name_is_gone_comes_back_when_connections_move(ours: Ctr, image: Path) -> None:
+    """CRIU itself ends the container then, but not before its image is complete."""
+    assert after_restore(ours, image, LINKED, "--tcp", "established")["same"]
+
+
+def test_file_of_a_volume_whose_own_name_is_gone_comes_back(ours: Ctr, image: Path, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    program = LINKED.replace("/data", "/volume/data")
+    flags = ["--mount", f"type=bind,src={volume},dst=/volume,options=rbind:rw"]
+    answer = after_restore(ours, image, program, flags=flags)
+    assert (answer["texts"], answer["mapped"], answer["same"]) == (["one two"] * 3, "one more", True)
+    assert {path.name for path in (volume / "data").iterdir()} == {"app.log.1", "app.log.2", "old"}  # no link of CRIU's
+
+
+def test_file_without_another_name_within_reach_is_refused(ours: Ctr, image: Path, tmp_path: Path) -> None:
+    """The volume shows a part of a filesystem, and the other name is in another part."""
+    (tmp_path / "volume").mkdir()
+    program = """
+f = open("/volume/a", "w+"); f.write("kept"); f.flush()
+ready()
+f.seek(0)
+found(text=f.read() == "kept")
+"""
+    mount = ["--mount", f"type=bind,src={tmp_path / 'volume'},dst=/volume,options=rbind:rw"]
+    with running(ours, image, program, mount) as one:
+        os.link(tmp_path / "volume/a", tmp_path / "outside")
+        (tmp_path / "volume/a").unlink()
+        said = refused("kybernate", "checkpoint", one.id, str(image), "--exit")
+        assert f"python3[{ours.pid(one.id)}] has '/volume/a' open as its descriptor" in said
+        assert "no other name was found in the filesystem at /volume" in said
+        assert_no_image(image)
+        assert one.found() == {"text": True}
+
+
+NESTED = """
+os.makedirs("/job/here/deep"); os.chdir("/job/here/deep")
+outer = os.open("/job", os.O_RDONLY | os.O_DIRECTORY)
+file = open("/job/here/f", "w+"); file.write("kept"); file.flush()
+shutil.rmtree("/job")
+ready()
+file.seek(0)
+try: os.getcwd(); gone = False
+except FileNotFoundError: gone = True
+found(gone=gone, empty=os.listdir(outer) == [], text=file.read() == "kept", absent=not os.path.exists("/job"))
+"""
+
+
+def test_deleted_directories_within_each_other_come_back(ours: Ctr, image: Path) -> None:
+    assert all(after_restore(ours, image, NESTED).values())
+
+
+SOCKETS = """
+os.makedirs("/srv/made"); os.makedirs("/srv/app")
+def bound(path):
+    one = socket.socket(socket.AF_UNIX); one.bind(path); one.listen(); return one
+renamed = bound("/srv/app/tmp"); os.rename("/srv/app/tmp", "/srv/app/final")
+moved = bound("/srv/made/s"); os.rename("/srv/made", "/srv/kept")
+away = bound("/srv/app/s"); os.rename("/srv/app/s", "/srv/kept/other")
+ready()
+def talks(path, listener):
+    client = socket.socket(socket.AF_UNIX); client.connect(path); peer = listener.accept()[0]
+    client.send(b"hi"); return peer.recv(9) == b"hi"
+found(
+    renamed=talks("/srv/app/final", renamed), moved=talks("/srv/kept/s", moved), away=talks("/srv/kept/other", away),
+    names=sorted(os.listdir("/srv")) == ["app", "kept"], inside=os.listdir("/srv/app") == ["final"],
+)
+"""
+
+
+def test_renamed_sockets_are_where_they_were(ours: Ctr, image: Path) -> None:
+    assert after_restore(ours, image, SOCKETS) == dict.fromkeys(("renamed", "moved", "away", "names", "inside"), True)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            """
+os.makedirs("/srv"); s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); s.listen()
+os.link("/srv/a", "/srv/b"); os.unlink("/srv/a")
+ready()
+c = socket.socket(socket.AF_UNIX); c.connect("/srv/b")
+found(connected=True)
+""",
+            "; its name was removed while its file has another",
+        ),
+        (
+            """
+os.makedirs("/srv"); s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); s.listen(); os.rename("/srv/a", "/srv/b")
+t = socket.socket(socket.AF_UNIX); t.bind("/srv/a"); t.listen()
+ready()
+for name in "ab": c = socket.socket(socket.AF_UNIX); c.connect("/srv/" + name)
+found(connected=True)
+""",
+            "which was renamed to '/srv/b'; another socket is bound to that path now",
+        ),
+        (
+            """
+e = select.epoll(); r, w = os.pipe(); e.register(r, select.EPOLLIN)
+if os.fork() == 0: os.close(w); time.sleep(1000)
+os.close(r); os.write(w, b"x")
+ready()
+found(event=len(e.poll(1)) == 1)
+""",
+            "when it was added and that the process has not open itself, but python3[",
+        ),
+    ],
+    ids=["linked socket", "socket replaced", "epoll"],
+)
+def test_what_cannot_come_back_is_refused_with_its_process(ours: Ctr, image: Path, program: str, words: str) -> None:
+    assert words in refusal(ours, image, program)
+
+
+def test_program_in_memory_is_refused(ours: Ctr, image: Path) -> None:
+    program = """
+started, say = os.pipe()
+os.set_inheritable(say, True)
+child = os.fork()
+if child == 0:
+    fd = os.memfd_create("packed", 0); os.sendfile(fd, os.open("/bin/sh", os.O_RDONLY), 0, 1 << 26)
+    os.execve(fd, ["packed", "-c", f"echo >&{say}; while :; do sleep 1000; done"], {})
+os.read(started, 1)
+ready()
+found(alive=os.waitpid(child, os.WNOHANG) == (0, 0))
+"""
+    with running(ours, image, program) as one:
+        said = refused("kybernate", "checkpoint", one.id, str(image), "--exit")
+        assert "executes '/memfd:packed', a file in memory" in said
+        assert_no_image(image)
+        assert one.found() == {"alive": True}
+
+
+INOTIFY = """
+os.makedirs("/srv/conf"); open("/srv/conf/a", "w").write("1")
+n = libc.inotify_init1(os.O_NONBLOCK)
+paths = (b"/usr/lib/os-release", b"/srv/conf/a", b"/srv/conf")
+watches = [libc.inotify_add_watch(n, path, 0x4 if path == paths[0] else 0x102) for path in paths]
+ready()
+os.chmod("/usr/lib/os-release", 0o640)
+open("/srv/conf/a", "a").write("2"); open("/srv/conf/new", "w").close()
+seen, at = set(), 0
+events = os.read(n, 4096)
+while at < len(events):
+    watch, mask, _, length = struct.unpack_from("iIII", events, at)
+    seen.add((watch, mask)); at += 16 + length
+found(attributes=(watches[0], 4) in seen, modified=(watches[1], 2) in seen, created=(watches[2], 0x100) in seen)
+"""
+
+
+def test_watches_of_the_root_filesystem_come_back(ours: Ctr, image: Path) -> None:
+    assert after_restore(ours, image, INOTIFY) == {"attributes": True, "modified": True, "created": True}
+
+
+def test_file_of_a_volume_may_grow_where_a_program_appends(ours: Ctr, image: Path, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    program = """
+f = open("/volume/log", "a+"); f.write("one\\n"); f.flush()
+ready()
+f.write("two\\n"); f.flush()
+found(text=open("/volume/log").read())
+"""
+    flags = ["--mount", f"type=bind,src={volume},dst=/volume,options=rbind:rw"]
+    with running(ours, image, program, flags) as first:
+        kybernate("checkpoint", first.id, str(image), "--exit")
+    with (volume / "log").open("a") as file:
+        file.write("other\n")
+    with restored(ours, image, flags) as second:
+        assert second.found() == {"text": "one\nother\ntwo\n"}
+
+
+def test_changed_file_is_refused_where_it_is_not_saved(ours: Ctr, image: Path) -> None:
+    program = """
+os.makedirs("/srv"); f = open("/srv/f", "w+"); f.write("kept"); f.flush()
+ready()
+f.seek(0)
+found(text=f.read() == "kept")
+"""
+    said = refusal(ours, image, program, "--no-rootfs")
+    assert re.search(r"has '/srv/f' open as its descriptor \d: it is open, and is one of the changed files", said)
+    assert "Leave --no-rootfs away" in said
+
+
+def test_read_only_root_filesystem_stays_read_only(ours: Ctr, image: Path) -> None:
+    program = """
+open("/dev/shm/x", "w").write("kept")
+ready()
+try: open("/made", "w"); writable = True
+except OSError as error: writable = False
+found(writable=writable, shm=open("/dev/shm/x").read())
+"""
+    assert after_restore(ours, image, program, flags=["--read-only"]) == {"writable": False, "shm": "kept"}
