@@ -218,7 +218,7 @@ async def _complete_state(
             work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
             step.bytes = await to_the_end(work, stop.set)
     with operation.step("proof"):
-        await to_the_end(partial(make_restorable, target, request))
+        await to_the_end(partial(make_restorable, target, request, [volume.name for volume in plan.volumes.saved]))
     if detached is not None:
         await detached.complete()
 

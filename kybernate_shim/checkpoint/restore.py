@@ -104,8 +104,8 @@ async def prepare(
 ) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
-    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled, DiffInvalid
-    or OSError; no process exists then.
+    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled,
+    DiffInvalid or OSError; no process exists then.
     """
     make_private(work)
     (work / LOG).unlink(missing_ok=True)  # an earlier attempt's

@@ -257,16 +257,18 @@ class File(_message.Message):
     def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., regular: _Optional[_Union[RegularFile, _Mapping]] = ..., internet: _Optional[_Union[InternetSocket, _Mapping]] = ..., unix: _Optional[_Union[UnixSocket, _Mapping]] = ...) -> None: ...
 
 class RegularFile(_message.Message):
-    __slots__ = ("flags", "name", "mount", "size")
+    __slots__ = ("flags", "name", "mount", "size", "mode")
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MOUNT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     flags: int
     name: bytes
     mount: int
     size: int
-    def __init__(self, flags: _Optional[int] = ..., name: _Optional[bytes] = ..., mount: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    mode: int
+    def __init__(self, flags: _Optional[int] = ..., name: _Optional[bytes] = ..., mount: _Optional[int] = ..., size: _Optional[int] = ..., mode: _Optional[int] = ...) -> None: ...
 
 class UnixSocket(_message.Message):
     __slots__ = ("inode", "type", "state", "name", "directory", "deleted", "mount")

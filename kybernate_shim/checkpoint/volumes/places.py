@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from kybernate_shim.checkpoint.mounts.paths import resolve_in
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
@@ -27,6 +28,14 @@ EMPTY_DIR: Final = re.compile(r".*/pods/([^/]+)/volumes/kubernetes\.io~empty-dir
 SUBPATH: Final = re.compile(r"(.*/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/\d+")
 SANDBOX_SHM: Final = re.compile(r".*/sandboxes/([^/]+)/shm")
 NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+# What the kubelet and containerd make for each pod, with content of its own.
+RENEWED: Final = (
+    re.compile(r".*/pods/([^/]+)/volumes/kubernetes\.io~(?:configmap|secret|projected|downward-api)/[^/]+"),
+    re.compile(r".*/pods/([^/]+)/(?:etc-hosts|containers/[^/]+/[^/]+)"),
+)
+RENEWED_KINDS: Final = ("configmap", "secret", "projected", "downward-api")
+SANDBOX_FILE: Final = re.compile(r".*/sandboxes/([^/]+)/(?:hostname|hosts|resolv\.conf)")
 
 Kind = Literal["empty-dir", "shm"]
 
@@ -105,6 +114,34 @@ def _volume(spec: Spec, source: str, destination: str) -> PodVolume | None:
     if destination == "/dev/shm" and (match := SANDBOX_SHM.fullmatch(source)):
         return PodVolume(SHM, "shm", source, (destination,)) if match[1] == spec.annotations.get(SANDBOX_ID) else None
     return None
+
+
+def renewed(spec: Spec, rootfs: Path) -> frozenset[str]:
+    """Return where a container has ConfigMaps, tokens, /etc/hosts and the like, whose content each pod has for itself.
+
+    Links on the way are followed in its root filesystem, as for the mounts themselves.
+    """
+    return frozenset(
+        resolve_in(rootfs, str(mount.get("destination") or "/"))
+        for mount in spec.mounts
+        if _is_renewed(spec, os.path.normpath(str(mount.get("source") or "/")))
+    )
+
+
+def _is_renewed(spec: Spec, source: str) -> bool:
+    if match := SANDBOX_FILE.fullmatch(source):
+        return match[1] == spec.annotations.get(SANDBOX_ID)
+    if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
+        return any(Path(match[1], "volumes", f"kubernetes.io~{kind}", match[3]).is_dir() for kind in RENEWED_KINDS)
+    return any((match := form.fullmatch(source)) and _is_own(spec, match[1]) for form in RENEWED)
+
+
+def lost(spec: Spec, rootfs: Path, saved: Collection[str]) -> dict[str, str]:
+    """Return the destinations of the pod's own volumes whose names are not in `saved`, each with what that means."""
+    volumes = [volume for volume in pod_volumes(spec) if volume.name not in saved]
+    places = {resolve_in(rootfs, place): volume.name for volume in volumes for place in volume.destinations}
+    what = "lies in the pod's volume {}, whose content is not in the image (annotation {})"
+    return {place: what.format(name, ANNOTATION) for place, name in places.items()}
 
 
 def _is_own(spec: Spec, uid: str) -> bool:
