@@ -70,7 +70,7 @@ def kubelet_of(pod: Pod) -> Iterator[Kubelet]:
     try:
         yield Kubelet(directory)
     finally:
-        for mount in reversed(list(below(directory))):
+        for mount in below(directory):
             syscalls.umount(str(mount.path))
         shutil.rmtree(directory)
 
