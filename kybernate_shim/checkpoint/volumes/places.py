@@ -74,7 +74,8 @@ class Choice:
             return cls(only=frozenset())
         taken = frozenset(word for word in words if not word.startswith("-"))
         left = frozenset(word[1:] for word in words if word.startswith("-"))
-        if odd := next((name for name in sorted(taken | left) if not NAME.fullmatch(name)), None):
+        odd = next((name for name in sorted(taken | left) if not NAME.fullmatch(name)), None)
+        if odd is not None:
             raise VolumesInvalid(
                 f"{ANNOTATION}: {odd!a} is no name of a volume; expected all, none, or names with commas, such as"
                 f" data,{SHM}, or with hyphens those to leave, such as -scratch. Nothing was changed"

@@ -2,7 +2,8 @@
 
 CRIU opens a file by its name, and only with the size and the mode that it had. The new pod's file of that name has its
 own content, and in the volumes that the kubelet keeps up to date its real path has the time of the update in it. So
-size and mode are taken out of the image, and the directory with the time becomes the kubelet's link to the latest one.
+size and mode are taken out of the image, and the directory with the time becomes the kubelet's link to the latest one,
+also where it is watched by inotify.
 A file that an update has removed while it was open is the new pod's, too. Offsets stay: a read beyond the end of a
 shorter file ends there. What is mapped cannot be exchanged below its process, and is refused.
 Source: Kubernetes' pkg/volume/util/atomic_writer.go; CRIU's files-reg.c, `validate_file`.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,18 +33,27 @@ def renew(directory: Path, mounts: Iterable[DumpedMount], destinations: Collecti
     """
     renewed = {mount.id: mount.destination for mount in mounts if mount.key and mount.destination in destinations}
     files = list(entries(directory / FILES_FILE, FILES, criu.File)) if renewed else []
-    found = [file for file in files if file.type == REGULAR and file.regular.mount in renewed]
-    if not found:
-        return
-    for file in found:
-        file.regular.name = latest(file.regular.name, renewed[file.regular.mount])
-        file.regular.ClearField("size")
-        file.regular.ClearField("mode")
-    write_entries(directory / FILES_FILE, FILES, files)
-    gone = list(remaps(directory))
-    kept = [remap for remap in gone if remap.file not in {file.id for file in found}]
+    before = [file.SerializeToString() for file in files]
+    numbers = {file.id for file in files if _renew(file, renewed)}
+    if [file.SerializeToString() for file in files] != before:
+        write_entries(directory / FILES_FILE, FILES, files)
+    gone = list(remaps(directory)) if numbers else []
+    kept = [remap for remap in gone if remap.file not in numbers]
     if kept != gone:
         write_entries(directory / REMAP_FILE, REMAPS, kept)
+
+
+def _renew(file: criu.File, renewed: Mapping[int, str]) -> bool:
+    """Change one entry, and return whether it is of a file in one of the mounts, which are given by their ids."""
+    for watch in file.inotify.watches if file.HasField("inotify") else ():
+        for destination in renewed.values() if watch.file.HasField("path") else ():
+            watch.file.path = latest(watch.file.path, destination)
+    if file.type != REGULAR or file.regular.mount not in renewed:
+        return False
+    file.regular.name = latest(file.regular.name, renewed[file.regular.mount])
+    file.regular.ClearField("size")
+    file.regular.ClearField("mode")
+    return True
 
 
 def latest(name: bytes, destination: str) -> bytes:
