@@ -21,7 +21,7 @@ from kybernate_shim.checkpoint.image.plaintext import require_room
 from kybernate_shim.checkpoint.mounts.described import describe_mounts
 from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
 from kybernate_shim.checkpoint.target import Target
-from kybernate_shim.checkpoint.volumes.save import Wanted, wanted
+from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, wanted
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
@@ -63,7 +63,7 @@ class DumpPlan:
     manifest: Manifest
     key: Key
     spec: Spec
-    volumes: Wanted
+    volumes: ChosenVolumes
 
 
 async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:

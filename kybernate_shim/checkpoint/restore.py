@@ -41,7 +41,7 @@ from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_d
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.settled import Settled
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
-from kybernate_shim.checkpoint.volumes.fill import Filling, fill, placed
+from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
@@ -164,7 +164,7 @@ def _chosen_volumes(target: Target) -> str:
     return target.config.pods_choice(target.spec.annotations, VOLUMES)
 
 
-async def _fill(target: Target, image: Image, fillings: Sequence[Filling]) -> int:
+async def _fill(target: Target, image: Image, fillings: Sequence[PlacedVolume]) -> int:
     """Fill the new pod's volumes and return the bytes; a cancelled caller waits until no more is written."""
     stop = Event()
     sizes = {file.name: file.size for file in image.manifest.files}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kybernate_shim.checkpoint.image.store import require_space
-from kybernate_shim.linux.beneath import Found, TreeChanged
+from kybernate_shim.linux.beneath import TreeChanged, TreeFile
 
 XATTR: Final = "SCHILY.xattr."
 MOST_HEADER: Final = 4 << 20  # bytes of an entry's names, attributes and map of holes
@@ -52,7 +52,7 @@ class TreeTar:
     changing: bool = False
     _links: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def add(self, found: Found, attributes: Mapping[str, bytes]) -> None:
+    def add(self, found: TreeFile, attributes: Mapping[str, bytes]) -> None:
         """Add a file of any kind but a socket, with its content.
 
         Raises AttributesUnsupported, TreeChanged, and TierFull before a file that does not fit on the disk.
@@ -89,7 +89,7 @@ class TreeTar:
         self.stream.write(bytes(2 * BLOCK))
         self.stream.write(bytes(-self.stream.tell() % tarfile.RECORDSIZE))
 
-    def _copy(self, found: Found, offset: int, length: int) -> None:
+    def _copy(self, found: TreeFile, offset: int, length: int) -> None:
         while length:
             self.check()
             data = os.pread(found.fd, min(CHUNK, length), offset)
@@ -111,7 +111,7 @@ def _header(info: tarfile.TarInfo) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, ENCODING, "surrogateescape")
 
 
-def _describe(found: Found, attributes: Mapping[str, bytes]) -> tarfile.TarInfo:
+def _describe(found: TreeFile, attributes: Mapping[str, bytes]) -> tarfile.TarInfo:
     status = found.status
     kinds = {
         stat.S_IFREG: tarfile.REGTYPE,
@@ -140,7 +140,7 @@ def _describe(found: Found, attributes: Mapping[str, bytes]) -> tarfile.TarInfo:
     return info
 
 
-def _require_fitting(found: Found, attributes: Mapping[str, bytes]) -> None:
+def _require_fitting(found: TreeFile, attributes: Mapping[str, bytes]) -> None:
     if odd := next((name for name in attributes if "=" in name), None):
         raise AttributesUnsupported(f"/{found.name}: the attribute {odd!r} has a name that a tar file cannot hold")
     if sum(len(name) + len(value) for name, value in attributes.items()) > MOST_ATTRIBUTES:

@@ -46,7 +46,7 @@ class TreeTooLarge(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TreeFile:
     """A file of a tree, held by a descriptor until the next one is asked for.
 
     `name` is its path below the top, "." the top itself.
@@ -119,7 +119,7 @@ def walk(
     limits: Limits | None = None,
     changing: bool = False,
     read: bool = True,
-) -> Iterator[Found]:
+) -> Iterator[TreeFile]:
     """Yield the top of a tree and all below, a directory before what it has, in the order of names.
 
     What `skip` is true for is left out, with all below. `check` is called before each file, and ends the walk by what
@@ -143,7 +143,7 @@ class _TreeWalk:
     directory_bytes: int = 0
     pending: list[tuple[str, os.stat_result | None]] = field(default_factory=lambda: [(".", None)])
 
-    def all(self) -> Iterator[Found]:
+    def all(self) -> Iterator[TreeFile]:
         while self.pending:
             self.check()
             name, before = self.pending.pop()
@@ -151,7 +151,7 @@ class _TreeWalk:
             if fd is None:
                 continue
             with closing(fd):
-                yield Found(name, fd, os.fstat(fd))
+                yield TreeFile(name, fd, os.fstat(fd))
                 yield from self._inside(name, fd)
 
     def _opened(self, name: str, before: os.stat_result | None) -> int | None:
@@ -174,7 +174,7 @@ class _TreeWalk:
         if not self.changing:
             raise TreeChanged(name) from cause
 
-    def _inside(self, directory: str, fd: int) -> Iterator[Found]:
+    def _inside(self, directory: str, fd: int) -> Iterator[TreeFile]:
         """Yield the files in a directory, and note its directories for later."""
         for base, is_directory in self._listed(directory, fd):
             name = base if directory == "." else f"{directory}/{base}"
@@ -193,7 +193,7 @@ class _TreeWalk:
                 elif is_directory:
                     self._note(name, status)
                 else:
-                    yield Found(name, inner, status)
+                    yield TreeFile(name, inner, status)
             finally:
                 os.close(inner)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported
 from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
-from kybernate_shim.linux.beneath import Found, closing, open_top, walk
+from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
 from kybernate_shim.linux.private_files import create_private
 
 NAME: Final = "kybernate-rootfs-diff.tar"
@@ -75,7 +75,7 @@ def write_diff(
         raise
 
 
-def _add(tar: TreeTar, found: Found, prefix: str) -> int:
+def _add(tar: TreeTar, found: TreeFile, prefix: str) -> int:
     """Add what the upper directory has at a name, and return how many marks that took."""
     name, status = found.name, found.status
     if found.base.startswith(WHITEOUT):
@@ -109,7 +109,7 @@ def _is_whiteout(status: os.stat_result, private: dict[str, bytes]) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == 0 and "whiteout" in private
 
 
-def _xattrs(found: Found, prefix: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def _xattrs(found: TreeFile, prefix: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Return the attributes that the container sees, and those by which the overlay works, the latter by short name.
 
     An overlay within the container escapes its own attributes by a second `overlay.`, which is taken off here.

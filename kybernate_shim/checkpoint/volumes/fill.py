@@ -40,14 +40,14 @@ class VolumeNotFilled(Failed):
 
 
 @dataclass(frozen=True)
-class Filling:
+class PlacedVolume:
     """A volume of the image, and the directory of the new pod's volume."""
 
     volume: ImageVolume
     directory: str
 
 
-def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) -> list[Filling]:
+def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) -> list[PlacedVolume]:
     """Return where the image's volumes come in the new container, all but those that its annotation leaves.
 
     `chosen` is the value of that annotation, `limit` in bytes for all together. Raises VolumeUnplaced and
@@ -55,7 +55,7 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
     """
     choice = Choice.of(chosen)
     there = {place: volume for volume in pod_volumes(spec) for place in volume.destinations}
-    fillings: list[Filling] = []
+    fillings: list[PlacedVolume] = []
     for volume in volumes:
         for place in volume.destinations:
             new = there.get(place)
@@ -67,7 +67,7 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
                     f" {volume.kind} volume of its pod there. Nothing was restored; give it one, or leave the content"
                     f" out (annotation {ANNOTATION}: -{volume.name})"
                 )
-            filling = Filling(volume, new.source)
+            filling = PlacedVolume(volume, new.source)
             if filling not in fillings:
                 fillings.append(filling)
     if (total := sum(volume.bytes for volume in volumes)) > limit:
@@ -79,7 +79,7 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
 
 
 def fill(
-    fillings: Sequence[Filling],
+    fillings: Sequence[PlacedVolume],
     image: Path,
     sizes: Mapping[str, int],
     spec: Spec,

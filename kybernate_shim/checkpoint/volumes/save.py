@@ -25,7 +25,7 @@ from kybernate_shim.checkpoint.volumes.places import (
 )
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.beneath import Found, closing, open_top, walk
+from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.private_files import create_private
 from kybernate_shim.oci.spec import Spec
@@ -68,7 +68,7 @@ class Stopping:
 
 
 @dataclass
-class Wanted:
+class ChosenVolumes:
     """The volumes of a container that an image is to have, and the bytes that they have by now. `saved` is in it."""
 
     volumes: tuple[PodVolume, ...]
@@ -77,7 +77,7 @@ class Wanted:
     saved: tuple[ImageVolume, ...] = ()
 
 
-def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: False) -> Wanted:
+def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: False) -> ChosenVolumes:
     """Find those of the pod's own volumes that an image is to have. Raises VolumesTooLarge and VolumesInvalid."""
     choice = Choice.of(config.pods_choice(spec.annotations, ANNOTATION))
     found = [volume for volume in pod_volumes(spec) if choice.takes(volume)]
@@ -85,7 +85,7 @@ def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: 
         found = without_huge_pages(found, read_mountinfo())
     sizes = measure(found, Stopping(stopped))
     require_small(sizes, config.volumes_limit)
-    return Wanted(tuple(found), sum(sizes.values()), config.volumes_limit)
+    return ChosenVolumes(tuple(found), sum(sizes.values()), config.volumes_limit)
 
 
 def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()) -> dict[str, int]:
@@ -107,7 +107,7 @@ def require_small(sizes: Mapping[str, int], limit: int) -> None:
         raise VolumesTooLarge(sizes, limit)
 
 
-def save(what: Wanted, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> int:
+def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> int:
     """Write the content of each volume into a file of its own in `image`, note that, and return the bytes.
 
     The files are all there or none.
@@ -158,7 +158,7 @@ def _portable(attributes: Mapping[str, bytes]) -> dict[str, bytes]:
     }
 
 
-def _size(found: Found, seen: set[tuple[int, int]]) -> int:
+def _size(found: TreeFile, seen: set[tuple[int, int]]) -> int:
     status = found.status
     if not stat.S_ISREG(status.st_mode):
         return 0

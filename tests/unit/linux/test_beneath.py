@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.linux import beneath
-from kybernate_shim.linux.beneath import Found, Limits, TreeChanged, TreeTooLarge, closing, open_top, walk
+from kybernate_shim.linux.beneath import Limits, TreeChanged, TreeFile, TreeTooLarge, closing, open_top, walk
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_no_descriptor_is_left(tree: Path) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     names(tree)
     with closing(open_top(tree)) as fd:
-        left: Iterator[Found] = walk(fd)
+        left: Iterator[TreeFile] = walk(fd)
         next(left), next(left)
         left.close()  # type: ignore[attr-defined]
     assert set(Path("/proc/self/fd").iterdir()) == before

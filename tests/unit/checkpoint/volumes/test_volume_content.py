@@ -14,12 +14,12 @@ from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped
 from kybernate_shim.checkpoint.volumes import fill as filling
 from kybernate_shim.checkpoint.volumes import save as saving
-from kybernate_shim.checkpoint.volumes.fill import Filling, VolumeNotFilled, VolumeUnplaced, fill, placed
+from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, VolumeNotFilled, VolumeUnplaced, fill, placed
 from kybernate_shim.checkpoint.volumes.places import PodVolume
 from kybernate_shim.checkpoint.volumes.save import (
+    ChosenVolumes,
     SavingStopped,
     VolumesTooLarge,
-    Wanted,
     measure,
     require_small,
     save,
@@ -54,16 +54,20 @@ def old(tmp_path: Path) -> Path:
     return volume
 
 
+def chosen(volume: Path, limit: int = LIMIT) -> ChosenVolumes:
+    return ChosenVolumes((PodVolume("data", "empty-dir", str(volume), ("/data",)),), 0, limit)
+
+
 def saved(volume: Path, image: Path, limit: int = LIMIT) -> tuple[ImageVolume, ...]:
     image.mkdir(exist_ok=True)
-    what = Wanted((PodVolume("data", "empty-dir", str(volume), ("/data",)),), 0, limit)
+    what = chosen(volume, limit)
     save(what, image)
     return what.saved
 
 
 def filled(image: Path, volumes: tuple[ImageVolume, ...], new: Path, document: dict[str, object] | None = None) -> None:
     sizes = {file.name: file.stat().st_size for file in image.iterdir()}
-    fill([Filling(volume, str(new)) for volume in volumes], image, sizes, Spec(document or ALL))
+    fill([PlacedVolume(volume, str(new)) for volume in volumes], image, sizes, Spec(document or ALL))
 
 
 def facts(volume: Path) -> dict[str, tuple[int, int, int, str]]:
@@ -144,7 +148,9 @@ def test_saving_ends_when_it_is_stopped(old: Path, tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
     with pytest.raises(SavingStopped):
         save(
-            Wanted((PodVolume("data", "empty-dir", str(old), ()),), 0, LIMIT), tmp_path / "image", stopped=lambda: True
+            ChosenVolumes((PodVolume("data", "empty-dir", str(old), ()),), 0, LIMIT),
+            tmp_path / "image",
+            stopped=lambda: True,
         )
     assert list((tmp_path / "image").iterdir()) == []
 
@@ -213,7 +219,7 @@ def test_second_filling_waits_for_the_first(old: Path, tmp_path: Path, monkeypat
     thread.start()
     assert begun.wait(20)
     with pytest.raises(ApplyStopped):
-        fill([Filling(volumes[0], str(new))], tmp_path / "image", {}, Spec(ALL), stopped=lambda: True)
+        fill([PlacedVolume(volumes[0], str(new))], tmp_path / "image", {}, Spec(ALL), stopped=lambda: True)
     goes.set()
     thread.join(20)
     assert (new / "twin").read_text() == "content"
@@ -242,7 +248,7 @@ def pods_spec(source: str, at: str) -> Spec:
 
 
 def test_content_goes_where_the_new_pod_has_the_volume() -> None:
-    assert placed([VOLUME], pods_spec(SOURCE, "/data"), "", 100) == [Filling(VOLUME, SOURCE)]
+    assert placed([VOLUME], pods_spec(SOURCE, "/data"), "", 100) == [PlacedVolume(VOLUME, SOURCE)]
     assert placed([VOLUME], pods_spec(SOURCE, "/data"), "-data", 100) == []
     assert placed([VOLUME], pods_spec("/srv", "/data"), "none", 100) == []
 
