@@ -63,7 +63,8 @@ PARTS = (
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
         "system/test_checkpoint_repeats.py", "system/test_restore_failures.py", "system/test_rootfs.py",
-    ), 65),
+        "system/test_volumes.py",
+    ), 80),
     Part(
         "GPU work cancelled",
         ("system/test_gpu_cancel.py",),
@@ -143,7 +144,7 @@ PARTS = (
         "what a daemon keeps and what the shim does with the files of an image; test_checkpoint.py has CRIU write and"
         " read them in every lane",
     ),
-    Part("tenants", ("hostile",), 25),
+    Part("tenants", ("hostile",), 45),
     Part(
         "agent's tenants",
         (

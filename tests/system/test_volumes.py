@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -148,7 +149,16 @@ def running(cri: Cri, **notes: str) -> Iterator[Run]:
         yield Run(cri, pod, kubelet)
 
 
-def test_all_of_the_pods_own_volumes_comes_back(cri: Cri, pods_image: Path) -> None:
+def moved_away_and_back(image: Path, archive: Path) -> None:
+    """Let an image come back from an archive, with its volumes, and from no other place."""
+    name = f"{image.parent.name}/{image.name}"
+    assert "dev-shm" in kybernate("inspect", name)
+    kybernate("export", name, str(archive))
+    shutil.rmtree(image)
+    kybernate("pull", str(archive), image.name, "--yes")
+
+
+def test_all_of_the_pods_own_volumes_comes_back(cri: Cri, pods_image: Path, tmp_path: Path) -> None:
     def start(run: Run) -> None:
         disk, memory, parts = (run.kubelet.empty_dir(n, memory=n == "memory") for n in ("disk", "memory", "parts"))
         part = run.kubelet.sub_path(parts, "of/it")
@@ -160,6 +170,7 @@ def test_all_of_the_pods_own_volumes_comes_back(cri: Cri, pods_image: Path) -> N
     saved = {volume.name: volume for volume in read_image(pods_image).manifest.volumes}
     assert saved.keys() == {"told", "disk", "memory", "parts", "dev-shm"}
     assert saved["disk"].bytes < 1 << 20, "holes are not in the image"
+    moved_away_and_back(pods_image, tmp_path / "image.tar")
     with running(cri, restore_from=pods_image.name) as run:
         start(run)
         assert run.answer("app") == EXPECTED
