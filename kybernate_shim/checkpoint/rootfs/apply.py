@@ -118,6 +118,7 @@ class _Work:
     headers: Headers
     top: int
     powers: Powers
+    owners: Callable[[int, int], tuple[int, int]]
     stopped: Callable[[], bool]
     diff: Diff
 
@@ -128,13 +129,14 @@ def apply_diff(
     *,
     size: int | None = None,
     powers: Powers | None = None,
+    owners: Callable[[int, int], tuple[int, int]] = lambda user, group: (user, group),
     stopped: Callable[[], bool] = lambda: False,
 ) -> Diff:
     """Apply the layer in the file `tar`, of `size` bytes, to the tree at `root`, and say what was done; blocks.
 
     Entries replace what is there; a directory stays and takes the new attributes. `powers` are the new container's,
-    None for all. Raises DiffInvalid, and Stopped soon after `stopped` returns true; the tree is then half changed and
-    must be thrown away.
+    None for all. `owners` makes of a user and a group those that a file gets. Raises DiffInvalid, and Stopped soon
+    after `stopped` returns true; the tree is then half changed and must be thrown away.
     """
     try:
         with _opened(root) as top, Headers(open_plain(tar)) as headers:
@@ -142,7 +144,7 @@ def apply_diff(
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")
             with tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive:
-                work = _Work(archive, headers, top, powers or Powers(), stopped, Diff())
+                work = _Work(archive, headers, top, powers or Powers(), owners, stopped, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
                     with _place(top, name) as place, place.pinned() as path:
                         os.utime(path, ns=(time, time))
@@ -219,7 +221,7 @@ def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
         place.remove()
         _make(work, info, place)
     if not info.islnk():  # a second name of a file has the attributes already
-        _set_attributes(info, place, work.powers)
+        _set_attributes(work, info, place)
 
 
 def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
@@ -286,14 +288,14 @@ def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callab
             view, offset, length = view[count:], offset + count, length - count
 
 
-def _set_attributes(info: tarfile.TarInfo, place: _Place, powers: Powers) -> None:
+def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     """Set owner, mode, attributes and time, in this order: each of them may clear or change a later one."""
     time = mtime_ns(info)
     with place.pinned() as path:
-        os.chown(path, info.uid, info.gid)
+        os.chown(path, *work.owners(info.uid, info.gid))
         if not info.issym():
             Path(path).chmod(info.mode)
-        _set_xattrs(info, path, powers)
+        _set_xattrs(info, path, work.powers)
         os.utime(path, ns=(time, time))
 
 
