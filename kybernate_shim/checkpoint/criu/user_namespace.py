@@ -1,8 +1,11 @@
 """An image as CRIU can read it for a container with ids of its own.
 
-CRIU reads most of the image inside the new user namespace, whose root is another user of the node: so it sees a copy of
-the mount in which that user has the files. And each pod that has ids of its own gets another range of the node's, while
-the image names the dumped one's: in the copy, that file is another. The image itself stays as it is.
+CRIU reads most of the image inside the new user namespace, whose root is another user of the node. So it gets a
+directory in memory that every user may pass through, with each file of the image bound into it in such a way that this
+user owns it. Before the namespace has its ids, CRIU reads one file (timens) as a user without rights: that is a copy
+which all may read, and holds nothing but offsets of clocks. And each pod that has ids of its own gets another range of
+the node's, while the image names the dumped one's: that file is another, too. The image itself stays as it is.
+Source: CRIU's cr-restore.c, where prepare_timens comes before the maps of ids.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from kybernate_shim.checkpoint.criu.images import entries
 from kybernate_shim.checkpoint.criu.opened import write_entries
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
+from kybernate_shim.linux.private_files import copy_private, make_directory
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.oci.spec import Spec
 
-MAPS: Final = "kybernate-userns.img"  # in the work directory
+DIRECTORY: Final = "images"  # in the work directory
+TIMES: Final = "timens-*.img"
 
 Ranges = Sequence[Mapping[str, Any]]
 Owners = Callable[[int, int], tuple[int, int]]
@@ -37,12 +42,24 @@ def readable_inside(image: Path, spec: Spec, work: Path) -> Iterator[Path]:
     if len(files) != 1 or not users or not groups:
         yield image
         return
+    place = work / DIRECTORY
     with ExitStack() as undo:
         namespace = undo.enter_context(user_namespace(_text(users), _text(groups)))
         (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
-        maps = _exchanged(files[0], users, groups, work / MAPS)
-        syscalls.mount(str(maps), f"{copy}/{files[0].name}", "", syscalls.MS_BIND)
-        yield Path(copy)
+        make_directory(place)
+        syscalls.mount("tmpfs", str(place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0711")
+        undo.callback(syscalls.umount, str(place), syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
+        syscalls.mount("", str(place), "", syscalls.MS_PRIVATE)
+        for path in image.iterdir():
+            if path.name == files[0].name:
+                _exchange(path, users, groups, place / path.name)
+            elif path.match(TIMES):
+                copy_private(path, place / path.name)
+                (place / path.name).chmod(0o644)
+            else:
+                (place / path.name).touch(mode=0o600)
+                syscalls.mount(f"{copy}/{path.name}", str(place / path.name), "", syscalls.MS_BIND)
+        yield place
 
 
 def moved_owners(image: Path, spec: Spec) -> Owners:
@@ -72,14 +89,13 @@ def _moved(number: int, before: Sequence[criu.IdRange], after: Sequence[criu.IdR
     return number
 
 
-def _exchanged(file: Path, users: Ranges, groups: Ranges, target: Path) -> Path:
-    """Write the file with these ranges."""
+def _exchange(file: Path, users: Ranges, groups: Ranges, target: Path) -> None:
+    """Write the file with these ranges to another place."""
     (found,) = entries(file, USER_NAMESPACE, criu.UserNamespace, most=1)
     for field, ranges in (("users", users), ("groups", groups)):
         found.ClearField(field)
         getattr(found, field).extend(_range(one) for one in ranges)
     write_entries(target, USER_NAMESPACE, [found])
-    return target
 
 
 def _range(one: Mapping[str, Any]) -> criu.IdRange:
