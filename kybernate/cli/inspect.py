@@ -13,6 +13,7 @@ from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
 from kybernate.node.places import ImageUnusable, locate, open_image, unfound
 from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
+from kybernate_shim.checkpoint.at_rest import unrestorable
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.encrypted import memory_bytes
 from kybernate_shim.checkpoint.image.manifest import Manifest, UsedGpu
@@ -30,13 +31,15 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     image: ImageName,
-    check: Annotated[bool, typer.Option("--verify", help="Compare every file with its digest.")] = False,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Compare every file with its digest, and prove that it can be restored.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what is in a checkpoint image.
 
     Processes, memory, files, GPUs and versions, and what a restore needs. With --verify, the exit status is 1 when a
-    file is missing or changed, and the problems are listed.
+    file is missing or changed, or when a restore would not find what a process has open, and the problems are listed.
     """
     problems = _verified(image) if check else None
     if problems:
@@ -54,7 +57,9 @@ def inspect(
 def _verified(name: str) -> list[Problem]:
     try:
         with Bar(f"verify {name}") as bar:
-            return verify(locate(name), bar.count, encryption_key=Config.load().encryption_key)
+            place = locate(name)
+            problems = verify(place, bar.count, encryption_key=Config.load().encryption_key)
+            return problems or unrestorable(place, open_image(name).manifest)
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:

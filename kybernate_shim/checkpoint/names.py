@@ -129,6 +129,8 @@ def move_sockets(names: Names, root: Path) -> None:
 
     Directories that were made for this alone are removed. Raises OSError.
     """
+    if not names.sockets:
+        return
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for one in names.sockets:

@@ -28,7 +28,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
-from kybernate_shim.checkpoint.criu.user_namespace import with_new_ranges
+from kybernate_shim.checkpoint.criu.user_namespace import moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
@@ -155,6 +155,7 @@ async def _apply(target: Target, image: Image) -> int:
         target.bundle.rootfs,
         size=size,
         powers=Powers.of(target.spec),
+        owners=moved_owners(image.path, target.spec),
         stopped=stop.is_set,
     )
     return (await to_the_end(apply, stop.set)).bytes
@@ -168,7 +169,9 @@ async def _fill(target: Target, image: Image, fillings: Sequence[PlacedVolume]) 
     """Fill the new pod's volumes and return the bytes; a cancelled caller waits until no more is written."""
     stop = Event()
     sizes = {file.name: file.size for file in image.manifest.files}
-    return await to_the_end(partial(fill, fillings, image.path, sizes, target.spec, stopped=stop.is_set), stop.set)
+    owners = moved_owners(image.path, target.spec)
+    work = partial(fill, fillings, image.path, sizes, target.spec, owners=owners, stopped=stop.is_set)
+    return await to_the_end(work, stop.set)
 
 
 async def _verify(image: Image, operation: Operation) -> None:
@@ -243,7 +246,7 @@ def _told(
     if gate.must_hold(allowance, awaited, settled):
         script.arm(configuration)
     words = Criu(
-        with_new_ranges(image.path, target.spec, work),
+        image.path,
         work,
         tcp_established=manifest.tcp == "established",
         shell_job=manifest.terminal,
@@ -276,8 +279,15 @@ async def run(
     Raises RestoreFailed, and PrivilegesExceeded before an instruction of theirs; nothing of the container is left then.
     """
     seconds = target.runtime.deadlines.restore
-    with operation.step("restore") as step, _kept_hostname(target.spec):
-        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled) as held:
+    image, work = prepared.criu.image_path, prepared.criu.work_path
+    with (
+        operation.step("restore") as step,
+        _kept_hostname(target.spec),
+        readable_inside(image, target.spec, work) as readable,
+    ):
+        prepared = replace(prepared, criu=replace(prepared.criu, image_path=readable))
+        held_back = gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled)
+        async with held_back as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
             try:
                 if held is None:

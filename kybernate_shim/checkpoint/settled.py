@@ -1,16 +1,17 @@
 """What is put right in a restored container before its processes run, where CRIU brings back something else.
 
-Sockets that were renamed are moved from where CRIU has bound them. And what the new container's config.json wants
-read-only is read-only: CRIU gives a mount the flags that it had at the dump, and CRIU 4.1 none to the root filesystem.
+Sockets that were renamed are moved from where CRIU has bound them. What the new container's config.json wants read-only
+is read-only: CRIU gives a mount the flags that it had at the dump, and CRIU 4.1 none to the root filesystem. And of
+cgroups of version 1 its own alone are seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate_shim.checkpoint import cgroup_views
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.names import NameNotMade, Names, move_sockets
 from kybernate_shim.errors import Failed
@@ -18,6 +19,7 @@ from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.mount.rootfs import attributes_of
 from kybernate_shim.linux.namespaces import CLONE_NEWNS, in_namespace
+from kybernate_shim.linux.process import has_ended
 from kybernate_shim.oci.spec import Spec
 
 
@@ -36,7 +38,9 @@ class Settled:
     def of(cls, names: Names, spec: Spec, rootfs: Path) -> Settled:
         root = ["/"] if (spec.document.get("root") or {}).get("readonly") else []
         listed = SpecMounts.of(spec, rootfs)
-        return cls(names, [*root, *sorted(listed.mounted_read_only | listed.read_only)])
+        # Of version 1, that option is for the hierarchies: runtimes leave the tmpfs above them writable.
+        cgroups = {place for place, kind in listed.others.items() if kind.startswith("cgroup")}
+        return cls(names, [*root, *sorted((listed.mounted_read_only | listed.read_only) - cgroups)])
 
     @property
     def must_be_held(self) -> bool:
@@ -44,11 +48,12 @@ class Settled:
         return bool(self.names.sockets) or "/" in self.read_only
 
     def settle(self, init: int) -> None:
-        """Do it for the container of the process `init`. Raises NameNotMade and NotAsConfigured."""
+        """Do it for the container of the process `init`. Raises NameNotMade, NotAsConfigured and OSError."""
         try:
             move_sockets(self.names, Path(f"/proc/{init}/root"))
         except OSError as error:
             raise NameNotMade(f"a UNIX socket of the image cannot be moved to its path: {error}") from error
+        cgroup_views.narrow(init)
         if writable := self._writable(init):
             in_namespace(Path(f"/proc/{init}/ns/mnt"), CLONE_NEWNS, lambda: _make_read_only(writable))
         if writable := self._writable(init):
@@ -57,10 +62,14 @@ class Settled:
             )
 
     def settle_late(self, init: int) -> None:
-        """Do it where the processes were not held; they may have ended. Raises NotAsConfigured."""
-        if not self.must_be_held:
-            with suppress(FileNotFoundError, ProcessLookupError):
-                self.settle(init)
+        """Do it where the processes were not held; they may have ended. Raises NotAsConfigured and OSError."""
+        if self.must_be_held:
+            return
+        try:
+            self.settle(init)
+        except OSError:
+            if not has_ended(init):
+                raise
 
     def _writable(self, init: int) -> list[str]:
         """Return what is to be read-only and is not; of mounts at one place the last one is seen."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.system.checkpoints import PYTHON, assert_no_image, kybernate, refused
+from tests.system.cri import Cri, Pod
 from tests.system.ctr import Ctr, eventually
 
 # A program prepares something, says so, and after a signal what it has found.
@@ -330,3 +331,69 @@ except OSError as error: writable = False
 found(writable=writable, shm=open("/dev/shm/x").read())
 """
     assert after_restore(ours, image, program, flags=["--read-only"]) == {"writable": False, "shm": "kept"}
+
+
+OWN_IDS = """
+os.makedirs("/srv"); f = open("/srv/f", "w+"); f.write("kept"); f.flush(); os.chown("/srv/f", 7, 8)
+ready()
+owner = os.stat("/srv/f")
+open("/srv/f", "a").write(" and more")
+f.seek(0)
+found(owner=[owner.st_uid, owner.st_gid], text=f.read(), user=os.getuid(), directory=os.stat("/srv").st_uid)
+"""
+
+
+@pytest.mark.parametrize("first", [100_000, 300_000], ids=["same ids", "other ids"])
+def test_container_with_ids_of_its_own_comes_back_with_a_range_of_the_nodes(ours: Ctr, image: Path, first: int) -> None:
+    """As pods with `hostUsers: false`, each of which gets another range."""
+    with running(ours, image, OWN_IDS, _own_ids(100_000)) as one:
+        kybernate("checkpoint", one.id, str(image), "--exit")
+    with restored(ours, image, _own_ids(first)) as two:
+        ranges = Path(f"/proc/{ours.pid(two.id)}/uid_map").read_text().split()
+        assert two.found() == {"owner": [7, 8], "text": "kept and more", "user": 0, "directory": 0}
+        assert ranges == ["0", str(first), "65536"]
+
+
+def _own_ids(first: int) -> list[str]:
+    return ["--uidmap", f"0:{first}:65536", "--gidmap", f"0:{first}:65536"]
+
+
+# -- pods -------------------------------------------------------------------------------------------------------------
+
+COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"]
+
+
+@pytest.fixture
+def cri() -> Iterator[Cri]:
+    with Cri() as client:
+        yield client
+
+
+def counted(cri: Cri, pod: Pod, place: Path) -> str:
+    """Count in a pod, checkpoint the container with its end, and return the image's name for other pods."""
+    cri.run(pod, "counter", COUNTER)
+    cri.await_log(pod, "counter", "5")
+    kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(place), "--exit")
+    return place.name
+
+
+def test_restored_pod_sees_no_cgroups_but_its_own(cri: Cri, pods_image: Path) -> None:
+    """And is checkpointed again as it is."""
+    show = "cat /proc/self/cgroup; echo; grep ' - cgroup ' /proc/self/mountinfo || true"
+    with cri.pod() as pod:
+        image = counted(cri, pod, pods_image)
+    with cri.pod(annotations={"kybernate.io/restore-from": image}) as pod:
+        id = cri.run(pod, "counter", ["/never/run"])
+        cgroups, mounts = cri.exec(id, "sh", "-c", show)[1].split("\n\n")
+        own = {line.split(":", 2)[2] for line in cgroups.splitlines()}
+        assert {line.split()[3] for line in mounts.splitlines()} <= own
+        kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(pods_image.with_name("again")))
+        shutil.rmtree(pods_image.with_name("again"))
+
+
+def test_pod_in_the_network_of_its_node_comes_back(cri: Cri, pods_image: Path) -> None:
+    with cri.pod(host_network=True) as pod:
+        image = counted(cri, pod, pods_image)
+    with cri.pod(host_network=True, annotations={"kybernate.io/restore-from": image}) as pod:
+        cri.run(pod, "counter", ["/never/run"])
+        assert int(eventually(lambda: cri.log(pod, "counter"))[0]) > 5

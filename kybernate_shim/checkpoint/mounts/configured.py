@@ -13,6 +13,8 @@ from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
 READ_ONLY: Final = frozenset({"ro", "rro"})
+# What every container has; in a user namespace, where none can be made, runtimes bind the node's.
+DEFAULT_DEVICES: Final = frozenset(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
 NULL: Final = "/dev/null"  # the key under which runtimes offer every masked file
 
 
@@ -54,7 +56,7 @@ class SpecMounts:
             others,
             frozenset(map(str, spec.linux.get("maskedPaths") or ())),
             frozenset(map(str, spec.linux.get("readonlyPaths") or ())),
-            frozenset(spec.devices),
+            frozenset(spec.devices) | (DEFAULT_DEVICES if spec.namespace_path("user") is not None else frozenset()),
             frozenset(
                 resolve_in(rootfs, str(mount.get("destination") or "/"))
                 for mount in spec.mounts

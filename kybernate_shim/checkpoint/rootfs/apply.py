@@ -96,7 +96,7 @@ class _Place:
             os.unlink(self.name, dir_fd=self.directory)
 
 
-class _Headers(io.BufferedReader):
+class Headers(io.BufferedReader):
     """The tar file as tarfile reads it: for each entry, only so much of what is not a file's content.
 
     A header may announce any length of names, attributes and maps of holes, all of which tarfile keeps in memory.
@@ -122,9 +122,10 @@ class _Work:
     """A diff that is being applied. `headers` is what `archive` reads from."""
 
     archive: tarfile.TarFile
-    headers: _Headers
+    headers: Headers
     top: int
     powers: Powers
+    owners: Callable[[int, int], tuple[int, int]]
     stopped: Callable[[], bool]
     layer: bool
     keep: bool
@@ -138,6 +139,7 @@ def apply_diff(
     *,
     size: int | None = None,
     powers: Powers | None = None,
+    owners: Callable[[int, int], tuple[int, int]] = lambda user, group: (user, group),
     stopped: Callable[[], bool] = lambda: False,
     layer: bool = True,
     keep: bool = False,
@@ -145,16 +147,17 @@ def apply_diff(
     """Apply the layer in the file `tar`, of `size` bytes, to the tree at `root`, and say what was done; blocks.
 
     Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
-    it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. Raises
-    DiffInvalid, and Stopped soon after `stopped` returns true; the tree is then half changed and must be thrown away.
+    it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
+    makes of a user and a group those that a file gets. Raises DiffInvalid, and Stopped soon after `stopped` returns
+    true; the tree is then half changed and must be thrown away.
     """
     try:
-        with beneath.closing(beneath.open_top(root)) as top, _Headers(open_plain(tar)) as headers:
+        with beneath.closing(beneath.open_top(root)) as top, Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")
             with tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive:
-                work = _Work(archive, headers, top, powers or Powers(), stopped, layer, keep, Diff())
+                work = _Work(archive, headers, top, powers or Powers(), owners, stopped, layer, keep, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
                     with _place(top, name) as place, place.pinned() as path:
                         os.utime(path, ns=(time, time))
@@ -234,7 +237,7 @@ def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
         place.remove()
         _make(work, info, place)
     if not info.islnk():  # a second name of a file has the attributes already
-        _set_attributes(info, place, work)
+        _set_attributes(work, info, place)
 
 
 def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
@@ -304,7 +307,7 @@ def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callab
             view, offset, length = view[count:], offset + count, length - count
 
 
-def _set_attributes(info: tarfile.TarInfo, place: _Place, work: _Work) -> None:
+def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     """Set owner, mode, attributes and time, in this order: each of them may clear or change a later one.
 
     A container that has a volume, too, may have put another file in the place of the one that was made.
@@ -313,7 +316,7 @@ def _set_attributes(info: tarfile.TarInfo, place: _Place, work: _Work) -> None:
     with place.pinned() as path:
         if info.isreg() and not (work.made and os.path.samestat(work.made, os.stat(path))):  # noqa: PTH116
             raise DiffInvalid(f"{info.name!r}: replaced as soon as it was made")
-        os.chown(path, info.uid, info.gid)
+        os.chown(path, *work.owners(info.uid, info.gid))
         if not info.issym():
             rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
             Path(path).chmod(info.mode & ~rights)

@@ -25,6 +25,7 @@ from kybernate_shim.linux.beneath import closing, open_top
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.sizes import mib
 
+Owners = Callable[[int, int], tuple[int, int]]
 MARK: Final = "trusted.kybernate.filled"
 WITHOUT_ATTRIBUTES: Final = (errno.ENOTSUP, errno.EPERM)
 PAUSE: Final = 0.05  # seconds between two looks whether another restore has filled the volume
@@ -84,9 +85,12 @@ def fill(
     sizes: Mapping[str, int],
     spec: Spec,
     *,
+    owners: Owners = lambda user, group: (user, group),
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Fill the new pod's volumes from the files of `image`, whose `sizes` are known, and return the bytes written.
+
+    `owners` makes of a user and a group of the image those that a file gets.
 
     Raises VolumeNotFilled, and ApplyStopped soon after `stopped` returns true.
     """
@@ -101,6 +105,7 @@ def fill(
                     Path(filling.directory),
                     size=sizes[name],
                     powers=Powers.in_volume(spec),
+                    owners=owners,
                     stopped=stopped,
                     layer=False,
                     keep=keep,

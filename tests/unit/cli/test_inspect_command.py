@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.cli import inspect
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.manifest import NAME
+from kybernate_shim.checkpoint.image.store import Problem
 from kybernate_shim.trust.keys import Key
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save
@@ -52,7 +54,16 @@ def test_image_as_json(node: Node) -> None:
     }
 
 
-def test_whole_image_is_verified(node: Node) -> None:
+def test_image_that_cannot_be_restored_is_a_problem(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(node.checkpoints / "i")
+    problem = Problem("files.img", "not restorable", "'/f' is open, and is gone")
+    monkeypatch.setattr(inspect, "unrestorable", lambda place, manifest: [problem])
+    shown = node.run("inspect", "i", "--verify", status=1)
+    assert "'/f' is open, and is gone" in shown.stdout
+
+
+def test_whole_image_is_verified(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
     save(node.checkpoints / "i")
     assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
     assert node.json("inspect", "i", "--verify")["verified"] is True
