@@ -87,7 +87,7 @@ PARTS = (
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
         "system/test_checkpoint_repeats.py", "system/test_identities.py", "system/test_restore_failures.py",
-        "system/test_rootfs.py",
+        "system/test_rootfs.py", "system/test_volumes.py",
     ), 80),
     Part(
         "GPU work cancelled",
@@ -168,7 +168,7 @@ PARTS = (
         "what a daemon keeps and what the shim does with the files of an image; test_checkpoint.py has CRIU write and"
         " read them in every lane",
     ),
-    Part("tenants", ("hostile",), 25),
+    Part("tenants", ("hostile",), 45),
     Part(
         "agent's tenants",
         (

@@ -119,16 +119,19 @@ def _make(directory: Path, mode: int) -> None:
 
 
 def _opened(path: Path, mode: int, group: int | None) -> socket.socket:
-    """Listen at `path`. The agent's lock is held, so a socket that lies there is one that a killed agent has left."""
+    """Listen at `path`. The agent's lock is held, so a socket that lies there is one that a killed agent has left.
+
+    A container that has the directory mounted may exchange the new socket for a link as soon as it is there: so its
+    mode is the one that it is made with, and nothing is done to the name afterwards that follows a link.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o777)  # closed until owner and mode are right
+    mask = os.umask(0o777 & ~mode)
     try:
         if path.is_socket():
             path.unlink()
         listener.bind(str(path))
         if group is not None:
-            os.chown(path, -1, group)
-        path.chmod(mode)
+            os.chown(path, -1, group, follow_symlinks=False)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()

@@ -159,6 +159,11 @@ def _show(image: Image) -> None:
         ("DESTINATION", "TYPE", "KIND", "SOURCE"),
         [(mount.destination, mount.type, mount.kind, mount.source) for mount in manifest.mounts],
     )
+    _section(
+        "volumes of the pod, with their content",
+        ("NAME", "KIND", "DESTINATION", "FILES", "SIZE"),
+        [(v.name, v.kind, ", ".join(v.destinations), v.entries, size(v.bytes)) for v in manifest.volumes],
+    )
     _section("steps", ("STEP", "TIME", "SIZE"), [_step(s.name, s.seconds, s.bytes) for s in manifest.steps])
     files = sorted(manifest.files, key=lambda file: -file.size)
     _section("files", ("FILE", "SIZE"), [(file.name, size(file.size)) for file in files])

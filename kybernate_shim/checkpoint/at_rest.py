@@ -18,8 +18,9 @@ from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Problem
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.apply import MOST_ENTRIES, DiffInvalid, Headers
-from kybernate_shim.checkpoint.rootfs.diff import ENCODING, OPAQUE, WHITEOUT
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
+from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT
+from kybernate_shim.checkpoint.tree_tar import ENCODING
 from kybernate_shim.linux.plain_files import open_plain
 
 KIND: Final = "not restorable"

@@ -42,6 +42,7 @@ from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
+from kybernate_shim.checkpoint.volumes.save import save
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
@@ -196,7 +197,7 @@ async def _write_state(
     detached: Detached | None,
 ) -> None:
     """Write what has to be read while the container is frozen, and show that it can be restored."""
-    complete = partial(_complete_state, target, request, operation, detached)
+    complete = partial(_complete_state, target, request, operation, plan, detached)
     if _criu_kills(request):
         operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
         operation.stop_clock()
@@ -214,15 +215,20 @@ async def _write_state(
 
 
 async def _complete_state(
-    target: Target, request: DumpRequest, operation: Operation, detached: Detached | None
+    target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, detached: Detached | None
 ) -> None:
     """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable."""
     if request.rootfs_diff:
         with operation.step("rootfs") as step:
             stop = threading.Event()
             step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set)
+    if plan.volumes.volumes:
+        with operation.step("volumes") as step:
+            stop = threading.Event()
+            work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
+            step.bytes = await to_the_end(work, stop.set)
     with operation.step("proof"):
-        await to_the_end(partial(make_restorable, target, request))
+        await to_the_end(partial(make_restorable, target, request, [volume.name for volume in plan.volumes.saved]))
     if detached is not None:
         await detached.complete()
 

@@ -71,6 +71,7 @@ def finish(
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
         threads=threads,
+        volumes=plan.volumes.saved,
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         security=security_of(plan.spec, credentials.credentials(request.image)),
         files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),

@@ -6,7 +6,9 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 from kybernate_shim.checkpoint import bound_sockets, own_state, sockets, undumpable
 from kybernate_shim.checkpoint.compat import read_host
@@ -20,6 +22,7 @@ from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.described import describe_mounts
 from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
 from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, wanted
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
@@ -79,6 +82,7 @@ class DumpPlan:
     manifest: Manifest
     key: Key
     spec: Spec
+    volumes: ChosenVolumes
 
 
 async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
@@ -100,7 +104,10 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     hooks = await asyncio.to_thread(
         lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
     )
-    require_room(request, memory_bytes(target))
+    stop = Event()
+    find_volumes = partial(wanted, target.spec, target.config, stopped=stop.is_set)
+    volumes = await to_the_end(find_volumes, stop.set)
+    require_room(request, memory_bytes(target) + volumes.bytes)
     options = CriuOptions(
         tcp=request.tcp,
         network_lock=sockets.needs_network_lock(found, request.tcp),
@@ -122,7 +129,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         rootfs_diff=request.rootfs_diff,
         mounts=describe_mounts(target.spec, target.bundle.rootfs, hooks),
     )
-    return DumpPlan(pids, hooks, configuration, manifest, key, target.spec)
+    return DumpPlan(pids, hooks, configuration, manifest, key, target.spec, volumes)
 
 
 def _source(target: Target, request: DumpRequest) -> Source:

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint import names, renamed
+from kybernate_shim.checkpoint.criu.images import mounts
 from kybernate_shim.checkpoint.criu.opened import forget_sizes, order_removals
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
 from kybernate_shim.checkpoint.sockets import container_sockets
 from kybernate_shim.checkpoint.target import Target
+from kybernate_shim.checkpoint.volumes.places import lost, renewed
+from kybernate_shim.checkpoint.volumes.renewed import mapped, renew
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.find_inodes import look, root_of
 from kybernate_shim.linux.held_files import held_files
@@ -62,16 +65,19 @@ class SavedRoot:
         return "is neither in the container's image nor among the changed files"
 
 
-def make_restorable(target: Target, request: DumpRequest) -> None:
+def make_restorable(target: Target, request: DumpRequest, volumes: Collection[str] = ()) -> None:
     """Complete what CRIU has dumped into `request.image`, whose processes are frozen. Raises NotRestorable and OSError.
 
-    With `force`, what only another root filesystem or other mounts could have is left to the new container.
+    `volumes` are the names of the pod's own volumes whose content is in it. With `force`, what only another root
+    filesystem or other mounts could have is left to the new container.
     """
     assert target.cgroup is not None
     pids = target.cgroup.processes()
     lenient = request.force
     root = _root(target, saved=request.rootfs_diff or request.rootfs_elsewhere or lenient)
-    found = evidence(request.image, root)
+    fresh = renewed(target.spec, target.bundle.rootfs)
+    renew(request.image, mounts(request.image), fresh)
+    found = evidence(request.image, root, lost={} if lenient else lost(target.spec, target.bundle.rootfs, volumes))
     with root_of(target.init_pid) as top:
         order_removals(request.image, found.opened, lambda path: look(top, path) is not None)
     forget_sizes(request.image, found.mounts.values())
@@ -79,7 +85,7 @@ def make_restorable(target: Target, request: DumpRequest) -> None:
     known = renamed.find(found, sockets, pids, target.init_pid)
     names.write(request.image, known.names)
     missing = unproven(replace(found, names=known.names))
-    if problems := [*known.problems, *_described(missing, pids)]:
+    if problems := [*known.problems, *mapped(pids, fresh), *_described(missing, pids)]:
         remedy = "" if lenient or request.rootfs_diff else "Leave --no-rootfs away. "
         raise NotRestorable(target.id, problems, remedy)
 

@@ -7,7 +7,7 @@ process, cgroup or runtime state behind, so that the caller can delete the conta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
-from kybernate_shim.checkpoint.criu.user_namespace import with_new_ranges
+from kybernate_shim.checkpoint.criu.user_namespace import moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
@@ -41,6 +41,8 @@ from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_d
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.settled import Settled
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
+from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
+from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -103,8 +105,8 @@ async def prepare(
 ) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
-    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, DiffInvalid or OSError; no process exists
-    then.
+    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled,
+    DiffInvalid or OSError; no process exists then.
     """
     make_private(work)
     (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
@@ -121,6 +123,7 @@ async def prepare(
                 target.spec, image.manifest.security, image.manifest.threads, inspection.privileges, log
             )
             matching = await _compare(target, image, inspection, log, accelerator)
+            fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
             settled = Settled.of(
                 await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs, image.manifest.threads
             )
@@ -129,6 +132,9 @@ async def prepare(
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
+    if fillings:
+        with operation.step("volumes") as step:
+            step.bytes = await _fill(target, image, fillings)
     await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
     await to_the_end(partial(_make_names, prepared.settled.names, target))
     return prepared
@@ -154,9 +160,23 @@ async def _apply(target: Target, image: Image) -> int:
         target.bundle.rootfs,
         size=size,
         powers=Powers.of(target.spec),
+        owners=moved_owners(image.path, target.spec),
         stopped=stop.is_set,
     )
     return (await to_the_end(apply, stop.set)).bytes
+
+
+def _chosen_volumes(target: Target) -> str:
+    return target.config.pods_choice(target.spec.annotations, VOLUMES)
+
+
+async def _fill(target: Target, image: Image, fillings: Sequence[PlacedVolume]) -> int:
+    """Fill the new pod's volumes and return the bytes; a cancelled caller waits until no more is written."""
+    stop = Event()
+    sizes = {file.name: file.size for file in image.manifest.files}
+    owners = moved_owners(image.path, target.spec)
+    work = partial(fill, fillings, image.path, sizes, target.spec, owners=owners, stopped=stop.is_set)
+    return await to_the_end(work, stop.set)
 
 
 async def _verify(image: Image, operation: Operation) -> None:
@@ -231,7 +251,7 @@ def _told(
     if gate.must_hold(allowance, awaited, settled):
         script.arm(configuration)
     words = Criu(
-        with_new_ranges(image.path, target.spec, work),
+        image.path,
         work,
         tcp_established=manifest.tcp == "established",
         shell_job=manifest.terminal,
@@ -264,8 +284,15 @@ async def run(
     Raises RestoreFailed, and PrivilegesExceeded before an instruction of theirs; nothing of the container is left then.
     """
     seconds = target.runtime.deadlines.restore
-    with operation.step("restore") as step, _kept_hostname(target.spec):
-        async with gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled) as held:
+    image, work = prepared.criu.image_path, prepared.criu.work_path
+    with (
+        operation.step("restore") as step,
+        _kept_hostname(target.spec),
+        readable_inside(image, target.spec, work) as readable,
+    ):
+        prepared = replace(prepared, criu=replace(prepared.criu, image_path=readable))
+        held_back = gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled)
+        async with held_back as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})
             try:
                 if held is None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from kybernate_shim.config.declaring import CONTAINER, OPTIONS, POD, SERVER, setting, table
 from kybernate_shim.config.forms import (
+    BYTES,
     CRIU,
     DIRECTORIES,
     DIRECTORY,
@@ -220,6 +221,13 @@ class Config:
         ("kybernate.io/*",),
         TEXTS,
         "annotations that pods may use; `*` stands for any text",
+    )
+    volumes_limit: int = setting(
+        8 << 30,
+        BYTES,
+        "most bytes of the volumes that live and die with a pod, emptyDir and /dev/shm, which one image may have",
+        by=OPTIONS,
+        unset='`"8GiB"`',
     )
     encryption_key: Path | None = setting(
         None,

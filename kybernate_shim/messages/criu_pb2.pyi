@@ -243,30 +243,51 @@ class PagemapHead(_message.Message):
     def __init__(self, pages_id: _Optional[int] = ...) -> None: ...
 
 class File(_message.Message):
-    __slots__ = ("type", "id", "regular", "internet", "unix")
+    __slots__ = ("type", "id", "regular", "internet", "inotify", "unix")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     REGULAR_FIELD_NUMBER: _ClassVar[int]
     INTERNET_FIELD_NUMBER: _ClassVar[int]
+    INOTIFY_FIELD_NUMBER: _ClassVar[int]
     UNIX_FIELD_NUMBER: _ClassVar[int]
     type: int
     id: int
     regular: RegularFile
     internet: InternetSocket
+    inotify: Inotify
     unix: UnixSocket
-    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., regular: _Optional[_Union[RegularFile, _Mapping]] = ..., internet: _Optional[_Union[InternetSocket, _Mapping]] = ..., unix: _Optional[_Union[UnixSocket, _Mapping]] = ...) -> None: ...
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., regular: _Optional[_Union[RegularFile, _Mapping]] = ..., internet: _Optional[_Union[InternetSocket, _Mapping]] = ..., inotify: _Optional[_Union[Inotify, _Mapping]] = ..., unix: _Optional[_Union[UnixSocket, _Mapping]] = ...) -> None: ...
+
+class Inotify(_message.Message):
+    __slots__ = ("watches",)
+    class Watch(_message.Message):
+        __slots__ = ("file",)
+        FILE_FIELD_NUMBER: _ClassVar[int]
+        file: FileHandle
+        def __init__(self, file: _Optional[_Union[FileHandle, _Mapping]] = ...) -> None: ...
+    WATCHES_FIELD_NUMBER: _ClassVar[int]
+    watches: _containers.RepeatedCompositeFieldContainer[Inotify.Watch]
+    def __init__(self, watches: _Optional[_Iterable[_Union[Inotify.Watch, _Mapping]]] = ...) -> None: ...
+
+class FileHandle(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: bytes
+    def __init__(self, path: _Optional[bytes] = ...) -> None: ...
 
 class RegularFile(_message.Message):
-    __slots__ = ("flags", "name", "mount", "size")
+    __slots__ = ("flags", "name", "mount", "size", "mode")
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MOUNT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     flags: int
     name: bytes
     mount: int
     size: int
-    def __init__(self, flags: _Optional[int] = ..., name: _Optional[bytes] = ..., mount: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    mode: int
+    def __init__(self, flags: _Optional[int] = ..., name: _Optional[bytes] = ..., mount: _Optional[int] = ..., size: _Optional[int] = ..., mode: _Optional[int] = ...) -> None: ...
 
 class UnixSocket(_message.Message):
     __slots__ = ("inode", "type", "state", "name", "directory", "deleted", "mount")

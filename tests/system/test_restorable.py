@@ -333,6 +333,31 @@ found(writable=writable, shm=open("/dev/shm/x").read())
     assert after_restore(ours, image, program, flags=["--read-only"]) == {"writable": False, "shm": "kept"}
 
 
+OWN_IDS = """
+os.makedirs("/srv"); f = open("/srv/f", "w+"); f.write("kept"); f.flush(); os.chown("/srv/f", 7, 8)
+ready()
+owner = os.stat("/srv/f")
+open("/srv/f", "a").write(" and more")
+f.seek(0)
+found(owner=[owner.st_uid, owner.st_gid], text=f.read(), user=os.getuid(), directory=os.stat("/srv").st_uid)
+"""
+
+
+@pytest.mark.parametrize("first", [100_000, 300_000], ids=["same ids", "other ids"])
+def test_container_with_ids_of_its_own_comes_back_with_a_range_of_the_nodes(ours: Ctr, image: Path, first: int) -> None:
+    """As pods with `hostUsers: false`, each of which gets another range."""
+    with running(ours, image, OWN_IDS, _own_ids(100_000)) as one:
+        kybernate("checkpoint", one.id, str(image), "--exit")
+    with restored(ours, image, _own_ids(first)) as two:
+        ranges = Path(f"/proc/{ours.pid(two.id)}/uid_map").read_text().split()
+        assert two.found() == {"owner": [7, 8], "text": "kept and more", "user": 0, "directory": 0}
+        assert ranges == ["0", str(first), "65536"]
+
+
+def _own_ids(first: int) -> list[str]:
+    return ["--uidmap", f"0:{first}:65536", "--gidmap", f"0:{first}:65536"]
+
+
 # -- pods -------------------------------------------------------------------------------------------------------------
 
 COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"]

@@ -175,7 +175,7 @@ def write_entries(path: Path, magic: int, messages: Iterable[Message]) -> None:
     for message in messages:
         data = message.SerializeToString()
         parts += [struct.pack("<I", len(data)), data]
-    path.unlink()
+    path.unlink(missing_ok=True)
     write_private(path, b"".join(parts))
 
 

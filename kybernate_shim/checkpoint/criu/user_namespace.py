@@ -1,60 +1,106 @@
-"""The ranges of ids of an image's user namespace, exchanged for those of the new container.
+"""An image as CRIU can read it for a container with ids of its own.
 
-Each pod that has ids of its own gets another range of the node's, and CRIU would map the range of the dumped one. The
-image stays as it is: CRIU reads from a directory of links to it, in which one file is another.
+CRIU reads most of the image inside the new user namespace, whose root is another user of the node. So it gets a
+directory in memory that every user may pass through, with each file of the image bound into it in such a way that this
+user owns it. Before the namespace has its ids, CRIU reads one file (timens) as a user without rights: that is a copy
+which all may read, and holds nothing but offsets of clocks. And each pod that has ids of its own gets another range of
+the node's, while the image names the dumped one's: that file is another, too. The image itself stays as it is.
+Source: CRIU's cr-restore.c, where prepare_timens comes before the maps of ids.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from kybernate_shim.checkpoint.criu.credentials import USER_NAMESPACE
 from kybernate_shim.checkpoint.criu.images import entries
 from kybernate_shim.checkpoint.criu.opened import write_entries
-from kybernate_shim.linux.private_files import make_directory
+from kybernate_shim.linux.mount import syscalls
+from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
+from kybernate_shim.linux.private_files import copy_private, make_directory
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.oci.spec import Spec
 
-DIRECTORY: Final = "images"
+DIRECTORY: Final = "images"  # in the work directory
+TIMES: Final = "timens-*.img"
 
 Ranges = Sequence[Mapping[str, Any]]
+Owners = Callable[[int, int], tuple[int, int]]
 
 
-def with_new_ranges(image: Path, spec: Spec, work: Path) -> Path:
-    """Return the directory from which CRIU restores: `image`, or one below `work` where the ranges differ.
+@contextmanager
+def readable_inside(image: Path, spec: Spec, work: Path) -> Iterator[Path]:
+    """Yield the directory from which CRIU restores: `image`, or a copy of its mount for a container with own ids.
 
     Raises CriuImageInvalid and OSError.
     """
-    users, groups = (_ranges(spec.linux.get(name) or ()) for name in ("uidMappings", "gidMappings"))
+    users, groups = (spec.linux.get(name) or () for name in ("uidMappings", "gidMappings"))
     files = sorted(image.glob("userns-*.img"))
     if len(files) != 1 or not users or not groups:
-        return image
+        yield image
+        return
+    place = work / DIRECTORY
+    with ExitStack() as undo:
+        namespace = undo.enter_context(user_namespace(_text(users), _text(groups)))
+        (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
+        make_directory(place)
+        syscalls.mount("tmpfs", str(place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0711")
+        undo.callback(syscalls.umount, str(place), syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
+        syscalls.mount("", str(place), "", syscalls.MS_PRIVATE)
+        for path in image.iterdir():
+            if path.name == files[0].name:
+                _exchange(path, users, groups, place / path.name)
+            elif path.match(TIMES):
+                copy_private(path, place / path.name)
+                (place / path.name).chmod(0o644)
+            else:
+                (place / path.name).touch(mode=0o600)
+                syscalls.mount(f"{copy}/{path.name}", str(place / path.name), "", syscalls.MS_BIND)
+        yield place
+
+
+def moved_owners(image: Path, spec: Spec) -> Owners:
+    """Return what makes of a file's owner and group, as the node sees them, those of the new container.
+
+    Ids outside of the dumped container's ranges stay. Raises CriuImageInvalid.
+    """
+    files = sorted(image.glob("userns-*.img"))
+    users, groups = (spec.linux.get(name) or () for name in ("uidMappings", "gidMappings"))
+    if len(files) != 1 or not users or not groups:
+        return lambda user, group: (user, group)
     (found,) = entries(files[0], USER_NAMESPACE, criu.UserNamespace, most=1)
-    if list(found.users) == users and list(found.groups) == groups:
-        return image
-    found.ClearField("users")
-    found.ClearField("groups")
-    found.users.extend(users)
-    found.groups.extend(groups)
-    directory = _linked(image, work / DIRECTORY)
-    write_entries(directory / files[0].name, USER_NAMESPACE, [found])
-    return directory
+    new_users, new_groups = (list(map(_range, ranges)) for ranges in (users, groups))
+    return lambda user, group: (
+        _moved(user, list(found.users), new_users),
+        _moved(group, list(found.groups), new_groups),
+    )
 
 
-def _ranges(ranges: Ranges) -> list[criu.IdRange]:
-    return [
-        criu.IdRange(inside=one.get("containerID", 0), outside=one.get("hostID", 0), count=one.get("size", 0))
-        for one in ranges
-    ]
+def _moved(number: int, before: Sequence[criu.IdRange], after: Sequence[criu.IdRange]) -> int:
+    for old in before:
+        if 0 <= number - old.outside < old.count:
+            inside = number - old.outside + old.inside
+            for new in after:
+                if 0 <= inside - new.inside < new.count:
+                    return inside - new.inside + new.outside
+    return number
 
 
-def _linked(image: Path, directory: Path) -> Path:
-    """Make a directory with a link to each file of an image, in place of an earlier attempt's."""
-    shutil.rmtree(directory, ignore_errors=True)
-    make_directory(directory)
-    for path in image.iterdir():
-        (directory / path.name).symlink_to(path.absolute())
-    return directory
+def _exchange(file: Path, users: Ranges, groups: Ranges, target: Path) -> None:
+    """Write the file with these ranges to another place."""
+    (found,) = entries(file, USER_NAMESPACE, criu.UserNamespace, most=1)
+    for field, ranges in (("users", users), ("groups", groups)):
+        found.ClearField(field)
+        getattr(found, field).extend(_range(one) for one in ranges)
+    write_entries(target, USER_NAMESPACE, [found])
+
+
+def _range(one: Mapping[str, Any]) -> criu.IdRange:
+    return criu.IdRange(inside=one.get("containerID", 0), outside=one.get("hostID", 0), count=one.get("size", 0))
+
+
+def _text(ranges: Ranges) -> str:
+    return ",".join(f"{one.get('containerID', 0)}:{one.get('hostID', 0)}:{one.get('size', 0)}" for one in ranges)

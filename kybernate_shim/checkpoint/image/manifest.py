@@ -24,7 +24,7 @@ ARRIVING: Final = "kybernate-arriving.json"  # the manifest as long as files of 
 NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_STAGING, ARRIVING, ARRIVAL})
 SAVED_SPEC: Final = "kybernate-spec.json"  # config.json as containerd wrote it: a restore without a pod starts from it
 VERSION: Final = 1
-LEFT_OUT_IF_EMPTY: Final = ("released", "threads")
+LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "volumes")
 MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
 LONGEST_NAME: Final = 255  # bytes of a file's name, as Linux has it
 END_OF_MEMORY: Final = 1 << 64
@@ -142,6 +142,22 @@ class ImageMount:
 
 
 @dataclass(frozen=True)
+class ImageVolume:
+    """A volume that lives and dies with its pod, whose content is in `file`: an emptyDir, or the pod's /dev/shm.
+
+    `name` is that of the volume in the pod, `dev-shm` for /dev/shm; `destinations` are where the container had it.
+    `entries` are files of all kinds, `bytes` those of their content, holes aside.
+    """
+
+    file: str
+    name: str
+    kind: Literal["empty-dir", "shm"]
+    destinations: tuple[str, ...]
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class File:
     """One file of the image. `digest` has the form of digests.py, or is the one of `vram` or `arena`.
 
@@ -184,9 +200,9 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them. `released` and `threads`, which are those that have chosen
-    something that CRIU does not keep, are left out where they are empty, so that older releases read the manifest.
-    `security` is empty in images of older releases.
+    driver's order: a map to others names each of them. `released`, `threads`, which are those that have chosen
+    something that CRIU does not keep, and `volumes` are left out where they are empty, so that older releases read the
+    manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -209,6 +225,7 @@ class Manifest:
     released: tuple[Released, ...] = ()
     threads: tuple[ThreadSettings, ...] = ()
     mounts: tuple[ImageMount, ...] = ()
+    volumes: tuple[ImageVolume, ...] = ()
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
     encryption: Encryption | None = None
@@ -294,6 +311,9 @@ def _check(manifest: Manifest) -> None:
         if file.name in seen:
             raise FieldInvalid(place, f"{file.name!r} is listed twice")
         seen.add(file.name)
+    for index, volume in enumerate(manifest.volumes):
+        if volume.file not in seen or not volume.destinations:
+            raise FieldInvalid(f"volumes[{index}]", f"{volume.file!r} is not among the files, or has no destination")
     _check_moved(manifest)
     for index, thread in enumerate(manifest.threads):
         try:

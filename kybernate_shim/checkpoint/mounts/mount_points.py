@@ -9,7 +9,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.mounts.matching import Matching
 from kybernate_shim.checkpoint.mounts.paths import is_normal
-from kybernate_shim.linux.plain_files import DIRECTORY
+from kybernate_shim.linux import beneath
 
 NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -23,11 +23,11 @@ def make_mount_points(matching: Matching, rootfs: Path) -> None:
         if not is_normal(destination):
             raise OSError(errno.EINVAL, "not a path inside the root filesystem", destination)
         *parents, name = destination.strip("/").split("/")
-        directory = os.open(rootfs, DIRECTORY)
+        directory = beneath.open_top(rootfs)
         try:
             for part in parents:
                 _make_directory(part, directory)
-                directory, outer = os.open(part, DIRECTORY, dir_fd=directory), directory
+                directory, outer = beneath.open_directory(directory, part), directory
                 os.close(outer)
             if destination in matching.directories:
                 _make_directory(name, directory)

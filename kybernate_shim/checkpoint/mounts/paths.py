@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import LONGEST_NAME
+from kybernate_shim.linux import beneath
 
 PATH_MAX: Final = 4096  # bytes, with the one that ends it; source: linux/limits.h
 
@@ -32,7 +33,7 @@ def _is_name(part: str) -> bool:
 class MadeMounts:
     """The root filesystem and the mounts made in it so far, through which a runtime finds the next one's place.
 
-    Only names come of it: nothing is opened, and what a link says is never a path outside the container.
+    Only names come of it, and what a link says is never a path outside the container.
     """
 
     def __init__(self, rootfs: Path) -> None:
@@ -72,10 +73,7 @@ class MadeMounts:
             return ""
         above = next(count for count in range(len(parts) - 1, -1, -1) if _joined(parts[:count]) in self._made)
         source = self._made[_joined(parts[:above])]
-        try:
-            return str(source.joinpath(*parts[above:]).readlink()) if source is not None else ""
-        except (OSError, ValueError):
-            return ""
+        return _link(source, "/".join(parts[above:])) if source is not None else ""
 
 
 def resolve_in(rootfs: Path, destination: str) -> str:
@@ -85,3 +83,17 @@ def resolve_in(rootfs: Path, destination: str) -> str:
 
 def _joined(parts: Sequence[str]) -> str:
     return "/" + "/".join(parts)
+
+
+def _link(top: Path, name: str) -> str:
+    """Return where the link `name` below `top` leads, "" for all else, such as a path too long for the system.
+
+    `top` is found as the runtime finds it; below, a program may put links into the place of directories meanwhile, and
+    no file of the node's is asked where it leads.
+    """
+    try:
+        directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with beneath.closing(directory), beneath.closing(beneath.pin(directory, name)) as fd:
+            return os.readlink("", dir_fd=fd)
+    except (OSError, ValueError):
+        return ""

@@ -1,8 +1,8 @@
 """Puts a root filesystem's changes back: a layer's tar file, applied to a mounted root filesystem.
 
-The tar file may come from anywhere, so nothing in it is trusted: every directory on the way to a name is opened by
-itself, without following links, and what it names is reached through that descriptor. A link to the outside, in the
-tar file or in the image, or swapped in meanwhile, ends in an error instead of a file on the host.
+The tar file may come from anywhere, so nothing in it is trusted: the directory of a name is opened below the root
+filesystem, without following links, and what the name stands for is reached through that descriptor. A link to the
+outside, in the tar file or in the image, or swapped in meanwhile, ends in an error instead of a file on the host.
 
 A diff may hold what a layer of an OCI image may, since the author of a pod chooses that as well: owners, setuid bits,
 `security.capability`. Device nodes and `trusted.` attributes are for containers that can make them themselves. Labels
@@ -19,17 +19,20 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from kybernate_shim.checkpoint.rootfs.diff import ENCODING, MOST_HEADER, OPAQUE, WHITEOUT, XATTR, Diff
-from kybernate_shim.linux.plain_files import DIRECTORY, open_plain
+from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT, Diff
+from kybernate_shim.checkpoint.tree_tar import ENCODING, MOST_HEADER, XATTR
+from kybernate_shim.linux import beneath
+from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.oci.spec import Spec
 
-MOST_ENTRIES = 1 << 22
-MOST_NAME_BYTES = 64 << 20  # of all directories together, whose times are set in the end
-LONGEST_NAME = 4096
+# What a diff has at most: a walk's limits, and an opaque mark in each directory.
+MOST_ENTRIES = 2 * beneath.MOST_FILES
+MOST_NAME_BYTES = beneath.MOST_DIRECTORY_BYTES  # of all directories together, whose times are set in the end
+LONGEST_NAME = beneath.LONGEST_NAME
 PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attributes that travel with a file
 CAPABILITY = "security.capability"
 CHUNK = 1 << 20
@@ -45,12 +48,19 @@ class Powers:
 
     devices: bool = True
     trusted_attributes: bool = True
+    programs_with_rights: bool = True  # those that are executed with the rights of their owner, group or capability
 
     @classmethod
     def of(cls, spec: Spec) -> Powers:
         """Return those of a container's first process and of all that it may become."""
         bounding = (spec.process.get("capabilities") or {}).get("bounding") or ()
         return cls(devices="CAP_MKNOD" in bounding, trusted_attributes="CAP_SYS_ADMIN" in bounding)
+
+    @classmethod
+    def in_volume(cls, spec: Spec) -> Powers:
+        """Return the same for a volume, whose content, other than that of a root filesystem, no image brings along."""
+        bounding = (spec.process.get("capabilities") or {}).get("bounding") or ()
+        return replace(cls.of(spec), programs_with_rights="CAP_SETUID" in bounding)
 
 
 class DiffInvalid(Exception):
@@ -74,11 +84,8 @@ class _Place:
     @contextmanager
     def pinned(self) -> Iterator[str]:
         """Hold what is there, be it a link itself, and yield a path that leads to it and to nothing else."""
-        fd = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
-        try:
-            yield f"/proc/self/fd/{fd}"
-        finally:
-            os.close(fd)
+        with beneath.closing(beneath.pin(self.directory, self.name)) as fd:
+            yield beneath.path_of(fd)
 
     def remove(self) -> None:
         """Delete what is there, a whole tree if need be; nothing there is fine."""
@@ -118,8 +125,12 @@ class _Work:
     headers: Headers
     top: int
     powers: Powers
+    owners: Callable[[int, int], tuple[int, int]]
     stopped: Callable[[], bool]
+    layer: bool
+    keep: bool
     diff: Diff
+    made: os.stat_result | None = None  # the regular file that was made last
 
 
 def apply_diff(
@@ -128,21 +139,25 @@ def apply_diff(
     *,
     size: int | None = None,
     powers: Powers | None = None,
+    owners: Callable[[int, int], tuple[int, int]] = lambda user, group: (user, group),
     stopped: Callable[[], bool] = lambda: False,
+    layer: bool = True,
+    keep: bool = False,
 ) -> Diff:
     """Apply the layer in the file `tar`, of `size` bytes, to the tree at `root`, and say what was done; blocks.
 
-    Entries replace what is there; a directory stays and takes the new attributes. `powers` are the new container's,
-    None for all. Raises DiffInvalid, and Stopped soon after `stopped` returns true; the tree is then half changed and
-    must be thrown away.
+    Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
+    it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
+    makes of a user and a group those that a file gets. Raises DiffInvalid, and Stopped soon after `stopped` returns
+    true; the tree is then half changed and must be thrown away.
     """
     try:
-        with _opened(root) as top, Headers(open_plain(tar)) as headers:
+        with beneath.closing(beneath.open_top(root)) as top, Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")
             with tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive:
-                work = _Work(archive, headers, top, powers or Powers(), stopped, Diff())
+                work = _Work(archive, headers, top, powers or Powers(), owners, stopped, layer, keep, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
                     with _place(top, name) as place, place.pinned() as path:
                         os.utime(path, ns=(time, time))
@@ -158,8 +173,7 @@ def _apply_all(work: _Work) -> list[tuple[str, int]]:
     times: list[tuple[str, int]] = []
     left = MOST_NAME_BYTES
     for info in _entries(work):
-        _apply(work, info)
-        if info.isdir():
+        if _apply(work, info) and info.isdir():
             left -= len(info.name)
             if left < 0:
                 raise DiffInvalid(f"directories with more than {MOST_NAME_BYTES} bytes of names")
@@ -194,14 +208,17 @@ def mtime_ns(info: tarfile.TarInfo) -> int:
     return int(seconds) * 10**9 + (-nanoseconds if seconds.startswith("-") else nanoseconds)
 
 
-def _apply(work: _Work, info: tarfile.TarInfo) -> None:
+def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
+    """Apply one entry, and return whether it had an effect."""
     diff = work.diff
     diff.entries += 1
     with _place(work.top, info.name) as place:
-        if place.name == OPAQUE:
+        if work.keep and place.mode():
+            return False
+        if work.layer and place.name == OPAQUE:
             _empty(place.directory)
             diff.removed += 1
-        elif place.name.startswith(WHITEOUT):
+        elif work.layer and place.name.startswith(WHITEOUT):
             victim = place.name.removeprefix(WHITEOUT)
             if victim in ("", ".", ".."):
                 raise DiffInvalid(f"{info.name!r}: a whiteout without a name")
@@ -210,6 +227,7 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> None:
         else:
             _create(work, info, place)
             diff.bytes += info.size if info.isreg() else 0
+    return True
 
 
 def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
@@ -219,11 +237,12 @@ def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
         place.remove()
         _make(work, info, place)
     if not info.islnk():  # a second name of a file has the attributes already
-        _set_attributes(info, place, work.powers)
+        _set_attributes(work, info, place)
 
 
 def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     name, directory = place.name, place.directory
+    work.made = None
     if info.isreg():
         content = work.archive.extractfile(info)
         if content is None:
@@ -231,7 +250,7 @@ def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
         # The map of a sparse entry has no public name; without one, the whole file is data.
         extents = getattr(info, "sparse", None) or [(0, info.size)]
         _require_ordered(info, extents)
-        _write(place, content, extents, info.size, work.stopped)
+        work.made = _write(place, content, extents, info.size, work.stopped)
     elif info.isdir():
         os.mkdir(name, 0o700, dir_fd=directory)
     elif info.issym():
@@ -261,7 +280,8 @@ def _require_ordered(info: tarfile.TarInfo, extents: Sequence[tuple[int, int]]) 
 
 def _write(
     place: _Place, content: IO[bytes], extents: Sequence[tuple[int, int]], size: int, stopped: Callable[[], bool]
-) -> None:
+) -> os.stat_result:
+    """Make a regular file with its content, and return what it is known by."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(place.name, flags, 0o600, dir_fd=place.directory)
     try:
@@ -269,6 +289,7 @@ def _write(
             content.seek(offset)
             _copy(content, fd, offset, length, stopped)
         os.ftruncate(fd, size)
+        return os.fstat(fd)
     finally:
         os.close(fd)
 
@@ -286,13 +307,19 @@ def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callab
             view, offset, length = view[count:], offset + count, length - count
 
 
-def _set_attributes(info: tarfile.TarInfo, place: _Place, powers: Powers) -> None:
-    """Set owner, mode, attributes and time, in this order: each of them may clear or change a later one."""
-    time = mtime_ns(info)
+def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
+    """Set owner, mode, attributes and time, in this order: each of them may clear or change a later one.
+
+    A container that has a volume, too, may have put another file in the place of the one that was made.
+    """
+    time, powers = mtime_ns(info), work.powers
     with place.pinned() as path:
-        os.chown(path, info.uid, info.gid)
+        if info.isreg() and not (work.made and os.path.samestat(work.made, os.stat(path))):  # noqa: PTH116
+            raise DiffInvalid(f"{info.name!r}: replaced as soon as it was made")
+        os.chown(path, *work.owners(info.uid, info.gid))
         if not info.issym():
-            Path(path).chmod(info.mode)
+            rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
+            Path(path).chmod(info.mode & ~rights)
         _set_xattrs(info, path, powers)
         os.utime(path, ns=(time, time))
 
@@ -304,6 +331,8 @@ def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers) -> None:
         for name, value in info.pax_headers.items()
         if name.startswith(XATTR) and not _is_label(name.removeprefix(XATTR))
     }
+    if not powers.programs_with_rights:
+        wanted.pop(CAPABILITY, None)
     for name in wanted:
         _require_portable(info, name, powers)
     for name in os.listxattr(path):
@@ -332,28 +361,14 @@ def _empty(directory: int) -> None:
 
 @contextmanager
 def _place(top: int, name: str) -> Iterator[_Place]:
-    """Open the directory that holds `name`, step by step from `top`, following no link."""
+    """Open the directory that holds `name` below `top`, following no link."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise DiffInvalid(f"{name!r}: not a name inside the root filesystem")
-    directory = os.dup(top)
+    parent = "/".join(parts[:-1]) or "."
     try:
-        for part in parts[:-1]:
-            try:
-                inner = os.open(part, DIRECTORY, dir_fd=directory)
-            except OSError as error:
-                raise DiffInvalid(f"{name!r}: {part!r} on the way is not a directory ({error.strerror})") from error
-            os.close(directory)
-            directory = inner
+        directory = beneath.open_directory(top, parent)
+    except OSError as error:
+        raise DiffInvalid(f"{name!r}: {parent!r} on the way is not a directory ({error.strerror})") from error
+    with beneath.closing(directory):
         yield _Place(directory, parts[-1] if parts else ".")
-    finally:
-        os.close(directory)
-
-
-@contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -58,6 +58,22 @@ def test_socket_for_containers_is_open_in_a_directory_of_its_own(place: Path) ->
         assert (mode(path), mode(path.parent), mode(path.parent.parent)) == (0o666, 0o755, 0o700)
 
 
+def test_link_in_the_place_of_the_new_socket_is_not_followed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with the directory as a volume puts it there."""
+    victim, path = place / "victim", place / "agent.sock"
+    victim.touch(mode=0o600)
+
+    class Exchanged(socket.socket):
+        def bind(self, address: object) -> None:
+            super().bind(address)  # type: ignore[arg-type]
+            path.unlink()
+            path.symlink_to(victim)
+
+    monkeypatch.setattr(sockets.socket, "socket", Exchanged)
+    with for_containers(path):
+        assert mode(victim) == 0o600
+
+
 def test_what_is_no_socket_is_not_removed(place: Path) -> None:
     (place / "agent.sock").write_text("important")
     with pytest.raises(SocketUnusable, match="Address already in use"):

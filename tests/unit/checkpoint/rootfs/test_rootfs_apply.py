@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, apply_diff, mtime_ns
-from kybernate_shim.checkpoint.rootfs.diff import decimal_seconds
+from kybernate_shim.checkpoint.tree_tar import decimal_seconds
 
 
 class Tar:

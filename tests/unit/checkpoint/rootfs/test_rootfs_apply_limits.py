@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kybernate_shim.checkpoint import tree_tar
 from kybernate_shim.checkpoint.rootfs import apply, diff
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
@@ -182,7 +183,7 @@ def test_work_ends_when_it_is_stopped(tar: Path, root: Path, after: int) -> None
 
 def test_file_with_too_many_holes_is_written_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its own image would be refused."""
-    monkeypatch.setattr(diff, "MOST_EXTENTS", 3)
+    monkeypatch.setattr(tree_tar, "MOST_EXTENTS", 3)
     upper, back = tmp_path / "upper", tmp_path / "back"
     upper.mkdir()
     back.mkdir()

@@ -1,0 +1,179 @@
+"""Files of a tree as the entries of a tar file in pax form, with nothing lost that a container could see.
+
+Times have nanoseconds, and extended attributes, hard links, devices and holes are kept; sockets are not, since no
+process could listen on them. The entries are written without tarfile's copies: a checkpoint waits for them.
+Sources: pax(1), "pax Extended Header"; GNU tar's manual, "Storing Sparse Files".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from kybernate_shim.checkpoint.image.store import require_space
+from kybernate_shim.linux.beneath import TreeChanged, TreeFile
+
+XATTR: Final = "SCHILY.xattr."
+MOST_HEADER: Final = 4 << 20  # bytes of an entry's names, attributes and map of holes
+MOST_ATTRIBUTES: Final = MOST_HEADER // 4  # the rest is for the names, and for a map of holes
+MOST_EXTENTS: Final = 70_000  # their map is at most 40 bytes each; a file with more is written with its holes filled
+UNASKED: Final = 16 << 20  # bytes of a file up to which the disk's room is not examined
+BLOCK: Final = tarfile.BLOCKSIZE
+CHUNK: Final = 256 << 10
+ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Python does it everywhere
+
+
+class AttributesUnsupported(Exception):
+    """The extended attributes of a file cannot be in a tar file. The message names it."""
+
+
+@dataclass
+class TreeTar:
+    """A tar file that is being written to `stream`, on the disk of `directory`.
+
+    `check` is called before each piece, and ends the work by what it raises. `entries` are of all kinds,
+    `file_bytes` those of regular files, `data_bytes` without their holes. With `changing`, a file that becomes shorter
+    is filled up with zeros, as its size was written by then.
+    """
+
+    stream: BinaryIO
+    directory: Path
+    check: Callable[[], None] = lambda: None
+    entries: int = 0
+    file_bytes: int = 0
+    data_bytes: int = 0
+    changing: bool = False
+    _links: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def add(self, found: TreeFile, attributes: Mapping[str, bytes]) -> None:
+        """Add a file of any kind but a socket, with its content.
+
+        Raises AttributesUnsupported, TreeChanged, and TierFull before a file that does not fit on the disk.
+        """
+        status = found.status
+        info = _describe(found, attributes)
+        if not info.isdir() and status.st_nlink > 1:
+            first = self._links.setdefault((status.st_dev, status.st_ino), found.name)
+            if first != found.name:
+                info.type, info.linkname, info.size = tarfile.LNKTYPE, first, 0
+        self.entries += 1
+        self.file_bytes += info.size
+        extents = [(0, info.size)] if info.size else []
+        index = b""
+        if status.st_blocks * BLOCK < info.size and (data := _extents_of(found.fd, info.size)):
+            extents, index = data, _make_sparse(info, data)
+        if info.size > UNASKED:
+            require_space(self.directory, info.size, what="container's files")
+        self.stream.write(_header(info) + index)
+        for offset, length in extents:
+            self.data_bytes += length
+            self._copy(found, offset, length)
+        self.stream.write(bytes(-info.size % BLOCK))
+
+    def mark(self, name: str) -> None:
+        """Add an empty file of mode 0, which stands for something else."""
+        info = tarfile.TarInfo(name)
+        info.mode = 0
+        self.stream.write(_header(info))
+        self.entries += 1
+
+    def finish(self) -> None:
+        """Write the end."""
+        self.stream.write(bytes(2 * BLOCK))
+        self.stream.write(bytes(-self.stream.tell() % tarfile.RECORDSIZE))
+
+    def _copy(self, found: TreeFile, offset: int, length: int) -> None:
+        while length:
+            self.check()
+            data = os.pread(found.fd, min(CHUNK, length), offset)
+            if not data and self.changing:
+                data = bytes(min(CHUNK, length))
+            elif not data:
+                raise TreeChanged(found.name, "made shorter while the tree was read")
+            self.stream.write(data)
+            offset, length = offset + len(data), length - len(data)
+
+
+def decimal_seconds(nanoseconds: int) -> str:
+    """Return a time as pax wants it: seconds with nine digits after the point."""
+    sign = "-" if nanoseconds < 0 else ""
+    return f"{sign}{abs(nanoseconds) // 10**9}.{abs(nanoseconds) % 10**9:09d}"
+
+
+def _header(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, ENCODING, "surrogateescape")
+
+
+def _describe(found: TreeFile, attributes: Mapping[str, bytes]) -> tarfile.TarInfo:
+    status = found.status
+    kinds = {
+        stat.S_IFREG: tarfile.REGTYPE,
+        stat.S_IFDIR: tarfile.DIRTYPE,
+        stat.S_IFLNK: tarfile.SYMTYPE,
+        stat.S_IFCHR: tarfile.CHRTYPE,
+        stat.S_IFBLK: tarfile.BLKTYPE,
+        stat.S_IFIFO: tarfile.FIFOTYPE,
+    }
+    info = tarfile.TarInfo(found.name)
+    info.type = kinds[stat.S_IFMT(status.st_mode)]
+    info.mode = stat.S_IMODE(status.st_mode)
+    info.uid, info.gid = status.st_uid, status.st_gid
+    info.size = status.st_size if info.isreg() else 0
+    if info.issym():
+        info.linkname = found.link()
+    if info.ischr() or info.isblk():
+        info.devmajor, info.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    if attributes:
+        _require_fitting(found, attributes)
+    # The time is written by hand, since a float has not enough digits for nanoseconds.
+    info.pax_headers = {
+        "mtime": decimal_seconds(status.st_mtime_ns),
+        **{XATTR + key: value.decode(errors="surrogateescape") for key, value in attributes.items()},
+    }
+    return info
+
+
+def _require_fitting(found: TreeFile, attributes: Mapping[str, bytes]) -> None:
+    if odd := next((name for name in attributes if "=" in name), None):
+        raise AttributesUnsupported(f"/{found.name}: the attribute {odd!r} has a name that a tar file cannot hold")
+    if sum(len(name) + len(value) for name, value in attributes.items()) > MOST_ATTRIBUTES:
+        raise AttributesUnsupported(f"/{found.name}: more than {MOST_ATTRIBUTES} bytes of attributes")
+
+
+def _extents_of(fd: int, size: int) -> list[tuple[int, int]]:
+    """Return the stretches of data, none where they are too many for a map."""
+    extents = list(islice(_extents(fd, size), MOST_EXTENTS + 1))
+    return extents if len(extents) <= MOST_EXTENTS else []
+
+
+def _make_sparse(info: tarfile.TarInfo, extents: list[tuple[int, int]]) -> bytes:
+    """Make the entry one of a file with holes, and return the map of its data: decimal, filled up to a block."""
+    numbers = [len(extents), *(number for extent in extents for number in extent)]
+    index = "".join(f"{number}\n" for number in numbers).encode()
+    index += bytes(-len(index) % BLOCK)
+    headers = {"major": "1", "minor": "0", "name": info.name, "realsize": str(info.size)}
+    info.pax_headers = {**info.pax_headers, **{f"GNU.sparse.{key}": value for key, value in headers.items()}}
+    info.size = len(index) + sum(length for _, length in extents)
+    return index
+
+
+def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of each stretch of data, and the file's end as an empty one, as GNU tar does."""
+    offset = 0
+    while offset < size:
+        try:
+            begin = os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data after this offset
+                raise
+            break
+        offset = min(size, os.lseek(fd, begin, os.SEEK_HOLE))
+        yield begin, offset - begin
+    yield size, 0

@@ -1,0 +1,150 @@
+"""Puts the content of a pod's own volumes into those of a new pod, before anything of the container runs.
+
+A volume belongs to a pod, and not to a container: several containers of a pod may be restored, from images that each
+have the volume as it was at another time, and a container may be restored a second time, after it has written there. So
+the first restore of a pod fills the volume, and leaves a mark at its top: an attribute that no container can see or
+set, and that ends with the volume. A later restore adds files that are not there, and changes none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from kybernate_shim.checkpoint.image.manifest import ImageVolume
+from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
+from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, pod_volumes
+from kybernate_shim.errors import Failed, Refused
+from kybernate_shim.linux.beneath import closing, open_top
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.sizes import mib
+
+Owners = Callable[[int, int], tuple[int, int]]
+MARK: Final = "trusted.kybernate.filled"
+WITHOUT_ATTRIBUTES: Final = (errno.ENOTSUP, errno.EPERM)
+PAUSE: Final = 0.05  # seconds between two looks whether another restore has filled the volume
+_turn: Final = Lock()  # not one of the volume's files: a container could hold that
+
+
+class VolumeUnplaced(Refused):
+    """The image has the content of a volume that the new container does not have. Nothing was restored."""
+
+
+class VolumeNotFilled(Failed):
+    """The content of a volume could not be put into the new pod's volume. Nothing was restored."""
+
+
+@dataclass(frozen=True)
+class PlacedVolume:
+    """A volume of the image, and the directory of the new pod's volume."""
+
+    volume: ImageVolume
+    directory: str
+
+
+def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) -> list[PlacedVolume]:
+    """Return where the image's volumes come in the new container, all but those that its annotation leaves.
+
+    `chosen` is the value of that annotation, `limit` in bytes for all together. Raises VolumeUnplaced and
+    VolumesInvalid.
+    """
+    choice = Choice.of(chosen)
+    there = {place: volume for volume in pod_volumes(spec) for place in volume.destinations}
+    fillings: list[PlacedVolume] = []
+    for volume in volumes:
+        for place in volume.destinations:
+            new = there.get(place)
+            if not choice.takes(PodVolume(volume.name, volume.kind, "", ())):
+                continue
+            if new is None or new.kind != volume.kind:
+                raise VolumeUnplaced(
+                    f"the image has the content of the volume {volume.name} at {place}, and the new container has no"
+                    f" {volume.kind} volume of its pod there. Nothing was restored; give it one, or leave the content"
+                    f" out (annotation {ANNOTATION}: -{volume.name})"
+                )
+            filling = PlacedVolume(volume, new.source)
+            if filling not in fillings:
+                fillings.append(filling)
+    if (total := sum(volume.bytes for volume in volumes)) > limit:
+        raise VolumeUnplaced(
+            f"the image has {mib(total)} of its pod's volumes, more than `volumes_limit` of this node, {mib(limit)}."
+            " Nothing was restored; raise it in /etc/kybernate/shim.toml"
+        )
+    return fillings
+
+
+def fill(
+    fillings: Sequence[PlacedVolume],
+    image: Path,
+    sizes: Mapping[str, int],
+    spec: Spec,
+    *,
+    owners: Owners = lambda user, group: (user, group),
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Fill the new pod's volumes from the files of `image`, whose `sizes` are known, and return the bytes written.
+
+    `owners` makes of a user and a group of the image those that a file gets.
+
+    Raises VolumeNotFilled, and ApplyStopped soon after `stopped` returns true.
+    """
+    done = 0
+    for filling in fillings:
+        name = filling.volume.file
+        try:
+            with _alone_in(Path(filling.directory), stopped) as top:
+                keep = _is_marked(top)
+                written = apply_diff(
+                    image / name,
+                    Path(filling.directory),
+                    size=sizes[name],
+                    powers=Powers.in_volume(spec),
+                    owners=owners,
+                    stopped=stopped,
+                    layer=False,
+                    keep=keep,
+                )
+                _mark(top)
+        except (OSError, DiffInvalid) as error:
+            raise VolumeNotFilled(
+                f"the volume {filling.volume.name} of the new pod cannot be filled: {error}. Nothing was restored"
+            ) from error
+        done += written.bytes
+    return done
+
+
+@contextmanager
+def _alone_in(directory: Path, stopped: Callable[[], bool]) -> Iterator[int]:
+    """Open a volume while no other restore of this daemon, and so of the pod, fills one. Raises ApplyStopped."""
+    while not _turn.acquire(timeout=PAUSE):
+        if stopped():
+            raise ApplyStopped
+    try:
+        with closing(open_top(directory)) as top:
+            yield top
+    finally:
+        _turn.release()
+
+
+def _is_marked(top: int) -> bool:
+    """Return whether a restore has filled the volume; where there are no attributes, whether anything is in it."""
+    try:
+        return MARK in os.listxattr(top)
+    except OSError as error:
+        if error.errno not in WITHOUT_ATTRIBUTES:
+            raise
+        return bool(os.listdir(top))
+
+
+def _mark(top: int) -> None:
+    try:
+        os.setxattr(top, MARK, b"1")
+    except OSError as error:
+        if error.errno not in WITHOUT_ATTRIBUTES:
+            raise

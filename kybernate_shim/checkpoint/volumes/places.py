@@ -1,0 +1,151 @@
+"""Which mounts of a container are volumes that live and die with its pod, and which of them are wanted in an image.
+
+The kubelet puts an emptyDir volume below the directory of its pod, whichever root directory it has been given, and a
+subPath of a volume below another one; containerd puts /dev/shm below the directory of the sandbox. A source counts only
+with the pod's or the sandbox's own id in it: the author of a pod chooses hostPath volumes, too.
+Source: Kubernetes' pkg/kubelet/kubelet_getters.go and pkg/volume/emptydir; containerd's internal/cri/server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from kybernate_shim.checkpoint.mounts.paths import resolve_in
+from kybernate_shim.errors import Refused
+from kybernate_shim.linux.mount.mountinfo import MountPoint
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.trust.requester import POD_UID, requester_of
+
+ANNOTATION: Final = "kybernate.io/volumes"
+SANDBOX_ID: Final = "io.kubernetes.cri.sandbox-id"
+SHM: Final = "dev-shm"  # its name here: Kubernetes has none for it, and no volume can be called so twice
+EMPTY_DIR: Final = re.compile(r".*/pods/([^/]+)/volumes/kubernetes\.io~empty-dir/([^/]+)")
+SUBPATH: Final = re.compile(r"(.*/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/\d+")
+SANDBOX_SHM: Final = re.compile(r".*/sandboxes/([^/]+)/shm")
+NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+# What the kubelet and containerd make for each pod, with content of its own.
+RENEWED: Final = (
+    re.compile(r".*/pods/([^/]+)/volumes/kubernetes\.io~(?:configmap|secret|projected|downward-api)/[^/]+"),
+    re.compile(r".*/pods/([^/]+)/(?:etc-hosts|containers/[^/]+/[^/]+)"),
+)
+RENEWED_KINDS: Final = ("configmap", "secret", "projected", "downward-api")
+SANDBOX_FILE: Final = re.compile(r".*/sandboxes/([^/]+)/(?:hostname|hosts|resolv\.conf)")
+
+Kind = Literal["empty-dir", "shm"]
+
+
+class VolumesInvalid(Refused):
+    """The annotation that chooses volumes has a value that means nothing. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class PodVolume:
+    """A volume of the pod's own. `source` is its directory on the node, `destinations` where the container has it."""
+
+    name: str
+    kind: Kind
+    source: str
+    destinations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which volumes are wanted: `only` those, None for all, but those to `leave`."""
+
+    only: frozenset[str] | None = None
+    leave: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, text: str) -> Choice:
+        """Return what the annotation says: all, none, names, or names to leave that begin with a hyphen.
+
+        Raises VolumesInvalid.
+        """
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        if words in ([], ["all"]):
+            return cls()
+        if words == ["none"]:
+            return cls(only=frozenset())
+        taken = frozenset(word for word in words if not word.startswith("-"))
+        left = frozenset(word[1:] for word in words if word.startswith("-"))
+        odd = next((name for name in sorted(taken | left) if not NAME.fullmatch(name)), None)
+        if odd is not None:
+            raise VolumesInvalid(
+                f"{ANNOTATION}: {odd!a} is no name of a volume; expected all, none, or names with commas, such as"
+                f" data,{SHM}, or with hyphens those to leave, such as -scratch. Nothing was changed"
+            )
+        return cls(taken or None, left)
+
+    def takes(self, volume: PodVolume) -> bool:
+        return volume.name not in self.leave and (self.only is None or volume.name in self.only)
+
+
+def pod_volumes(spec: Spec) -> list[PodVolume]:
+    """Return the volumes of the container that live and die with its pod, each once. None outside of a pod."""
+    found: dict[str, PodVolume] = {}
+    for mount in spec.mounts:
+        source = os.path.normpath(str(mount.get("source") or "/"))
+        destination = os.path.normpath(str(mount.get("destination") or "/"))
+        volume = _volume(spec, source, destination)
+        if volume is None:
+            continue
+        known = found.get(volume.source, replace(volume, destinations=()))
+        found[volume.source] = replace(known, destinations=(*known.destinations, destination))
+    return list(found.values())
+
+
+def without_huge_pages(volumes: Iterable[PodVolume], mounts: Sequence[MountPoint]) -> list[PodVolume]:
+    """Leave out volumes of huge pages, which no program reads or writes as files. `mounts` are the node's."""
+    huge = {str(mount.path) for mount in mounts if mount.type == "hugetlbfs"}
+    return [volume for volume in volumes if volume.source not in huge]
+
+
+def _volume(spec: Spec, source: str, destination: str) -> PodVolume | None:
+    if (match := EMPTY_DIR.fullmatch(source)) and _is_own(spec, match[1]):
+        return PodVolume(match[2], "empty-dir", source, (destination,))
+    if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
+        volume = Path(match[1], "volumes/kubernetes.io~empty-dir", match[3])
+        return PodVolume(match[3], "empty-dir", str(volume), (destination,)) if volume.is_dir() else None
+    if destination == "/dev/shm" and (match := SANDBOX_SHM.fullmatch(source)):
+        return PodVolume(SHM, "shm", source, (destination,)) if match[1] == spec.annotations.get(SANDBOX_ID) else None
+    return None
+
+
+def renewed(spec: Spec, rootfs: Path) -> frozenset[str]:
+    """Return where a container has ConfigMaps, tokens, /etc/hosts and the like, whose content each pod has for itself.
+
+    Links on the way are followed in its root filesystem, as for the mounts themselves.
+    """
+    return frozenset(
+        resolve_in(rootfs, str(mount.get("destination") or "/"))
+        for mount in spec.mounts
+        if _is_renewed(spec, os.path.normpath(str(mount.get("source") or "/")))
+    )
+
+
+def _is_renewed(spec: Spec, source: str) -> bool:
+    if match := SANDBOX_FILE.fullmatch(source):
+        return match[1] == spec.annotations.get(SANDBOX_ID)
+    if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
+        return any(Path(match[1], "volumes", f"kubernetes.io~{kind}", match[3]).is_dir() for kind in RENEWED_KINDS)
+    return any((match := form.fullmatch(source)) and _is_own(spec, match[1]) for form in RENEWED)
+
+
+def lost(spec: Spec, rootfs: Path, saved: Collection[str]) -> dict[str, str]:
+    """Return the destinations of the pod's own volumes whose names are not in `saved`, each with what that means."""
+    volumes = [volume for volume in pod_volumes(spec) if volume.name not in saved]
+    places = {resolve_in(rootfs, place): volume.name for volume in volumes for place in volume.destinations}
+    what = "lies in the pod's volume {}, whose content is not in the image (annotation {})"
+    return {place: what.format(name, ANNOTATION) for place, name in places.items()}
+
+
+def _is_own(spec: Spec, uid: str) -> bool:
+    """Return whether a pod's id is the container's own pod's, as containerd's CRI has noted it."""
+    requester = requester_of(spec)
+    return requester.is_tenant and bool(requester.uid) and uid == spec.annotations.get(POD_UID)

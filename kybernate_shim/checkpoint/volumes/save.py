@@ -1,0 +1,170 @@
+"""Writes what a pod's own volumes have into an image, while the container is frozen.
+
+Other containers of the pod are not frozen, and change files meanwhile. What they write then is in the image or is not;
+what is read lies in the volume in either case.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kybernate_shim.checkpoint.image.manifest import ImageVolume
+from kybernate_shim.checkpoint.rootfs.apply import CAPABILITY, PORTABLE
+from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
+from kybernate_shim.checkpoint.volumes.fill import MARK
+from kybernate_shim.checkpoint.volumes.places import (
+    ANNOTATION,
+    Choice,
+    PodVolume,
+    pod_volumes,
+    without_huge_pages,
+)
+from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
+from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
+from kybernate_shim.linux.mount.mountinfo import read_mountinfo
+from kybernate_shim.linux.private_files import create_private
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.sizes import mib
+
+FILE: Final = "kybernate-volume-{}.tar"
+BLOCK: Final = 512  # bytes of st_blocks; source: stat(2)
+
+
+class VolumesTooLarge(Refused):
+    """The pod's own volumes have more than an image may take. The container continues as before."""
+
+    def __init__(self, sizes: Mapping[str, int], limit: int) -> None:
+        listed = ", ".join(f"{name} {mib(size)}" for name, size in sorted(sizes.items(), key=lambda one: -one[1]))
+        largest = max(sizes, key=lambda name: sizes[name])
+        super().__init__(
+            f"the volumes of the pod that would be in the image have {mib(sum(sizes.values()))} ({listed}), more than"
+            f" `volumes_limit`, {mib(limit)}. Remove files, leave one out (annotation {ANNOTATION}: -{largest}), or"
+            " raise the limit in /etc/kybernate/shim.toml; the container continues as before"
+        )
+
+
+class VolumeUnsaved(Refused):
+    """A file in a volume cannot be in an image. The container continues as before."""
+
+
+class SavingStopped(Exception):
+    """The volumes were not read to their end."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Ends a walk soon after `stopped` returns true."""
+
+    stopped: Callable[[], bool] = lambda: False
+
+    def __call__(self) -> None:
+        if self.stopped():
+            raise SavingStopped("the volumes were not read to their end")
+
+
+@dataclass
+class ChosenVolumes:
+    """The volumes of a container that an image is to have, and the bytes that they have by now. `saved` is in it."""
+
+    volumes: tuple[PodVolume, ...]
+    bytes: int
+    limit: int
+    saved: tuple[ImageVolume, ...] = ()
+
+
+def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: False) -> ChosenVolumes:
+    """Find those of the pod's own volumes that an image is to have. Raises VolumesTooLarge and VolumesInvalid."""
+    choice = Choice.of(config.pods_choice(spec.annotations, ANNOTATION))
+    found = [volume for volume in pod_volumes(spec) if choice.takes(volume)]
+    if found:
+        found = without_huge_pages(found, read_mountinfo())
+    sizes = measure(found, Stopping(stopped))
+    require_small(sizes, config.volumes_limit)
+    return ChosenVolumes(tuple(found), sum(sizes.values()), config.volumes_limit)
+
+
+def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()) -> dict[str, int]:
+    """Return how many bytes the files of each volume have, by the volume's name, holes aside. Raises OSError."""
+    sizes: dict[str, int] = {}
+    for volume in volumes:
+        seen: set[tuple[int, int]] = set()
+        size = 0
+        with closing(open_top(Path(volume.source))) as top:
+            for found in walk(top, check=check, changing=True, read=False):
+                size += _size(found, seen)
+        sizes[volume.name] = size
+    return sizes
+
+
+def require_small(sizes: Mapping[str, int], limit: int) -> None:
+    """Raise VolumesTooLarge where the volumes have more than `limit` bytes together."""
+    if sum(sizes.values()) > limit:
+        raise VolumesTooLarge(sizes, limit)
+
+
+def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Write the content of each volume into a file of its own in `image`, note that, and return the bytes.
+
+    The files are all there or none.
+
+    Raises VolumesTooLarge where they have grown beyond the limit, VolumeUnsaved, TierFull, TreeChanged,
+    TreeTooLarge and other OSErrors, and SavingStopped.
+    """
+    saved: list[ImageVolume] = []
+    sizes: dict[str, int] = {}
+    check = Stopping(stopped)
+    targets = [image / FILE.format(number) for number in range(1, len(what.volumes) + 1)]
+    try:
+        for volume, target in zip(what.volumes, targets, strict=True):
+            tar = _save(volume, target, check, what.limit, sizes)
+            saved.append(
+                ImageVolume(target.name, volume.name, volume.kind, volume.destinations, tar.entries, tar.data_bytes)
+            )
+    except BaseException:
+        for target in targets:
+            target.unlink(missing_ok=True)
+        raise
+    what.saved = tuple(saved)
+    return sum(sizes.values())
+
+
+def _save(volume: PodVolume, target: Path, check: Callable[[], None], limit: int, sizes: dict[str, int]) -> TreeTar:
+    """Write one volume, whose bytes are added to `sizes`."""
+    with create_private(target, exclusive=True) as stream, closing(open_top(Path(volume.source))) as top:
+        tar = TreeTar(stream, target.parent, check, changing=True)
+        try:
+            for found in walk(top, check=check, changing=True):
+                if not stat.S_ISSOCK(found.status.st_mode):
+                    tar.add(found, _portable(found.attributes()))
+                    require_small({**sizes, volume.name: tar.data_bytes}, limit)
+        except AttributesUnsupported as error:
+            raise VolumeUnsaved(f"volume {volume.name}: {error}; the container continues as before") from error
+        tar.finish()
+    sizes[volume.name] = tar.data_bytes
+    return tar
+
+
+def _portable(attributes: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the attributes that another volume can have; our own mark belongs to this one."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if name != MARK and (name == CAPABILITY or name.startswith(PORTABLE))
+    }
+
+
+def _size(found: TreeFile, seen: set[tuple[int, int]]) -> int:
+    status = found.status
+    if not stat.S_ISREG(status.st_mode):
+        return 0
+    if status.st_nlink > 1:
+        key = (status.st_dev, status.st_ino)
+        if key in seen:
+            return 0
+        seen.add(key)
+    return min(status.st_size, status.st_blocks * BLOCK)

@@ -1,0 +1,236 @@
+"""Files below a directory in which others rename and replace what they like, while it is read.
+
+A path is resolved again by each call that takes it, so what was looked at need not be what is opened: a directory that
+is exchanged for a link leads such a walk to any file of the node. Here a name is resolved once, by the kernel, below a
+directory that is open: no link is followed, no other mount is entered, nothing is above. What it names is pinned by a
+descriptor that opens nothing yet (O_PATH), so that no FIFO waits for a writer and no device acts, and everything else
+is done to that descriptor. Sources: openat2(2); open(2), O_PATH; proc(5), /proc/self/fd.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kybernate_shim.linux import openat2
+from kybernate_shim.linux.plain_files import DIRECTORY, LOOK, READ
+
+RULES: Final = (
+    openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS | openat2.RESOLVE_NO_XDEV
+)
+MOST_FILES: Final = 1 << 22
+MOST_DIRECTORY_BYTES: Final = 64 << 20  # of the names of all directories together, which a walk remembers
+GONE: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV)  # what opening a directory says that is none now
+READABLE: Final = (stat.S_IFDIR, stat.S_IFREG)
+LONGEST_NAME: Final = 4096  # bytes below the top; source: linux/limits.h, PATH_MAX
+
+
+class TreeChanged(OSError):
+    """A file is not any more what was found there a moment ago: a program writes to the tree while it is read."""
+
+    def __init__(self, name: str, why: str = "replaced while the tree was read") -> None:
+        super().__init__(errno.ESTALE, why, name)
+
+
+class TreeTooLarge(OSError):
+    """The tree has more, deeper or longer names than a walk accepts."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(errno.E2BIG, why, name)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFile:
+    """A file of a tree, held by a descriptor until the next one is asked for.
+
+    `name` is its path below the top, "." the top itself.
+
+    A directory and a regular file can be read by it; any other file is pinned (O_PATH), be it a link itself.
+    """
+
+    name: str
+    fd: int
+    status: os.stat_result
+
+    @property
+    def base(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition("/")[2]
+
+    def link(self) -> str:
+        """Return where a symbolic link leads."""
+        return os.readlink("", dir_fd=self.fd)
+
+    def attributes(self) -> dict[str, bytes]:
+        """Return the extended attributes, in the kernel's order."""
+        place = self.fd if stat.S_IFMT(self.status.st_mode) in READABLE else path_of(self.fd)
+        return {name: os.getxattr(place, name) for name in os.listxattr(place)}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a walk accepts: files of all kinds, bytes of the names of all directories, bytes of one name."""
+
+    files: int = MOST_FILES
+    directory_bytes: int = MOST_DIRECTORY_BYTES
+    name: int = LONGEST_NAME
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close a descriptor in the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def path_of(fd: int) -> str:
+    """Return a path that leads to what a descriptor stands for, and to nothing else."""
+    return f"/proc/self/fd/{fd}"
+
+
+def open_top(path: Path) -> int:
+    """Open the top of a tree by a path that root alone can change, but for its last part, which must be no link."""
+    return os.open(path, DIRECTORY)
+
+
+def pin(directory: int, name: str) -> int:
+    """Return a descriptor, from O_PATH, of what `name` is below an open directory, be it a link. Raises OSError."""
+    return openat2.openat2(directory, name, LOOK, RULES)
+
+
+def open_directory(directory: int, name: str) -> int:
+    """Open the directory `name` below an open one, to read it or what is in it. Raises OSError, also for a link."""
+    return openat2.openat2(directory, name, DIRECTORY, RULES)
+
+
+def walk(
+    top: int,
+    *,
+    skip: Callable[[str], bool] = lambda name: False,
+    check: Callable[[], None] = lambda: None,
+    limits: Limits | None = None,
+    changing: bool = False,
+    read: bool = True,
+) -> Iterator[TreeFile]:
+    """Yield the top of a tree and all below, a directory before what it has, in the order of names.
+
+    What `skip` is true for is left out, with all below. `check` is called before each file, and ends the walk by what
+    it raises. With `changing`, what is gone or was replaced meanwhile is left out. Without `read`, regular files are
+    pinned like all others. Raises TreeChanged, TreeTooLarge and other OSErrors.
+    """
+    yield from _TreeWalk(top, skip, check, limits or Limits(), changing, read).all()
+
+
+@dataclass
+class _TreeWalk:
+    """A walk that runs. It keeps names and not descriptors, of which a process has few."""
+
+    top: int
+    skip: Callable[[str], bool]
+    check: Callable[[], None]
+    limits: Limits
+    changing: bool
+    read: bool
+    files: int = 0
+    directory_bytes: int = 0
+    pending: list[tuple[str, os.stat_result | None]] = field(default_factory=lambda: [(".", None)])
+
+    def all(self) -> Iterator[TreeFile]:
+        while self.pending:
+            self.check()
+            name, before = self.pending.pop()
+            fd = self._opened(name, before)
+            if fd is None:
+                continue
+            with closing(fd):
+                yield TreeFile(name, fd, os.fstat(fd))
+                yield from self._inside(name, fd)
+
+    def _opened(self, name: str, before: os.stat_result | None) -> int | None:
+        """Open a directory that was found before, None where it may be another one by now."""
+        try:
+            fd = open_directory(self.top, name)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            self._changed(name, error)
+            return None
+        if before is None or os.path.samestat(before, os.fstat(fd)):
+            return fd
+        os.close(fd)
+        self._changed(name)
+        return None
+
+    def _changed(self, name: str, cause: OSError | None = None) -> None:
+        """Raise TreeChanged, unless that is what happens in this tree."""
+        if not self.changing:
+            raise TreeChanged(name) from cause
+
+    def _inside(self, directory: str, fd: int) -> Iterator[TreeFile]:
+        """Yield the files in a directory, and note its directories for later."""
+        for base, is_directory in self._listed(directory, fd):
+            name = base if directory == "." else f"{directory}/{base}"
+            if self.skip(name):
+                continue
+            self.check()
+            if len(os.fsencode(name)) > self.limits.name:
+                raise TreeTooLarge(f"{name[:60]}…", f"a path of more than {self.limits.name} bytes")
+            inner = self._held(fd, base, name)
+            if inner is None:
+                continue
+            try:
+                status = os.fstat(inner)
+                if stat.S_ISDIR(status.st_mode) != is_directory:
+                    self._changed(name)
+                elif is_directory:
+                    self._note(name, status)
+                else:
+                    yield TreeFile(name, inner, status)
+            finally:
+                os.close(inner)
+
+    def _listed(self, directory: str, fd: int) -> list[tuple[str, bool]]:
+        """Return names, sorted, and whether each one is that of a directory."""
+        found = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                self.files += 1
+                if self.files > self.limits.files:
+                    raise TreeTooLarge(directory, f"more than {self.limits.files} files")
+                if not self.files & 0xFFF:
+                    self.check()
+                found.append((entry.name, entry.is_dir(follow_symlinks=False)))
+        return sorted(found)
+
+    def _held(self, directory: int, base: str, name: str) -> int | None:
+        """Return a descriptor of a file, to read it if it is a regular one, which no call after it waits for.
+
+        None where it may be gone.
+        """
+        try:
+            pinned = pin(directory, base)
+        except FileNotFoundError as error:
+            self._changed(name, error)
+            return None
+        if not self.read or not stat.S_ISREG(os.fstat(pinned).st_mode):
+            return pinned
+        try:
+            return os.open(path_of(pinned), READ)
+        except BlockingIOError as error:
+            raise TreeChanged(name, "held by a lease, which its holder must give up first") from error
+        finally:
+            os.close(pinned)
+
+    def _note(self, name: str, status: os.stat_result) -> None:
+        self.directory_bytes += len(os.fsencode(name))
+        if self.directory_bytes > self.limits.directory_bytes:
+            raise TreeTooLarge(name, f"directories with more than {self.limits.directory_bytes} bytes of names")
+        self.pending.append((name, status))
