@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         if failures:
             print(machine.log(), file=sys.stderr)
         machine.stop()
-        if arguments.runtime == "nvidia":
+        if machine.runtime == "nvidia":
             Toolkit(root / "nvidia").remove()
         remove(root)
         if arguments.pack:
@@ -129,9 +129,9 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
     images = machine.root / "images"
     images.mkdir(exist_ok=True)
     libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
-    shared = [f"/dev/{name}" for name in SHARED_DEVICES if arguments.runtime == "runc" and Path("/dev", name).exists()]
+    shared = [f"/dev/{name}" for name in SHARED_DEVICES if machine.runtime == "runc" and Path("/dev", name).exists()]
     flags = [word for path in ("/dev/nvidia0", *shared) for word in ("--device", path)]
-    toolkit = Toolkit.install(machine) if arguments.runtime == "nvidia" else None
+    toolkit = Toolkit.install(machine) if machine.runtime == "nvidia" else None
     if arena:
         machine.configure(SETTINGS.format(gib=arena, more=""))
         flags += ARENA
