@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.lab import cgroups, containerd_config
 from tests.lab.cluster import components
-from tests.lab.cluster.addresses import CONTROL_PLANE, STATE, node_address, pod_range
+from tests.lab.cluster.addresses import CONTROL_PLANE, SECONDS, STATE, node_address, pod_range
 from tests.lab.cluster.cni import network
 from tests.lab.cluster.machine import Machine
 from tests.lab.init import ARCHIVES
@@ -105,7 +105,7 @@ class Node:
         """Start the node's namespaces and its containerd, and wait until this serves."""
         self.machine.start()
         self.containerd.start()
-        self.containerd.wait_ready()
+        self.containerd.wait_ready(seconds=SECONDS)
 
     def import_images(self) -> None:
         """Import the lab's images for pods, the smallest first, without which no pod starts."""
@@ -128,4 +128,4 @@ class Node:
         self.start_containerd()
         self.start_others()
         for daemon in self.daemons:
-            daemon.wait_ready()
+            daemon.wait_ready(seconds=SECONDS)
