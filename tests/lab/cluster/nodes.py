@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,8 +120,8 @@ class Node:
 
     def stop(self) -> None:
         """Kill all that runs in the node, at once, as a machine without power does."""
-        self.machine.kill()
-        cgroups.remove(self.name)
+        os.kill(self.machine.pid, signal.SIGKILL)
+        cgroups.remove(self.name)  # thaws what is frozen, and waits until all of it has ended
 
     def reboot(self) -> None:
         """Stop the node and start it again: /run is empty then, and disks are as they were."""
