@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.pods import pod
+from tests.lab.cluster.addresses import SECONDS
 from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
 
@@ -25,7 +26,7 @@ def _everything_runs(cluster: Cluster) -> Iterator[None]:
         if not daemon.alive():
             daemon.start()
     for daemon in cluster.daemons:
-        daemon.wait_ready()
+        daemon.wait_ready(seconds=SECONDS)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

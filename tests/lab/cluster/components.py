@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.lab import containerd_config
 from tests.lab.cluster.addresses import (
@@ -26,12 +28,17 @@ from tests.lab.cluster.addresses import (
 from tests.lab.cluster.machine import InNode, Machine
 from tests.lab.node import Daemon
 
+ETCD_DATA = STATE / "etcd"
 COREFILE = CONFIGURATION / "Corefile"
 KUBELET_CONFIGURATION = CONFIGURATION / "kubelet.yaml"
 CONTROLLERS_PORT, SCHEDULER_PORT, DNS_READY_PORT, PROXY_HEALTH_PORT = 10257, 10259, 8181, 10256
 AGENT = "/opt/kybernate/bin/kybernate"
 # A program that waits most of the time keeps little garbage, at the price of collecting it more often.
 SMALL = ("env", "GOGC=50")
+# The control plane needs no root. The machine lets each user have 128 instances of inotify, of which the programs of a
+# cluster take many: so more clusters fit beside each other.
+ACCOUNT = 64900
+PLANE = ("setpriv", f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", "--clear-groups", *SMALL)
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,19 @@ def ask(host: str, port: int, method: str, path: str, caller: str = "") -> tuple
         connection.close()
 
 
+def give_to_plane(place: Path) -> None:
+    """Make the control plane the owner of a file, or of a directory with all that it holds."""
+    for path in (place, *place.rglob("*")):
+        os.chown(path, ACCOUNT, ACCOUNT)
+
+
 def etcd() -> Daemon:
     """Where the API server keeps its objects. They need not survive the machine: nothing is flushed to the disk."""
+    ETCD_DATA.mkdir(mode=0o700, exist_ok=True)
+    give_to_plane(ETCD_DATA)
     client, peer = f"http://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PEER_PORT}"
     return Daemon("etcd", (
-        *SMALL, "etcd", "--name=lab", f"--data-dir={STATE}/etcd", "--unsafe-no-fsync", "--log-level=warn",
+        *PLANE, "etcd", "--name=lab", f"--data-dir={ETCD_DATA}", "--unsafe-no-fsync", "--log-level=warn",
         f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
         f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=lab={peer}",
         "--heartbeat-interval=500", "--election-timeout=5000",
@@ -78,7 +93,7 @@ def etcd() -> Daemon:
 def api_server() -> Daemon:
     """The API server; it waits for etcd by itself."""
     return Served("kube-apiserver", (
-        *SMALL, "kube-apiserver", f"--advertise-address={CONTROL_PLANE}", f"--secure-port={API_PORT}",
+        *PLANE, "kube-apiserver", f"--advertise-address={CONTROL_PLANE}", f"--secure-port={API_PORT}",
         f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
         f"--client-ca-file={PKI}/ca.crt",
         f"--tls-cert-file={PKI}/apiserver.crt", f"--tls-private-key-file={PKI}/apiserver.key",
@@ -101,7 +116,7 @@ def api_server() -> Daemon:
 def controllers() -> Daemon:
     """The controller manager."""
     return Daemon("kube-controller-manager", (
-        *SMALL, "kube-controller-manager", *_as("controller-manager"), "--use-service-account-credentials",
+        *PLANE, "kube-controller-manager", *_as("controller-manager"), "--use-service-account-credentials",
         f"--service-account-private-key-file={PKI}/service-accounts.key", f"--root-ca-file={PKI}/ca.crt",
         f"--cluster-signing-cert-file={PKI}/ca.crt", f"--cluster-signing-key-file={PKI}/ca.key",
     ), (CONTROLLERS_PORT,))  # fmt: skip
@@ -109,7 +124,7 @@ def controllers() -> Daemon:
 
 def scheduler() -> Daemon:
     """The scheduler."""
-    return Daemon("kube-scheduler", (*SMALL, "kube-scheduler", *_as("scheduler")), (SCHEDULER_PORT,))
+    return Daemon("kube-scheduler", (*PLANE, "kube-scheduler", *_as("scheduler")), (SCHEDULER_PORT,))
 
 
 def name_server() -> Daemon:
@@ -119,7 +134,7 @@ def name_server() -> Daemon:
         f"    kubernetes {DOMAIN} in-addr.arpa ip6.arpa {{\n"
         f"        kubeconfig {kubeconfig('coredns')}\n        pods insecure\n    }}\n}}\n"
     )
-    return Daemon("coredns", (*SMALL, "coredns", "-conf", str(COREFILE)), (DNS_READY_PORT,))
+    return Daemon("coredns", (*PLANE, "coredns", "-conf", str(COREFILE)), (DNS_READY_PORT,))
 
 
 def containerd(machine: Machine) -> Daemon:

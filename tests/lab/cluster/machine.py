@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from tests.lab import cgroups, syscalls
 from tests.lab.cluster import addresses
-from tests.lab.node import Daemon
+from tests.lab.node import ENVIRONMENT, Daemon
 from tests.lab.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, MS_SHARED, mount
 
 COMMANDS = Path("/usr/local/bin")
@@ -60,7 +60,7 @@ class Machine(Daemon):
         """Make the namespaces; they are complete when this returns."""
         # The checkout is where this module is found, and the node's Python has nothing of the caller's environment.
         checkout = Path(__file__).resolve().parents[3]
-        self.pid_file.write_bytes(subprocess.check_output(self.argv, cwd=checkout, env={"PATH": os.defpath}))
+        self.pid_file.write_bytes(subprocess.check_output(self.argv, cwd=checkout, env=ENVIRONMENT))
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,8 @@ def _connect(pid: int, name: str, number: int) -> None:
     """Give the node an interface on the cluster's network, and a route to the rest of the world by way of it."""
     others = [(addresses.pod_range(other), addresses.node_address(other)) for other in range(1, 4) if other != number]
     address = addresses.node_address(number)
+    # That of a node that was killed goes with its namespace, which the kernel removes some time later.
+    subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)
     for arguments in (
         f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master {addresses.BRIDGE} up",
         f"route replace {addresses.pod_range(number)} via {address}",

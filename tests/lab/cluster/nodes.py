@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 from tests.lab import cgroups, containerd_config
 from tests.lab.cluster import components
-from tests.lab.cluster.addresses import CONTROL_PLANE, STATE, node_address, pod_range
+from tests.lab.cluster.addresses import CONTROL_PLANE, SECONDS, STATE, node_address, pod_range
 from tests.lab.cluster.cni import network
 from tests.lab.cluster.machine import Machine
 from tests.lab.init import ARCHIVES
@@ -105,7 +106,7 @@ class Node:
         """Start the node's namespaces and its containerd, and wait until this serves."""
         self.machine.start()
         self.containerd.start()
-        self.containerd.wait_ready()
+        self.containerd.wait_ready(seconds=SECONDS)
 
     def import_images(self) -> None:
         """Import the lab's images for pods, the smallest first, without which no pod starts."""
@@ -119,8 +120,8 @@ class Node:
 
     def stop(self) -> None:
         """Kill all that runs in the node, at once, as a machine without power does."""
-        self.machine.kill()
-        cgroups.remove(self.name)
+        os.kill(self.machine.pid, signal.SIGKILL)
+        cgroups.remove(self.name)  # thaws what is frozen, and waits until all of it has ended
 
     def reboot(self) -> None:
         """Stop the node and start it again: /run is empty then, and disks are as they were."""
@@ -128,4 +129,4 @@ class Node:
         self.start_containerd()
         self.start_others()
         for daemon in self.daemons:
-            daemon.wait_ready()
+            daemon.wait_ready(seconds=SECONDS)
