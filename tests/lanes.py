@@ -62,8 +62,9 @@ PARTS = (
     Part("agent", ("system/test_agent.py", "system/test_agent_inventory.py"), 40),
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
-        "system/test_checkpoint_repeats.py", "system/test_restore_failures.py", "system/test_rootfs.py",
-    ), 65),
+        "system/test_checkpoint_repeats.py", "system/test_restorable.py", "system/test_restore_failures.py",
+        "system/test_rootfs.py",
+    ), 90),
     Part(
         "GPU work cancelled",
         ("system/test_gpu_cancel.py",),

@@ -186,6 +186,11 @@ def test_root_filesystem_is_that_of_the_layers(overlay: Overlay, path: str, foun
 def test_changed_files_count_only_where_they_are_saved(overlay: Overlay) -> None:
     assert "which are not in the image" in SavedRoot(overlay, saved=False).lacks("/changed")
     assert SavedRoot(overlay, saved=False).lacks("/image") == ""
+    (overlay.upper / "d").mkdir()
+    assert SavedRoot(overlay, saved=False).lacks("/d") == ""  # a directory of the image, in which something has changed
+    (overlay.upper / "run/secrets").mkdir(parents=True)
+    assert SavedRoot(overlay, saved=False).lacks("/run") != ""
+    assert SavedRoot(overlay, saved=False, hidden=["/run/secrets/token"]).lacks("/run") == ""
     assert "below the mount at '/changed'" in SavedRoot(overlay, saved=True, hidden=["/changed"]).lacks("/changed")
 
 
