@@ -11,7 +11,7 @@ import pytest
 
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.at_rest import unrestorable
-from kybernate_shim.checkpoint.criu import opened
+from kybernate_shim.checkpoint.criu import images, opened
 from kybernate_shim.checkpoint.image.manifest import File
 from kybernate_shim.checkpoint.names import Name, Names
 from kybernate_shim.checkpoint.proof import AnyRoot, evidence, unproven
@@ -155,7 +155,7 @@ def test_sizes_are_forgotten_of_what_is_appended_to_on_volumes_alone(tmp_path: P
     ]
     container(tmp_path, *files)
     opened.forget_sizes(tmp_path, evidence(tmp_path, AnyRoot()).mounts.values())
-    found = {entry.id: entry.regular for entry in opened.entries(tmp_path / "files.img", opened.FILES, criu.File)}
+    found = {entry.id: entry.regular for entry in images.entries(tmp_path / "files.img", images.FILES, criu.File)}
     assert [found[number].HasField("size") for number in (1, 2, 3, 4)] == [False, True, True, True]
     assert found[4].HasField("flags")  # 0 is a value that CRIU wants to see
 
