@@ -20,7 +20,9 @@ from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
 from kybernate_shim.messages import criu_pb2 as criu
 from tests.unit.checkpoint.criu_files import (
+    OTHER_ROOT,
     PRIVATE,
+    SAME_ROOT,
     VOLUME,
     container,
     ghost,
@@ -57,6 +59,11 @@ def test_all_that_is_there_is_proven(tmp_path: Path) -> None:
 def test_file_of_the_root_filesystem_that_is_not_there_is_named(tmp_path: Path) -> None:
     container(tmp_path, regular(1, "data/f"))
     assert missing(tmp_path) == ["'/data/f' is open, and is gone"]
+
+
+def test_file_of_a_root_that_a_program_has_made_is_none_of_the_containers(tmp_path: Path) -> None:
+    container(tmp_path, regular(1, "f", OTHER_ROOT), regular(2, "g", SAME_ROOT))
+    assert missing(tmp_path) == ["'/g' is open, and is gone"]
 
 
 def test_file_of_a_volume_that_ends_with_its_pod_is_named(tmp_path: Path) -> None:
