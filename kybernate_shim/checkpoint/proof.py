@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kybernate_shim.checkpoint.criu.images import DumpedMount, mounts
+from kybernate_shim.checkpoint.criu.images import DumpedMount, foreign_roots, mounts
 from kybernate_shim.checkpoint.criu.opened import Opened, OpenedPath, ghost_file, opened
 from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.messages import criu_pb2 as criu
@@ -52,7 +52,7 @@ class Evidence:
     """What the proof goes by. `mounts` are the image's by their ids, without the root.
 
     `names` are made before CRIU begins. `lost` are the destinations of mounts whose content will be another one, with
-    the reason.
+    the reason. `foreign` are roots that programs have made for themselves: CRIU's own checks must do for what is there.
     """
 
     directory: Path
@@ -61,10 +61,13 @@ class Evidence:
     root: Root
     names: Names = field(default_factory=Names)
     lost: Mapping[str, str] = field(default_factory=dict)
+    foreign: Collection[int] = ()
 
     def lacks(self, place: OpenedPath) -> str:
         """Return why the restore will not have what is at a path, "" where it will or where the node alone knows."""
         mount = self.mounts.get(place.mount)
+        if place.mount in self.foreign:
+            return ""
         if mount is None:
             return self.root.lacks(place.path)
         return self.lost.get(mount.destination, "") if mount.key else ""
@@ -75,7 +78,8 @@ def evidence(
 ) -> Evidence:
     """Read what the CRIU images in `directory` name. Raises CriuImageInvalid."""
     by_id = {mount.id: mount for mount in mounts(directory)}
-    return Evidence(directory, opened(directory), by_id, root, names or Names(), lost or {})
+    foreign = foreign_roots(directory)
+    return Evidence(directory, opened(directory), by_id, root, names or Names(), lost or {}, foreign)
 
 
 def unproven(found: Evidence) -> list[Unproven]:
