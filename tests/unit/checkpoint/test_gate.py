@@ -234,6 +234,6 @@ def test_criu_is_given_the_script(tmp_path: Path, script: Path, monkeypatch: pyt
 
 def test_script_that_cannot_be_executed_ends_the_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "SCRIPTS", (tmp_path / "none", tmp_path / "none.sh"))
-    with pytest.raises(CriuUnusable, match=r"none\.sh cannot be executed.*Nothing was restored"):
+    with pytest.raises(CriuUnusable, match=r"none\.sh cannot be executed.*Nothing was changed"):
         arm(Configuration((), {"CRIU_CONFIG_FILE": str(tmp_path / "early.conf")}))
     assert not (tmp_path / "early.conf").exists()
