@@ -1,0 +1,52 @@
+"""The result of a run as Markdown, as docs/kubernetes-conformance.md has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.conformance import outcomes, specs
+from tests.conformance.outcomes import Outcome
+
+
+def render(stock: Mapping[str, Outcome], ours: Mapping[str, Outcome], repeated: Iterable[str] = ()) -> str:
+    """Return counts for each label and handler, what differs, what neither passes, and what was repeated."""
+    handlers = {"runc (stock)": stock, "kybernate": ours}
+    parts = [_counts(handlers)]
+    differing = outcomes.differences(stock, ours)
+    rows = [(one.name, one.stock.state, one.ours.state) for one in differing]
+    parts.append(_section("Specs whose outcome differs", ("spec", *handlers), rows))
+    both = sorted({*outcomes.unsuccessful(stock)} & {*outcomes.unsuccessful(ours)})
+    said = [(name, _first_line(stock[name].message)) for name in both]
+    parts.append(_section("Specs that fail by both handlers", ("spec", "what it says"), said))
+    settled = sorted(set(repeated) - {one.name for one in differing})
+    parts.append(
+        _section(
+            "Specs that differed once, and no more when both repeated them", ("spec",), [(name,) for name in settled]
+        )
+    )
+    return "\n".join(parts)
+
+
+def _counts(handlers: Mapping[str, Mapping[str, Outcome]]) -> str:
+    rows = []
+    for label in specs.LABELS:
+        for name, found in handlers.items():
+            number = outcomes.counts(found, label)
+            failed = sum(number.values()) - number["passed"] - number["skipped"]
+            rows.append(
+                (label, name, str(sum(number.values())), str(number["passed"]), str(failed), str(number["skipped"]))
+            )
+    return _table(("label", "handler", "specs", "passed", "failed", "skipped by themselves"), rows)
+
+
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"{title}: {len(rows)}\n\n{_table(head, rows)}" if rows else f"{title}: none\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0][:160] if message.strip() else ""
