@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system conformance bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
 	@echo "make search       try the properties of the unit tests on a thousand random examples each"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
+	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node"
@@ -54,6 +55,10 @@ search: venv
 
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
+
+# More than an hour: each portion of tests/conformance/specs.py by both handlers, in a cluster of its own.
+conformance: venv
+	$(BIN)/python -m tests.conformance $(PORTIONS) $(if $(FOCUS),--focus '$(FOCUS)') $(if $(PROCESSES),--processes $(PROCESSES))
 
 # All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* start.*' picks.
 bench:

@@ -22,7 +22,6 @@ STOCK, OURS = "runc", "kybernate"
 AGAIN = "again"
 PROCESSES, SECONDS = 4, 3600
 GRACE = 300  # for the cluster's start, and for the end of what is interrupted
-KUBECONFIG = "/etc/kubernetes/admin.conf"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,7 +60,7 @@ def _run(portion: str, choice: Sequence[str], arguments: argparse.Namespace) -> 
         report.unlink(missing_ok=True)
         print(f"{portion} by {handler}: begins, its log is {report.with_suffix('.log').relative_to(ROOT)}", flush=True)
         inside = ["/opt/kybernate/bin/python", "-m", "tests.conformance.node", f"/src/{report.relative_to(ROOT)}"]
-        argv = [sys.executable, "tests/lab/run", "conformance", "--", *inside, KUBECONFIG, *options]
+        argv = [sys.executable, "tests/lab/run", "conformance", "--", *inside, *options]
         with report.with_suffix(".log").open("w") as log:
             subprocess.run(
                 argv, cwd=ROOT, env={**os.environ, "DEFAULT_RUNTIME": handler}, stdin=subprocess.DEVNULL, stdout=log,

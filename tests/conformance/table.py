@@ -13,15 +13,17 @@ def render(stock: Mapping[str, Outcome], ours: Mapping[str, Outcome], repeated: 
     handlers = {"runc (stock)": stock, "kybernate": ours}
     parts = [_counts(handlers)]
     differing = outcomes.differences(stock, ours)
-    rows = [(one.name, one.stock.state, one.ours.state) for one in differing]
+    rows = [(f"`{one.name}`", one.stock.state, one.ours.state) for one in differing]
     parts.append(_section("Specs whose outcome differs", ("spec", *handlers), rows))
     both = sorted({*outcomes.unsuccessful(stock)} & {*outcomes.unsuccessful(ours)})
-    said = [(name, _first_line(stock[name].message)) for name in both]
+    said = [(f"`{name}`", f"`{_first_line(stock[name].message)}`") for name in both]
     parts.append(_section("Specs that fail by both handlers", ("spec", "what it says"), said))
     settled = sorted(set(repeated) - {one.name for one in differing})
     parts.append(
         _section(
-            "Specs that differed once, and no more when both repeated them", ("spec",), [(name,) for name in settled]
+            "Specs that differed once, and no more when both repeated them",
+            ("spec",),
+            [(f"`{name}`",) for name in settled],
         )
     )
     return "\n".join(parts)
@@ -49,4 +51,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0][:160] if message.strip() else ""
+    return (message.strip().splitlines() or [""])[0][:160].replace("`", "'")

@@ -85,9 +85,9 @@ def test_table_has_counts_differences_and_what_neither_handler_passes() -> None:
     text = table.render(stock, ours, {"a", "d"})
     assert "| NodeConformance | runc (stock) | 2 | 1 | 1 | 0 |" in text
     assert "| NodeConformance | kybernate | 2 | 0 | 2 | 0 |" in text
-    assert "| a | passed | failed |" in text
-    assert "| b | it hangs |" in text
-    assert text.endswith("| d |\n")
+    assert "| `a` | passed | failed |" in text
+    assert "| `b` | `it hangs` |" in text
+    assert text.endswith("| `d` |\n")
 
 
 def test_repetition_settles_what_differed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
