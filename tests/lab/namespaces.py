@@ -16,7 +16,7 @@ from tests.lab.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVA
 CHECKOUT = Path("/src")
 # What snapshots, mounts and sockets live on must not be an overlay itself. Checkpoints may be large and go to disk;
 # containerd's files are many and small, and making and removing them on a disk took most of a run's time.
-ON_DISK = ("tmp", "var/tmp", "var/lib/kybernate", "var/log/lab")
+ON_DISK = ("tmp", "var/tmp", "var/lib/kybernate", "var/lib/lab", "var/log/lab")
 IN_MEMORY = {"run": MS_NOSUID | MS_NODEV, "var/lib/containerd": 0}
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "kmsg", "fuse", "net/tun")
 DEVICE_GLOBS = ("nvidia*", "nvidia-caps/*")

@@ -36,11 +36,15 @@ class NotReady(Exception):
 
 @dataclass(frozen=True)
 class Daemon:
-    """A program in the background. Its pid is in /run/lab/NAME.pid, its output in /var/log/lab/NAME.log."""
+    """A program in the background. Its pid is in /run/lab/NAME.pid, its output in /var/log/lab/NAME.log.
+
+    `enter`: the command that starts it in other namespaces, which its own command follows; it keeps its pid.
+    """
 
     name: str
     argv: tuple[str, ...]
     ports: tuple[int, ...] = ()
+    enter: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:
@@ -64,7 +68,7 @@ class Daemon:
         STATE.mkdir(exist_ok=True)
         script = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         pid = subprocess.check_output(
-            ["sh", "-c", script, self.log, *self.argv], env=ENVIRONMENT, start_new_session=True, cwd="/"
+            [*self.enter, "sh", "-c", script, self.log, *self.argv], env=ENVIRONMENT, start_new_session=True, cwd="/"
         )
         self.pid_file.write_bytes(pid)
 

@@ -1,0 +1,152 @@
+"""Turns a process into the first one of a cluster's node: namespaces, cgroups, mounts and a network of its own.
+
+`python3 -m tests.lab.cluster.machine NUMBER` leaves that process behind and prints its pid. It only reaps; what the
+node consists of is started into its namespaces by the command NODE, which this module writes, and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from tests.lab import cgroups, syscalls
+from tests.lab.cluster import addresses
+from tests.lab.node import Daemon
+from tests.lab.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, MS_SHARED, mount
+
+COMMANDS = Path("/usr/local/bin")
+REAPER = ("/usr/bin/catatonit", "-P")
+# What a node keeps over its reboot, below /var/lib/lab/NODE. containerd's state is in memory, where the lab's is.
+KEPT = (
+    *("etc/cni/net.d", "etc/containerd", "etc/kubernetes", "etc/kybernate", "var/lib/cni", "var/lib/kubelet"),
+    *("var/lib/kybernate", "var/log/containers", "var/log/kybernate", "var/log/pods"),
+)
+ENTER = """#!/bin/sh
+# Runs a command in {name}: its namespaces and its cgroups. Options of nsenter may precede it.
+for group in {groups}; do echo $$ >"$group/cgroup.procs"; done
+exec nsenter --target {pid} --mount --uts --ipc --net --pid --cgroup "$@"
+"""
+
+
+class Machine(Daemon):
+    """The first process of node `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"node-{number}", ("/usr/bin/python3", "-m", "tests.lab.cluster.machine", str(number)))
+
+    @property
+    def into(self) -> tuple[str, ...]:
+        """The words before a command that run it in the node with the pid that the caller's child has."""
+        return (self.name, "--no-fork", "--")
+
+    def start(self) -> None:
+        """Make the namespaces; they are complete when this returns."""
+        # The checkout is where this module is found, and the node's Python has nothing of the caller's environment.
+        checkout = Path(__file__).resolve().parents[3]
+        self.pid_file.write_bytes(subprocess.check_output(self.argv, cwd=checkout, env={"PATH": os.defpath}))
+
+
+def main(argv: list[str]) -> int:
+    """Make node `argv[0]` and print the pid of its first process."""
+    number = int(argv[0])
+    name = f"node-{number}"
+    groups = cgroups.create(name)
+    told, tell = os.pipe()
+    inside = os.fork()
+    if inside == 0:
+        _leave(name, groups, tell)
+    os.close(tell)
+    with os.fdopen(told) as ready:
+        pid = int(ready.readline())
+        _connect(pid, name, number)
+        if ready.readline() != "mounted\n":
+            raise OSError(f"the mounts of {name} could not be made; see above")
+    os.waitpid(inside, 0)
+    _write_command(name, pid, groups)
+    print(pid)
+    return 0
+
+
+def _leave(name: str, groups: list[Path], tell: int) -> NoReturn:
+    """Become the node's first process, in a child of this one. Never returns into the caller's code."""
+    try:
+        _unshare(groups)
+        if pid := os.fork():
+            os.write(tell, f"{pid}\n".encode())
+            os._exit(0)
+        os.setsid()
+        socket.sethostname(name)
+        _mount(name, cgroups.hierarchies())
+        os.write(tell, b"mounted\n")
+        null = os.open("/dev/null", os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.execv(REAPER[0], REAPER)
+    except BaseException:  # noqa: BLE001  # a forked process must not run on in its parent's code
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _unshare(groups: list[Path]) -> None:
+    """Enter the node's cgroups, and leave all namespaces; the next child is the first process of the new ones."""
+    cgroups.enter(groups)
+    syscalls.unshare(
+        syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC
+        | syscalls.CLONE_NEWCGROUP | syscalls.CLONE_NEWPID
+    )  # fmt: skip
+    cgroups.settle(groups)
+
+
+def _mount(name: str, machine: list[cgroups.Hierarchy]) -> None:
+    """Give the node mounts of its own. They are shared, so that volumes appear in containers as they do elsewhere."""
+    strict = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    for path in KEPT:
+        _bind(addresses.STATE / name / path, Path("/", path))
+    _bind(addresses.CONTAINERD_STATE / name, addresses.CONTAINERD_STATE)
+    mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    mount("proc", "/proc", "proc", strict)
+    mount("sysfs", "/sys", "sysfs", strict)
+    cgroups.mount_inside(Path("/sys/fs/cgroup"), machine)
+    mount("none", "/", flags=MS_REC | MS_SHARED)
+
+
+def _bind(source: Path, target: Path) -> None:
+    for path in (source, target):
+        path.mkdir(parents=True, exist_ok=True)
+    mount(source, target, flags=MS_BIND)
+
+
+def _connect(pid: int, name: str, number: int) -> None:
+    """Give the node an interface on the cluster's network, and a route to the rest of the world by way of it."""
+    others = [(addresses.pod_range(other), addresses.node_address(other)) for other in range(1, 4) if other != number]
+    address = addresses.node_address(number)
+    for arguments in (
+        f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master {addresses.BRIDGE} up",
+        f"route replace {addresses.pod_range(number)} via {address}",
+    ):  # fmt: skip
+        subprocess.run(["ip", *shlex.split(arguments)], check=True)
+    inside = ["link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up",
+              f"route add default via {addresses.CONTROL_PLANE}"]  # fmt: skip
+    inside += [f"route add {pods} via {via}" for pods, via in others]
+    there = ["nsenter", f"--net=/proc/{pid}/ns/net"]
+    subprocess.run([*there, "ip", "-batch", "-"], input="\n".join(inside), text=True, check=True)
+    subprocess.run([*there, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"], check=True)
+
+
+def _write_command(name: str, pid: int, groups: list[Path]) -> None:
+    """Write the command that runs others in the node."""
+    occupied = [group / cgroups.LEAF if (group / cgroups.LEAF).exists() else group for group in groups]
+    command = COMMANDS / name
+    command.write_text(ENTER.format(name=name, pid=pid, groups=" ".join(map(str, occupied))))
+    command.chmod(0o755)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
