@@ -6,11 +6,12 @@ The exit status is 1 where a spec passes by the stock handler and not by ours.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.conformance import outcomes, specs, table
@@ -18,7 +19,7 @@ from tests.conformance.outcomes import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build/conformance"
-STOCK, OURS = "runc", "kybernate"
+HANDLERS = STOCK, OURS = "runc", "kybernate"
 AGAIN = "again"
 PROCESSES, SECONDS = 4, 3600
 GRACE = 300  # for the cluster's start, and for the end of what is interrupted
@@ -51,23 +52,30 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(portion: str, choice: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Run a portion by both handlers; what it prints is in a log beside its report."""
+    """Run a portion by both handlers, side by side, so that what else the machine does disturbs both alike."""
     options = [*choice, *(f"--skip={one.pattern}" for one in specs.EXCLUSIONS), "--no-color", "--keep-going"]
     options += [f"--procs={arguments.processes}", f"--timeout={arguments.seconds}s"]
-    for handler in (STOCK, OURS):
-        report = RESULTS / handler / f"{portion}.json"
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.unlink(missing_ok=True)
-        print(f"{portion} by {handler}: begins, its log is {report.with_suffix('.log').relative_to(ROOT)}", flush=True)
-        inside = ["/opt/kybernate/bin/python", "-m", "tests.conformance.node", f"/src/{report.relative_to(ROOT)}"]
-        argv = [sys.executable, "tests/lab/run", "conformance", "--", *inside, *options]
-        with report.with_suffix(".log").open("w") as log:
-            subprocess.run(
-                argv, cwd=ROOT, env={**os.environ, "DEFAULT_RUNTIME": handler}, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, timeout=arguments.seconds + GRACE, check=False,
-            )  # fmt: skip
-        found = outcomes.read(report.read_text()) if report.exists() else {}
-        print(f"{portion} by {handler}: {len(found)} specs, {len(outcomes.unsuccessful(found))} failed", flush=True)
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(_run_by, handler, portion, options, arguments.seconds) for handler in HANDLERS]:
+            done.result()
+
+
+def _run_by(handler: str, portion: str, options: Sequence[str], seconds: int) -> None:
+    """Run a portion in a cluster with this handler as its default; what it prints is in a log beside its report."""
+    report = RESULTS / handler / f"{portion}.json"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    begin, log = time.monotonic(), report.with_suffix(".log")
+    inside = ["/opt/kybernate/bin/python", "-m", "tests.conformance.node", f"/src/{report.relative_to(ROOT)}"]
+    argv = [sys.executable, "tests/lab/run", f"--default-runtime={handler}", "conformance", "--", *inside, *options]
+    with log.open("w") as output:
+        subprocess.run(
+            argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            timeout=seconds + GRACE, check=False,
+        )  # fmt: skip
+    found = _read(report) if report.exists() else {}
+    figures = f"{len(found)} specs, {len(outcomes.unsuccessful(found))} failed, {time.monotonic() - begin:.0f} s"
+    print(f"{portion} by {handler}: {figures}, see {log.relative_to(ROOT)}", flush=True)
 
 
 def _repeat(arguments: argparse.Namespace) -> None:
