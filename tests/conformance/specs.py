@@ -10,16 +10,16 @@ from types import MappingProxyType
 LABELS = ("NodeConformance", "Conformance")  # what is chosen; many specs have both
 
 # Each portion has a cluster of its own and is chosen by the labels of its specs. Every spec is in exactly one.
-_REST = "Conformance && !NodeConformance"
+_NODE = "NodeConformance && !Slow"
+_REST = "Conformance && !NodeConformance && !Slow"
 PORTIONS: Mapping[str, str] = MappingProxyType({
-    "node": "NodeConformance && sig-node",
-    "node-storage": "NodeConformance && sig-storage",
-    "node-others": "NodeConformance && !sig-node && !sig-storage",
+    "node": f"{_NODE} && sig-node",
+    "node-others": f"{_NODE} && !sig-node",
     "api-machinery": f"{_REST} && sig-api-machinery",
     "apps": f"{_REST} && sig-apps",
     "network": f"{_REST} && sig-network",
-    "cli": f"{_REST} && sig-cli",
-    "others": f"{_REST} && !sig-api-machinery && !sig-apps && !sig-network && !sig-cli",
+    "others": f"{_REST} && !sig-api-machinery && !sig-apps && !sig-network",
+    "slow": "(NodeConformance || Conformance) && Slow",
 })  # fmt: skip
 
 

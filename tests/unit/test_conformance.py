@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -68,6 +69,21 @@ def test_difference_is_a_defect_where_only_ours_does_not_pass() -> None:
 
 def test_what_skips_itself_is_not_unsuccessful() -> None:
     assert unsuccessful({"a": Outcome("timedout"), "b": Outcome("skipped"), "c": FAILED, "d": PASSED}) == ["a", "c"]
+
+
+def chosen(expression: str, labels: frozenset[str]) -> bool:
+    """Evaluate a filter of labels as Ginkgo does."""
+    words = {"&&": "and", "||": "or", "!": "not ", "(": "(", ")": ")"}
+    parts = re.findall(r"&&|\|\||[!()]|[\w-]+", expression)
+    return bool(eval(" ".join(words.get(part, str(part in labels)) for part in parts)))  # noqa: S307  # our own text
+
+
+def test_every_spec_that_is_chosen_is_in_exactly_one_portion() -> None:
+    kinds = [("sig-node",), ("sig-storage",), ("sig-apps",), ("sig-network",), ("sig-api-machinery",), ("sig-cli",)]
+    marks = [one for size in range(4) for one in itertools.combinations((*specs.LABELS, "Slow"), size)]
+    for labels in (frozenset(kind + mark) for kind in kinds for mark in marks):
+        portions = [name for name, expression in specs.PORTIONS.items() if chosen(expression, labels)]
+        assert len(portions) == bool(labels & {*specs.LABELS}), (labels, portions)
 
 
 def test_expression_of_a_spec_matches_its_name_alone_and_has_no_escaped_space() -> None:
