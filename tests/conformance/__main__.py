@@ -1,6 +1,6 @@
 """Runs the specs by both handlers, each portion in a cluster of its own, repeats what differs, and prints the result.
 
-The exit status is 1 where a spec passes by the stock handler and not by ours.
+The exit status is 1 where a spec passes by the stock handler and not by ours, and where specs have not run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def main(argv: Sequence[str]) -> int:
             _run(portion, [f"--label-filter={specs.PORTIONS[portion]}"], arguments)
     _repeat(arguments)
     stock, ours = (all_outcomes(handler) for handler in (STOCK, OURS))
-    text = table.render(stock, ours, {name for report in _reports(STOCK, AGAIN) for name in _read(report)})
+    repeated = {name for report in _reports(STOCK, AGAIN) for name in _read(report)}
+    short = _short()
+    text = table.render(stock, ours, repeated, short)
     (RESULTS / "result.md").write_text(text)
     print(text)
-    return int(any(one.defect for one in outcomes.differences(stock, ours)))
+    return int(bool(short) or any(one.defect for one in outcomes.differences(stock, ours)))
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -92,6 +94,13 @@ def all_outcomes(handler: str) -> dict[str, Outcome]:
     again = _reports(handler, AGAIN)
     first = [report for report in _reports(handler) if report not in again]
     return {name: one for report in first + again for name, one in _read(report).items()}
+
+
+def _short() -> dict[str, list[str]]:
+    """Return the portions of which specs are missing, by each handler, with the reasons."""
+    reports = {f"{report.stem} by {handler}": report for handler in HANDLERS for report in _reports(handler)}
+    found = {name: outcomes.shortfalls(report.read_text()) for name, report in reports.items()}
+    return {name: reasons for name, reasons in found.items() if reasons}
 
 
 def _reports(handler: str, prefix: str = "") -> list[Path]:

@@ -50,9 +50,8 @@ def read(report: str) -> dict[str, Outcome]:
     What the choice left out is in the report as well, as skipped without a word.
     """
     found: dict[str, Outcome] = {}
-    reasons: list[str] = []
+    reasons = shortfalls(report)
     for suite in json.loads(report):
-        reasons += suite.get("SpecialSuiteFailureReasons") or []
         for spec in suite["SpecReports"] or []:
             message = (spec.get("Failure") or {}).get("Message", "")
             if spec["LeafNodeType"] != "It":
@@ -62,6 +61,11 @@ def read(report: str) -> dict[str, Outcome]:
     if not found:
         raise NoSpecRan("; ".join(reasons) or "no spec was chosen")
     return found
+
+
+def shortfalls(report: str) -> list[str]:
+    """Return why a suite ended before all of its specs had run, as Ginkgo says it; nothing where they had."""
+    return [reason for suite in json.loads(report) for reason in suite.get("SpecialSuiteFailureReasons") or []]
 
 
 def _name(spec: Mapping[str, Any]) -> str:

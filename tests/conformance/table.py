@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from tests.conformance import outcomes, specs
 from tests.conformance.outcomes import Outcome
 
 
-def render(stock: Mapping[str, Outcome], ours: Mapping[str, Outcome], repeated: Iterable[str] = ()) -> str:
-    """Return counts for each label and handler, what differs, what neither passes, and what was repeated."""
+def render(
+    stock: Mapping[str, Outcome],
+    ours: Mapping[str, Outcome],
+    repeated: Iterable[str] = (),
+    short: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
+    """Return counts for each label and handler, what differs, what neither passes, and what was repeated.
+
+    `short`: the portions that ended before all of their specs had run, with the reasons.
+    """
     handlers = {"runc (stock)": stock, "kybernate": ours}
     parts = [_counts(handlers)]
     differing = outcomes.differences(stock, ours)
@@ -26,6 +35,8 @@ def render(stock: Mapping[str, Outcome], ours: Mapping[str, Outcome], repeated: 
             [(f"`{name}`",) for name in settled],
         )
     )
+    cut = [(f"`{name}`", "; ".join(reasons)) for name, reasons in short.items()]
+    parts += [_section("Portions that ended early", ("portion", "reason"), cut)] * bool(cut)
     return "\n".join(parts)
 
 

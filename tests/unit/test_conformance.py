@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance import __main__ as conformance
 from tests.conformance import specs, table
-from tests.conformance.outcomes import NOT_RUN, NoSpecRan, Outcome, differences, read, unsuccessful
+from tests.conformance.outcomes import NOT_RUN, NoSpecRan, Outcome, differences, read, shortfalls, unsuccessful
 
 PASSED, FAILED = Outcome("passed"), Outcome("failed", message="it hangs\nfor long")
 
@@ -104,6 +104,11 @@ def test_table_has_counts_differences_and_what_neither_handler_passes() -> None:
     assert "| `a` | passed | failed |" in text
     assert "| `b` | `it hangs` |" in text
     assert text.endswith("| `d` |\n")
+
+
+def test_table_says_which_portions_ended_early() -> None:
+    reasons = shortfalls(report(spec("a"), reasons=["Suite Timeout Elapsed"]))
+    assert "| `node by runc` | Suite Timeout Elapsed |" in table.render({}, {}, short={"node by runc": reasons})
 
 
 def test_repetition_settles_what_differed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
