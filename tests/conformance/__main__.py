@@ -55,15 +55,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _run(portion: str, choice: Sequence[str], arguments: argparse.Namespace) -> None:
     """Run a portion by both handlers, side by side, so that what else the machine does disturbs both alike."""
-    options = [*choice, *(f"--skip={one.pattern}" for one in specs.EXCLUSIONS), "--no-color", "--keep-going"]
-    options += [f"--procs={arguments.processes}", f"--timeout={arguments.seconds}s"]
+    options = [*choice, "--no-color", f"--procs={arguments.processes}", f"--timeout={arguments.seconds}s"]
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(_run_by, handler, portion, options, arguments.seconds) for handler in HANDLERS]:
             done.result()
 
 
 def _run_by(handler: str, portion: str, options: Sequence[str], seconds: int) -> None:
-    """Run a portion in a cluster with this handler as its default; what it prints is in a log beside its report."""
+    """Run a portion in a cluster with this handler as its default; what it prints is in a log next to its report."""
     report = RESULTS / handler / f"{portion}.json"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)

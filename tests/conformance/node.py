@@ -33,7 +33,7 @@ CONFIG = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve `REPORT GINKGO-OPTION…`: write the report, and beside it the versions of what ran."""
+    """Serve `REPORT GINKGO-OPTION…`: write the report, and next to it the versions of what ran."""
     report, options = Path(argv[0]), list(argv[1:])
     said = [subprocess.check_output(command, text=True).splitlines()[0] for command in VERSIONS]
     report.with_suffix(".versions").write_text("\n".join(said) + "\n")

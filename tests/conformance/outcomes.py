@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NOT_RUN = "not run"
+CUT_OFF = ("A suite timeout occurred", "Interrupted by User")  # the end of the whole suite, not of a spec's time
 
 
 class NoSpecRan(Exception):
@@ -47,7 +48,8 @@ class Difference:
 def read(report: str) -> dict[str, Outcome]:
     """Return the outcome of each spec that was chosen, by its full name. Raises NoSpecRan with the reason if none was.
 
-    What the choice left out is in the report as well, as skipped without a word.
+    What the choice left out is in the report as well, as skipped without a word; and so is, as failed, what still ran
+    when the suite's time was over. `shortfalls` says so.
     """
     found: dict[str, Outcome] = {}
     reasons = shortfalls(report)
@@ -56,7 +58,7 @@ def read(report: str) -> dict[str, Outcome]:
             message = (spec.get("Failure") or {}).get("Message", "")
             if spec["LeafNodeType"] != "It":
                 reasons += [message] * bool(message)
-            elif message or spec["State"] != "skipped":
+            elif (message or spec["State"] != "skipped") and not message.startswith(CUT_OFF):
                 found[_name(spec)] = Outcome(spec["State"], frozenset(_labels(spec)), message)
     if not found:
         raise NoSpecRan("; ".join(reasons) or "no spec was chosen")

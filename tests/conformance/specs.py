@@ -1,10 +1,9 @@
-"""Which specs of Kubernetes' end-to-end tests run, in which portions, and which do not, with the reason."""
+"""Which specs of Kubernetes' end-to-end tests run, and in which portions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 LABELS = ("NodeConformance", "Conformance")  # what is chosen; many specs have both
@@ -21,22 +20,6 @@ PORTIONS: Mapping[str, str] = MappingProxyType({
     "others": f"{_REST} && !sig-api-machinery && !sig-apps && !sig-network",
     "slow": "(NodeConformance || Conformance) && Slow",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Exclusion:
-    """Specs whose names match `pattern`, a regular expression that Go and Python read alike, are not run."""
-
-    pattern: str
-    reason: str
-
-
-EXCLUSIONS: tuple[Exclusion, ...] = ()
-
-
-def excluded(name: str) -> Exclusion | None:
-    """Return why a spec is not run; None where it is."""
-    return next((one for one in EXCLUSIONS if re.search(one.pattern, name)), None)
 
 
 def exactly(names: Iterable[str]) -> list[str]:

@@ -42,6 +42,12 @@ def test_outcome_is_skipped_where_the_spec_itself_skips_and_none_where_it_was_no
     assert found == {"windows": Outcome("skipped", message="not on Linux"), "one": PASSED}
 
 
+def test_spec_that_the_end_of_the_suite_cut_off_has_no_outcome() -> None:
+    cut, slow = "A suite timeout occurred", "A spec timeout occurred"
+    found = read(report(spec("a"), spec("b", "timedout", cut), spec("c", "timedout", slow)))
+    assert {name: one.state for name, one in found.items()} == {"a": "passed", "c": "timedout"}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
