@@ -30,7 +30,7 @@ def render(
     settled = sorted(set(repeated) - {one.name for one in differing})
     parts.append(
         _section(
-            "Specs that differed once, and no more when both repeated them",
+            "Specs that differed or were cut off, and did not differ when both repeated them",
             ("spec",),
             [(f"`{name}`",) for name in settled],
         )
