@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system conformance bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster conformance bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -13,10 +13,11 @@ help:
 	@echo "make test-unit    run the tests that need neither root nor network (within a minute)"
 	@echo "make search       try the properties of the unit tests on a thousand random examples each"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
+	@echo "make test-cluster run the tests of pods under a real kubelet, in a cluster"
 	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
-	@echo "make shell LANE=sid    open a shell in a throw-away node"
+	@echo "make shell LANE=sid    open a shell in a throw-away node; with LANE=cluster NODES=2, in a cluster of two"
 	@echo "make docs         build the manual as a site, into build/site; make docs-serve shows it on localhost:8000"
 	@echo "make proto        generate messages from proto/"
 	@echo "make native       compile what is in C: the program that containerd executes, the arena's library"
@@ -55,6 +56,11 @@ search: venv
 
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
+
+# In a cluster of NODES nodes, whose pods run under DEFAULT_RUNTIME where they name no class.
+test-cluster:
+	tests/lab/run $(or $(LANE),cluster) -- /opt/kybernate/bin/python -m pytest tests/cluster \
+	    --ignore tests/cluster/two_nodes $(PYTEST_ARGS)
 
 # More than an hour: each portion of tests/conformance/specs.py by both handlers, in a cluster of its own.
 conformance: venv

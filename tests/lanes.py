@@ -2,6 +2,9 @@
 
 The lanes differ in containerd, runc, crun, CRIU and Python, and not in the kernel. What meets those runs in every lane.
 What does not runs in one, with its reason here. Of two parts that name a file, the longer path has it.
+
+The lanes with a Kubernetes cluster have the roots of the others. Their tests run in both where the subject is what
+kubelet asks of containerd, and else in the one with the newer containerd.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-SUITES = ("contract", "faults", "hostile", "system")  # the folders whose tests need a node
+SUITES = ("cluster", "contract", "faults", "hostile", "system")  # the folders whose tests need a node
 LANES = ("trixie", "sid")
+CLUSTERS = ("cluster", "cluster-trixie")
+ONE_NODE = ("--nodes", "1", "--default-runtime", "runc")  # whatever the environment says
 WITHOUT_LIMITS = "not (pod or cri or container_of_two)"  # on cgroup v2 with v1's controllers; pods ask for limits
 
 
@@ -21,7 +26,7 @@ class Part:
     """Tests that run one by one in a node of their own.
 
     `paths`: files and folders below tests/. `seconds`: of a CPU that it takes in one lane, by which it is placed
-    among the others. `lanes`: where it runs. `why`: the reason that these are not all lanes.
+    among the others. `lanes`: where it runs. `why`: the reason that these are not all lanes. `flags`: of the lab.
     """
 
     name: str
@@ -29,6 +34,7 @@ class Part:
     seconds: int
     lanes: tuple[str, ...] = LANES
     why: str = ""
+    flags: tuple[str, ...] = ()
 
     def files(self) -> list[Path]:
         """Return its files, in order: those that no other part names by a longer path."""
@@ -162,6 +168,23 @@ PARTS = (
         10,
         ("trixie",),
         "systemd and the packaged units, whatever the runtimes",
+    ),
+    Part(
+        "cluster",
+        ("cluster",),
+        100,
+        CLUSTERS[:1],
+        "kubelet and its pods; what it asks of containerd is in the lane's own tests, for both versions",
+        flags=ONE_NODE,
+    ),
+    Part("lane of a cluster", ("cluster/test_lane.py",), 60, CLUSTERS, "kubelet and its pods", flags=ONE_NODE),
+    Part(
+        "two nodes",
+        ("cluster/two_nodes",),
+        50,
+        CLUSTERS[:1],
+        "the network between nodes, and the handler that pods have who name none",
+        flags=("--nodes", "2", "--default-runtime", "kybernate"),
     ),
     Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 20),
 )  # fmt: skip

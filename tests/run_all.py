@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,9 @@ from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.lanes import LANES, WITHOUT_LIMITS, order  # the line above makes it importable
+from tests.lab import go_programs  # the line above makes it importable
+from tests.lab.lanes import LANES as LAB_LANES
+from tests.lanes import CLUSTERS, LANES, WITHOUT_LIMITS, order
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build/tests"
@@ -123,17 +125,34 @@ def in_lab(name: str, lane: str, *tests: object, flags: Sequence[str] = ()) -> S
     return Suite(f"{lane} {name}", [*alone, *map(str, tests)], alone)
 
 
-def suites_in_lab() -> list[Suite]:
-    """Return what runs in nodes, in order."""
-    found = [in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files())) for part, lane in order()]
+def suites_in_lab(missing: Collection[str] = ()) -> list[Suite]:
+    """Return what runs in nodes, in order, but for what runs in lanes that are `missing` here."""
+    found = [
+        in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files()), flags=part.flags)
+        for part, lane in order()
+        if lane not in missing
+    ]
     v2 = ("tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS)
-    return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"])]
+    return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"]), *suites_on_machine(missing)]
 
 
-def build_lanes() -> bool:
+def suites_on_machine(missing: Collection[str]) -> list[Suite]:
+    """Return what starts nodes of the lab by itself, and looks at the machine."""
+    alone = [sys.executable, "-m", "pytest", "-q"]
+    return [] if set(missing) & set(CLUSTERS) else [Suite("machine", [*alone, "tests/machine"], alone)]
+
+
+def missing_lanes() -> dict[str, str]:
+    """Return the lanes whose programs can neither be had from the cache nor be built here, each with the reason."""
+    reasons = ((lane, go_programs.lacking(name)) for lane in CLUSTERS for name in LAB_LANES[lane].programs)
+    return {lane: reason for lane, reason in reasons if reason}
+
+
+def build_lanes(missing: Collection[str] = ()) -> bool:
     """Build the lab's lanes, one after the other, so that the suites measure nothing but themselves."""
-    for lane in LANES:
-        built = subprocess.run([sys.executable, "tests/lab/run", lane, "--", "true"], cwd=ROOT, check=False)
+    for lane in (lane for lane in (*LANES, *CLUSTERS) if lane not in missing):
+        argv = ["--build-only", lane] if lane in CLUSTERS else [lane, "--", "true"]
+        built = subprocess.run([sys.executable, "tests/lab/run", *argv], cwd=ROOT, check=False)
         if built.returncode:
             print(f"0 passed, 1 failed: the lab's lane {lane} does not start")
             return False
@@ -147,11 +166,11 @@ def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:
             running.result()
 
 
-def run_everything(unit: Suite, others: Sequence[Suite], nodes: int) -> bool:
+def run_everything(unit: Suite, others: Sequence[Suite], nodes: int, missing: Collection[str] = ()) -> bool:
     """Run all suites; return False where the lab cannot be built, after the unit tests alone."""
     with ThreadPoolExecutor(1) as another:
         running = another.submit(unit.run)
-        built = build_lanes()
+        built = build_lanes(missing)
         if built:
             run_side_by_side(others, nodes)
         running.result()
@@ -201,8 +220,11 @@ def main(argv: Sequence[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     alone = [sys.executable, "-m", "pytest", "-q"]
     unit = Suite("unit", [*alone, "-n", "auto", "--dist", "worksteal", "tests/unit"], alone)
-    others = suites_in_lab()
-    if not run_everything(unit, others, nodes):
+    missing = missing_lanes()
+    for lane, reason in missing.items():
+        print(f"the lane {lane} is left out, with its tests: {reason}", flush=True)
+    others = suites_in_lab(missing)
+    if not run_everything(unit, others, nodes, missing):
         return 1
     return summary([unit, *others], repeat_alone([unit, *others]))
 

@@ -15,6 +15,7 @@ from tests.lab.cluster.manifests import USER as USER_NAME
 from tests.lab.cluster.manifests import binding
 
 OURS, STOCK = "kybernate", "runc"
+OF_TESTS = "kybernate.io/lab=test"  # the label of the tests' namespaces
 _numbers = itertools.count(1)
 
 
@@ -36,21 +37,25 @@ def handler(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def administrator() -> Kubectl:
+def administrator() -> Iterator[Kubectl]:
     """kubectl as the cluster's administrator, in the namespace "default"."""
-    return Kubectl()
+    found = Kubectl()
+    yield found
+    found.wait("delete", "namespaces", "--selector", OF_TESTS, seconds=120)
 
 
 @pytest.fixture
 def kubectl(administrator: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """kubectl as the administrator in a namespace of this test, which is removed with all that it holds."""
+    """kubectl as the administrator in a namespace of this test, which is removed while the next test runs."""
     found = administrator.within(f"test-{next(_numbers)}")
-    administrator("create", "namespace", found.namespace)
+    label, _, value = OF_TESTS.partition("=")
+    metadata = {"name": found.namespace, "labels": {label: value}}
+    administrator.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     found.wait("create", "serviceaccount/default")
     request.node.kubectl = found
     yield found
-    found.delete("pods,deployments,statefulsets,daemonsets,replicasets,jobs,cronjobs", "--all")
     administrator("delete", "namespace", found.namespace, "--wait=false")
+    found("delete", "pods", "--all", "--now", "--wait=false")  # sooner than after their grace periods
 
 
 @pytest.fixture

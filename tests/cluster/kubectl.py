@@ -44,11 +44,10 @@ class Kubectl:
     def __call__(self, *words: str, text: str | None = None, seconds: float = 120) -> str:
         """Run kubectl with `text` on its stdin and return what it prints. Raises KubectlFailed."""
         argv = self.argv(*words)
-        given = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds, check=False, **given)  # type: ignore[call-overload]
+        done = subprocess.run(argv, input=text or "", capture_output=True, text=True, timeout=seconds, check=False)
         if done.returncode:
             raise KubectlFailed(argv, done.returncode, done.stderr)
-        return str(done.stdout)
+        return done.stdout
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """Run kubectl in the background with pipes, as for attach and port-forward; the caller ends it."""
@@ -87,6 +86,10 @@ class Kubectl:
         """Return the objects of a List."""
         found: list[Object] = self.get(*words)["items"]
         return found
+
+    def node(self, pod: str) -> str:
+        """Return the name of the node on which a pod is."""
+        return str(self.get("pod", pod)["spec"]["nodeName"])
 
     def wait(self, condition: str, *targets: str, seconds: float = 60) -> None:
         """Wait for a condition as `kubectl wait --for` has it: `condition=Ready`, `jsonpath={.status.phase}=Failed`."""

@@ -37,6 +37,7 @@ ENVIRONMENT = {
     # gRPC stops its threads before a fork, and now and then waits for them forever. Tests fork only to execute.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
+MOST_NODES, DEFAULT_RUNTIMES = 3, ("runc", "kybernate")
 KEPT = ("TERM", "NODES", "DEFAULT_RUNTIME")
 EPILOG = """
 The first run of a lane builds its root from Debian's packages, which takes some minutes; later ones start in seconds.
@@ -62,7 +63,7 @@ in the node of a cluster:
 
 def main(argv: Sequence[str]) -> int:
     """Serve `tests/lab/run` and return its exit status: the command's, or 125 if there is no node to run it in."""
-    arguments = _arguments(argv)
+    arguments = parse(argv)
     if os.geteuid() != 0:
         print("the lab needs root, for namespaces, mounts and cgroups", file=sys.stderr)
         return CANNOT_START
@@ -83,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
         return CANNOT_START
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Raises SystemExit, after a message on stderr, where it is wrong."""
     parser = argparse.ArgumentParser(
         prog="tests/lab/run",
         description="Run COMMAND as root in a throw-away node and return its exit status; a shell without COMMAND.",
@@ -94,18 +96,22 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cgroup2", action="store_true", help="show the node cgroup v2 alone (without v1's controllers)"
     )
-    parser.add_argument(
-        "--nodes", type=int, choices=(1, 2, 3), default=os.environ.get("NODES") or 1, help="of a cluster"
-    )
+    parser.add_argument("--nodes", type=int, default=os.environ.get("NODES") or 1, help="of a cluster: 1, 2 or 3")
     parser.add_argument(
         "--default-runtime",
-        default=os.environ.get("DEFAULT_RUNTIME") or "runc",
+        default=os.environ.get("DEFAULT_RUNTIME") or DEFAULT_RUNTIMES[0],
         metavar="NAME",
-        help="the handler of a cluster's pods that name none: runc or kybernate",
+        help=f"the handler of a cluster's pods that name none: {' or '.join(DEFAULT_RUNTIMES)}",
     )
     parser.add_argument("lane", choices=LANES, metavar="LANE", help=" or ".join(LANES))
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="what to run, in /src")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if LANES[arguments.lane].cluster:
+        if not 1 <= arguments.nodes <= MOST_NODES:
+            parser.error(f"a cluster has 1 to {MOST_NODES} nodes, not {arguments.nodes}")
+        if arguments.default_runtime not in DEFAULT_RUNTIMES:
+            parser.error(f"a cluster has no handler {arguments.default_runtime}, but {' and '.join(DEFAULT_RUNTIMES)}")
+    return arguments
 
 
 @contextmanager

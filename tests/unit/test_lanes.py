@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.lanes import LANES, PARTS, TESTS, Part, all_files, order, owner
-from tests.run_all import suites_in_lab
+from tests.lab import go_programs
+from tests.lanes import CLUSTERS, LANES, PARTS, TESTS, Part, all_files, order, owner
+from tests.run_all import missing_lanes, suites_in_lab
 
 DOCUMENTED = TESTS.parent / "docs/development.md"
 # All that this file knows of: what drives containerd, runc or CRIU, and is worth nothing in one lane alone.
@@ -39,8 +40,9 @@ def test_suites_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_part_says_why_it_is_not_in_all_lanes(part: Part) -> None:
     assert part.files(), "names nothing that no other part has"
-    assert set(part.lanes) <= set(LANES)
+    assert set(part.lanes) <= {*LANES, *CLUSTERS}
     assert bool(part.why) == (part.lanes != LANES)
+    assert set(part.lanes) <= set(LANES if part.files()[0].relative_to(TESTS).parts[0] != "cluster" else CLUSTERS)
     for path in part.paths:
         assert (TESTS / path).exists(), path
 
@@ -48,6 +50,21 @@ def test_part_says_why_it_is_not_in_all_lanes(part: Part) -> None:
 @pytest.mark.parametrize("path", IN_EVERY_LANE)
 def test_what_meets_a_lanes_own_programs_runs_in_every_lane(path: str) -> None:
     assert owner(TESTS / path).lanes == LANES
+
+
+def test_lane_that_cannot_be_built_is_left_out_alone() -> None:
+    everything, without = suites_in_lab(), suites_in_lab(CLUSTERS)
+    left_out = {suite.name for suite in everything} - {suite.name for suite in without}
+    assert left_out == {f"{lane} {part.name}" for part in PARTS for lane in part.lanes if lane in CLUSTERS} | {
+        "machine"
+    }
+
+
+def test_reason_of_a_lane_that_is_left_out_is_that_of_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(go_programs, "lacking", lambda name: f"no {name}")
+    assert missing_lanes() == dict.fromkeys(CLUSTERS, "no kubernetes")
+    monkeypatch.setattr(go_programs, "lacking", lambda name: None)
+    assert missing_lanes() == {}
 
 
 def test_long_parts_begin_first_and_the_lanes_of_one_are_apart() -> None:
@@ -60,9 +77,9 @@ def test_long_parts_begin_first_and_the_lanes_of_one_are_apart() -> None:
 
 
 def test_documented_times_are_those_that_parts_are_placed_by() -> None:
-    rows = re.findall(r"^\| ([^|]+) \| (both|trixie|sid) \| (\d+) s \|$", DOCUMENTED.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \| ([a-z -]+) \| (\d+) s \|$", DOCUMENTED.read_text(), re.MULTILINE)
     assert {name: (lanes, int(seconds)) for name, lanes, seconds in rows} == {
-        part.name: ("both" if part.lanes == LANES else part.lanes[0], part.seconds) for part in PARTS
+        part.name: ("both" if part.lanes == LANES else " and ".join(part.lanes), part.seconds) for part in PARTS
     }
 
 

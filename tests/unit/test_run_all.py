@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_unit_tests_run_beside_the_build_of_the_lab(folder: Path, monkeypatch: p
     unit = Suite("unit", [sys.executable, "-c", f"open({str(began)!r}, 'w')"], [])
     other = suite(folder, "other", PASSES)
 
-    def build() -> bool:
+    def build(missing: Collection[str]) -> bool:
         until = time.monotonic() + 60
         while not began.exists():
             assert time.monotonic() < until, "the unit tests wait for the lab"

@@ -19,9 +19,6 @@ def main(argv: list[str]) -> int:
         cluster.start()
     except (NotReady, OSError, AssertionError, subprocess.SubprocessError) as error:
         print(f"the cluster does not start: {error}", file=sys.stderr)
-        for daemon in cluster.daemons:
-            if daemon.pid_file.exists() and not daemon.alive():
-                print(f"{daemon.name} has ended:\n{daemon.tail()}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,9 +1,10 @@
-"""Addresses and files of a cluster, which its programs and its tests share."""
+"""Addresses, files and deadlines of a cluster, which its programs and its tests share."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+SECONDS = 120  # in which each step of a start must have ended, on a busy machine
 DOMAIN = "cluster.local"
 BRIDGE = "lab0"  # between the control plane and the nodes
 CONTROL_PLANE = "172.31.0.1"

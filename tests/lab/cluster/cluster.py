@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +18,14 @@ from pathlib import Path
 
 from tests.lab import project
 from tests.lab.cluster import components, identities, manifests
-from tests.lab.cluster.addresses import ADMINISTRATOR, BRIDGE, CONTROL_PLANE
+from tests.lab.cluster.addresses import ADMINISTRATOR, BRIDGE, CONFIGURATION, CONTROL_PLANE, SECONDS
 from tests.lab.cluster.nodes import Node
 from tests.lab.namespaces import CHECKOUT
 from tests.lab.node import STATE, Daemon, NotReady, Registry
 
 FACTS = STATE / "cluster.json"
+LOWEST_PORT = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 REGISTRY_SETTINGS = Path("/etc/lab/registry.yml")
-SECONDS = 60  # in which each step of the start must have ended
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Cluster:
         """Start everything and return when pods can run on every node. Raises NotReady with the reason."""
         _prepare_network()
         identities.write_all((node.name, node.address) for node in self.nodes)
+        components.give_to_plane(CONFIGURATION)
         registry = Registry()
         for daemon in (registry, self.etcd, self.api_server):
             daemon.start()
@@ -100,13 +102,28 @@ class Cluster:
     def _wait_ready(self) -> None:
         """Wait until the nodes are ready and both namespaces have what a pod needs of them."""
         names = [f"node/{node.name}" for node in self.nodes]
-        waits = [("--for=create", *names), ("--for=condition=Ready", *names)]
+        waits = [("--for=create", name) for name in names]  # of several, kubectl would want the first look to find all
+        waits += [("--for=condition=Ready", name) for name in names]
         for namespace in ("default", manifests.USER):
             waits += [("--for=create", f"--namespace={namespace}", "serviceaccount/default")]
             waits += [("--for=create", f"--namespace={namespace}", "configmap/kube-root-ca.crt")]
         for wait in waits:
-            kubectl("wait", f"--timeout={SECONDS}s", *wait)
-        self.name_server.wait_ready()
+            self._wait(*wait)
+        for daemon in self.daemons:
+            daemon.wait_ready(seconds=SECONDS)
+
+    def _wait(self, *words: str) -> None:
+        """Wait with `kubectl wait`, which watches. Raises NotReady, immediately where a program of the cluster ends."""
+        argv = ["kubectl", f"--kubeconfig={ADMINISTRATOR}", "wait", f"--timeout={SECONDS}s", *words]
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as waiting:
+            while waiting.poll() is None:
+                for daemon in self.daemons:
+                    if not daemon.alive():
+                        waiting.kill()
+                        raise NotReady(f"{daemon.name} has ended\n{daemon.tail()}")
+                time.sleep(0.05)
+            if waiting.returncode:
+                raise NotReady(f"{' '.join(argv)}: {waiting.stderr.read() if waiting.stderr else ''}")
 
 
 def running() -> Cluster:
@@ -127,4 +144,5 @@ def _prepare_network() -> None:
     """Make the network between the control plane and the nodes, which reach the image registry by it, too."""
     batch = [f"link add {BRIDGE} type bridge", f"address add {CONTROL_PLANE}/24 dev {BRIDGE}", f"link set {BRIDGE} up"]
     subprocess.run(["ip", "-batch", "-"], input="\n".join(batch), text=True, check=True)
+    LOWEST_PORT.write_text("53\n")  # of those that any user may serve: the name server's; the setting is this network's
     REGISTRY_SETTINGS.write_text(REGISTRY_SETTINGS.read_text().replace("127.0.0.1:", ":"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 
+from tests.lab import containerd_config
 from tests.lab.cluster.addresses import (
     API_PORT,
     CONFIGURATION,
@@ -22,31 +25,20 @@ from tests.lab.cluster.addresses import (
     STATE,
     kubeconfig,
 )  # fmt: skip
+from tests.lab.cluster.machine import InNode, Machine
 from tests.lab.node import Daemon
 
+ETCD_DATA = STATE / "etcd"
 COREFILE = CONFIGURATION / "Corefile"
 KUBELET_CONFIGURATION = CONFIGURATION / "kubelet.yaml"
-DNS_READY_PORT = 8181
+CONTROLLERS_PORT, SCHEDULER_PORT, DNS_READY_PORT, PROXY_HEALTH_PORT = 10257, 10259, 8181, 10256
 AGENT = "/opt/kybernate/bin/kybernate"
 # A program that waits most of the time keeps little garbage, at the price of collecting it more often.
 SMALL = ("env", "GOGC=50")
-# kubelet sets these to what it wants, or ends. They are the machine's, so that it is shown files with its values. Others
-# must not be: a /proc that is covered in part lets no user namespace mount one of its own.
-TUNABLES = {
-    "kernel/keys/root_maxbytes": 25000000, "kernel/keys/root_maxkeys": 1000000, "kernel/panic": 10,
-    "kernel/panic_on_oops": 1, "vm/overcommit_memory": 1, "vm/panic_on_oom": 0,
-}  # fmt: skip
-WITH_TUNABLES = """
-mount --make-private /proc
-for left in $(seq "$0"); do
-    place=${1%=*} file=/run/tunables/${1%=*}
-    mkdir -p "${file%/*}"
-    echo "${1#*=}" >"$file"
-    mount --bind "$file" "/proc/sys/$place"
-    shift
-done
-exec "$@"
-"""
+# The control plane needs no root. With an account of its own, it takes nothing from the 128 instances of inotify that
+# the kernel lets root have, on which kubelets and containerd depend.
+ACCOUNT = 64900
+PLANE = ("setpriv", f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", "--clear-groups", *SMALL)
 
 
 @dataclass(frozen=True)
@@ -58,23 +50,40 @@ class Served(Daemon):
     def serves(self) -> bool:
         """Ask as the cluster's administrator."""
         (port,) = self.ports
-        context = ssl.create_default_context(cafile=PKI / "ca.crt")
-        context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
-        connection = http.client.HTTPSConnection(CONTROL_PLANE, port, context=context, timeout=5)
         try:
-            connection.request("GET", self.path)
-            return connection.getresponse().status == http.HTTPStatus.OK
+            status, _ = ask(CONTROL_PLANE, port, "GET", self.path, "admin")
         except OSError:
             return False
-        finally:
-            connection.close()
+        return status == http.HTTPStatus.OK
+
+
+def ask(host: str, port: int, method: str, path: str, caller: str = "") -> tuple[int, str]:
+    """Make a request by HTTPS and return its status and answer; `caller` has a certificate of that name."""
+    context = ssl.create_default_context(cafile=PKI / "ca.crt")
+    if caller:
+        context.load_cert_chain(PKI / f"{caller}.crt", PKI / f"{caller}.key")
+    connection = http.client.HTTPSConnection(host, port, context=context, timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def give_to_plane(place: Path) -> None:
+    """Make the control plane the owner of a file, or of a directory with all that it holds."""
+    for path in (place, *place.rglob("*")):
+        os.chown(path, ACCOUNT, ACCOUNT)
 
 
 def etcd() -> Daemon:
     """Where the API server keeps its objects. They need not survive the machine: nothing is flushed to the disk."""
+    ETCD_DATA.mkdir(mode=0o700, exist_ok=True)
+    give_to_plane(ETCD_DATA)
     client, peer = f"http://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PEER_PORT}"
     return Daemon("etcd", (
-        *SMALL, "etcd", "--name=lab", f"--data-dir={STATE}/etcd", "--unsafe-no-fsync", "--log-level=warn",
+        *PLANE, "etcd", "--name=lab", f"--data-dir={ETCD_DATA}", "--unsafe-no-fsync", "--log-level=warn",
         f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
         f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=lab={peer}",
         "--heartbeat-interval=500", "--election-timeout=5000",
@@ -84,7 +93,7 @@ def etcd() -> Daemon:
 def api_server() -> Daemon:
     """The API server; it waits for etcd by itself."""
     return Served("kube-apiserver", (
-        *SMALL, "kube-apiserver", f"--advertise-address={CONTROL_PLANE}", f"--secure-port={API_PORT}",
+        *PLANE, "kube-apiserver", f"--advertise-address={CONTROL_PLANE}", f"--secure-port={API_PORT}",
         f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
         f"--client-ca-file={PKI}/ca.crt",
         f"--tls-cert-file={PKI}/apiserver.crt", f"--tls-private-key-file={PKI}/apiserver.key",
@@ -106,39 +115,38 @@ def api_server() -> Daemon:
 
 def controllers() -> Daemon:
     """The controller manager."""
-    return Served("kube-controller-manager", (
-        *SMALL, "kube-controller-manager", *_as("controller-manager"), "--leader-elect=false",
-        f"--bind-address={CONTROL_PLANE}", "--use-service-account-credentials", "--profiling=false",
-        f"--client-ca-file={PKI}/ca.crt", *_serving("controller-manager"),
+    return Daemon("kube-controller-manager", (
+        *PLANE, "kube-controller-manager", *_as("controller-manager"), "--use-service-account-credentials",
         f"--service-account-private-key-file={PKI}/service-accounts.key", f"--root-ca-file={PKI}/ca.crt",
         f"--cluster-signing-cert-file={PKI}/ca.crt", f"--cluster-signing-key-file={PKI}/ca.key",
-    ), (10257,))  # fmt: skip
+    ), (CONTROLLERS_PORT,))  # fmt: skip
 
 
 def scheduler() -> Daemon:
     """The scheduler."""
-    return Served("kube-scheduler", (
-        *SMALL, "kube-scheduler", *_as("scheduler"), "--leader-elect=false", f"--bind-address={CONTROL_PLANE}",
-        f"--client-ca-file={PKI}/ca.crt", *_serving("scheduler"), "--profiling=false",
-    ), (10259,))  # fmt: skip
+    return Daemon("kube-scheduler", (*PLANE, "kube-scheduler", *_as("scheduler")), (SCHEDULER_PORT,))
 
 
 def name_server() -> Daemon:
-    """CoreDNS, beside the control plane; pods ask it by the Service kube-dns."""
+    """CoreDNS, where the control plane is; pods ask it by the Service kube-dns."""
     COREFILE.write_text(
         ".:53 {\n    errors\n    ready\n    cache 5\n"
         f"    kubernetes {DOMAIN} in-addr.arpa ip6.arpa {{\n"
         f"        kubeconfig {kubeconfig('coredns')}\n        pods insecure\n    }}\n}}\n"
     )
-    return Daemon("coredns", (*SMALL, "coredns", "-conf", str(COREFILE)), (DNS_READY_PORT,))
+    return Daemon("coredns", (*PLANE, "coredns", "-conf", str(COREFILE)), (DNS_READY_PORT,))
 
 
-def kubelet(name: str, into: tuple[str, ...]) -> Daemon:
-    """A node's kubelet, which finds files of its own in place of the machine's tunables."""
-    values = [f"{place}={value}" for place, value in TUNABLES.items()]
-    alone = ("unshare", "--mount", "--propagation=unchanged", "sh", "-ec", WITH_TUNABLES, str(len(values)), *values)
-    argv = (*alone, *SMALL, "kubelet", f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
-    return Daemon(f"kubelet-{name}", argv, enter=into)
+def containerd(machine: Machine) -> Daemon:
+    """A node's containerd, ready when its CRI plugin is, which opens its port of streams last."""
+    ports, sockets = (containerd_config.STREAM_PORT,), (str(containerd_config.SOCKET),)
+    return _in(machine, "containerd", ("/usr/bin/containerd",), ports, sockets)
+
+
+def kubelet(machine: Machine) -> Daemon:
+    """A node's kubelet."""
+    argv = (*SMALL, "kubelet", f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
+    return _in(machine, "kubelet", argv, (KUBELET_PORT,))
 
 
 def kubelet_configuration(address: str) -> str:
@@ -156,8 +164,8 @@ def kubelet_configuration(address: str) -> str:
         "clusterDNS": [DNS_SERVICE], "clusterDomain": DOMAIN, "resolvConf": "/etc/resolv.conf",
         "staticPodPath": f"{CONFIGURATION}/manifests",
         # The lab has no systemd, cgroup v1 where the machine has it, and may not lower OOM scores.
-        "cgroupDriver": "cgroupfs", "failCgroupV1": False, "failSwapOn": False, "enforceNodeAllocatable": [],
-        "oomScoreAdj": 0, "featureGates": {"KubeletInUserNamespace": True},
+        "cgroupDriver": "cgroupfs", "failCgroupV1": False, "failSwapOn": False,
+        "oomScoreAdj": 0,
         # The disk and the memory are the machine's: how full they are says nothing of the node.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%",
                          "nodefs.inodesFree": "1%"},
@@ -166,25 +174,33 @@ def kubelet_configuration(address: str) -> str:
     }, indent=2)  # fmt: skip
 
 
-def proxy(name: str, into: tuple[str, ...]) -> Daemon:
+def proxy(machine: Machine) -> Daemon:
     """A node's kube-proxy. It leaves the machine's connection tracking as it is."""
-    return Daemon(f"kube-proxy-{name}", (
-        *SMALL, "kube-proxy", f"--kubeconfig={kubeconfig('kube-proxy')}", f"--hostname-override={name}",
-        "--proxy-mode=nftables", f"--cluster-cidr={PODS}", "--conntrack-max-per-core=0",
+    return _in(machine, "kube-proxy", (
+        *SMALL, "kube-proxy", f"--kubeconfig={kubeconfig('kube-proxy')}", f"--hostname-override={machine.name}",
+        "--proxy-mode=nftables", f"--cluster-cidr={PODS}", "--oom-score-adj=0", "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-    ), enter=into)  # fmt: skip
+    ), (PROXY_HEALTH_PORT,))  # fmt: skip
 
 
-def agent(name: str, into: tuple[str, ...]) -> Daemon:
+def agent(machine: Machine) -> Daemon:
     """A node's agent of this project."""
-    return Daemon(f"agent-{name}", (AGENT, "agent"), enter=into)
+    return _in(machine, "agent", (AGENT, "agent"), sockets=("/run/kybernate/agent.sock",))
+
+
+def _in(
+    machine: Machine, name: str, argv: tuple[str, ...], ports: tuple[int, ...] = (), sockets: tuple[str, ...] = ()
+) -> Daemon:
+    """Return a program of a node, whose name and log have the node's name."""
+    return InNode(f"{name}-{machine.name}", argv, ports, machine.into, machine, sockets)
 
 
 def _as(name: str) -> tuple[str, ...]:
-    """Return the flags by which a component calls the API server, also to know who calls it."""
+    """Return the flags of a component that there is once: how it calls the API server, also to know its own callers.
+
+    It makes its serving certificate by itself, in memory: each file that it is given costs one of the machine's few
+    inotify instances.
+    """
     file = kubeconfig(name)
-    return (f"--kubeconfig={file}", f"--authentication-kubeconfig={file}", f"--authorization-kubeconfig={file}")
-
-
-def _serving(name: str) -> tuple[str, ...]:
-    return (f"--tls-cert-file={PKI}/{name}.crt", f"--tls-private-key-file={PKI}/{name}.key")
+    callers = (f"--authentication-kubeconfig={file}", f"--authorization-kubeconfig={file}")
+    return (f"--kubeconfig={file}", *callers, "--leader-elect=false", "--bind-address=127.0.0.1", "--profiling=false")

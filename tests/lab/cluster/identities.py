@@ -35,13 +35,14 @@ def write_all(nodes: Iterable[tuple[str, str]]) -> None:
     authority.server("kube-apiserver", API_NAMES).write(PKI / "apiserver")
     authority.client("kubelet-client").write(PKI / "kubelet-client")
     for name in ("controller-manager", "scheduler"):
-        authority.server(name, [CONTROL_PLANE, "localhost"]).write(PKI / name)
         _client(authority, kubeconfig(name), f"system:kube-{name}")
     _client(authority, kubeconfig("coredns"), "coredns")
     administrator = authority.client("admin", "system:masters")
     administrator.write(PKI / "admin")
     write_kubeconfig(ADMINISTRATOR, API, authority.pair.certificate, administrator)
-    write_kubeconfig(USER, API, authority.pair.certificate, authority.client(USER_NAME), namespace=USER_NAME)
+    user = authority.client(USER_NAME)
+    user.write(PKI / "user")
+    write_kubeconfig(USER, API, authority.pair.certificate, user, namespace=USER_NAME)
     for name, address in nodes:
         _node(authority, name, address)
 

@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 import traceback
+import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from tests.lab import cgroups, syscalls
 from tests.lab.cluster import addresses
-from tests.lab.node import Daemon
+from tests.lab.node import ENVIRONMENT, Daemon
 from tests.lab.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, MS_SHARED, mount
 
 COMMANDS = Path("/usr/local/bin")
@@ -27,6 +29,15 @@ KEPT = (
     *("etc/cni/net.d", "etc/containerd", "etc/kubernetes", "etc/kybernate", "var/lib/cni", "var/lib/kubelet"),
     *("var/lib/kybernate", "var/log/containers", "var/log/kybernate", "var/log/pods"),
 )
+# kubelet sets these to what it wants, or ends. They are the machine's, so that it finds files with its values instead.
+TUNABLES = {
+    "kernel/keys/root_maxbytes": 25000000, "kernel/keys/root_maxkeys": 1000000, "kernel/panic": 10,
+    "kernel/panic_on_oops": 1, "vm/overcommit_memory": 1, "vm/panic_on_oom": 0,
+}  # fmt: skip
+BOOT_ID = "kernel/random/boot_id"  # by which programs know that the node has been rebooted
+WHOLE_PROC = Path("/run/proc")
+LISTENING = "0A"  # a state of /proc/PID/net/tcp
+ACCEPTS = 1 << 16  # a flag of /proc/PID/net/unix
 ENTER = """#!/bin/sh
 # Runs a command in {name}: its namespaces and its cgroups. Options of nsenter may precede it.
 for group in {groups}; do echo $$ >"$group/cgroup.procs"; done
@@ -49,7 +60,25 @@ class Machine(Daemon):
         """Make the namespaces; they are complete when this returns."""
         # The checkout is where this module is found, and the node's Python has nothing of the caller's environment.
         checkout = Path(__file__).resolve().parents[3]
-        self.pid_file.write_bytes(subprocess.check_output(self.argv, cwd=checkout, env={"PATH": os.defpath}))
+        self.pid_file.write_bytes(subprocess.check_output(self.argv, cwd=checkout, env=ENVIRONMENT))
+
+
+@dataclass(frozen=True)
+class InNode(Daemon):
+    """A program of the node of `machine`, whose ports are in the node's network. `sockets`: that it serves as well."""
+
+    machine: Machine | None = None
+    sockets: tuple[str, ...] = ()
+
+    def serves(self) -> bool:
+        """Look at what the kernel lists for the node's network: a connection would have to come from within."""
+        assert self.machine is not None
+        net = Path(f"/proc/{self.machine.pid}/net")
+        rows = [row.split() for table in ("tcp", "tcp6") for row in (net / table).read_text().splitlines()[1:]]
+        ports = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENING}
+        rows = [row.split() for row in (net / "unix").read_text().splitlines()[1:]]
+        sockets = {row[7] for row in rows if len(row) > 7 and int(row[3], 16) & ACCEPTS}
+        return ports >= set(self.ports) and sockets >= set(self.sockets)
 
 
 def main(argv: list[str]) -> int:
@@ -114,7 +143,22 @@ def _mount(name: str, machine: list[cgroups.Hierarchy]) -> None:
     mount("proc", "/proc", "proc", strict)
     mount("sysfs", "/sys", "sysfs", strict)
     cgroups.mount_inside(Path("/sys/fs/cgroup"), machine)
+    _cover_tunables()
     mount("none", "/", flags=MS_REC | MS_SHARED)
+
+
+def _cover_tunables() -> None:
+    """Show files of the node's own in place of what /proc/sys has of the machine.
+
+    A user namespace may mount a /proc of its own only where it sees a whole one, and /proc is now covered in part.
+    """
+    for place, value in {**TUNABLES, BOOT_ID: uuid.uuid4()}.items():
+        file = Path("/run/tunables", place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+        mount(file, Path("/proc/sys", place), flags=MS_BIND)
+    WHOLE_PROC.mkdir(mode=0o700)
+    mount("proc", WHOLE_PROC, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _bind(source: Path, target: Path) -> None:
@@ -127,6 +171,8 @@ def _connect(pid: int, name: str, number: int) -> None:
     """Give the node an interface on the cluster's network, and a route to the rest of the world by way of it."""
     others = [(addresses.pod_range(other), addresses.node_address(other)) for other in range(1, 4) if other != number]
     address = addresses.node_address(number)
+    # That of a node that was killed goes with its namespace, which the kernel removes some time later.
+    subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)
     for arguments in (
         f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master {addresses.BRIDGE} up",
         f"route replace {addresses.pod_range(number)} via {address}",

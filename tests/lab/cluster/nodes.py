@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 from tests.lab import cgroups, containerd_config
 from tests.lab.cluster import components
-from tests.lab.cluster.addresses import CONTROL_PLANE, STATE, node_address, pod_range
+from tests.lab.cluster.addresses import CONTROL_PLANE, SECONDS, STATE, node_address, pod_range
 from tests.lab.cluster.cni import network
 from tests.lab.cluster.machine import Machine
 from tests.lab.init import ARCHIVES
@@ -20,22 +21,7 @@ from tests.lab.namespaces import CHECKOUT
 from tests.lab.node import REGISTRY_PORT, Daemon
 
 MIRRORS = "/etc/containerd/certs.d"
-LISTEN = "0A"  # a state of /proc/PID/net/tcp
 PACKAGED = {2: "kybernate-1.7.toml", 3: "kybernate-2.toml"}  # by the version of containerd's configuration
-
-
-@dataclass(frozen=True)
-class InNode(Daemon):
-    """A program of a node, whose ports are those of the node's own network."""
-
-    machine: Machine | None = None
-
-    def serves(self) -> bool:
-        assert self.machine is not None
-        tables = [Path(f"/proc/{self.machine.pid}/net/{table}").read_text() for table in ("tcp", "tcp6")]
-        rows = [line.split() for table in tables for line in table.splitlines()[1:]]
-        listening = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTEN}
-        return set(self.ports) <= listening
 
 
 @dataclass(frozen=True)
@@ -60,21 +46,19 @@ class Node:
 
     @cached_property
     def containerd(self) -> Daemon:
-        """Ready when its CRI plugin is, which opens the port of streams last."""
-        ports = (containerd_config.STREAM_PORT,)
-        return InNode(f"containerd-{self.name}", ("/usr/bin/containerd",), ports, self.machine.into, self.machine)
+        return components.containerd(self.machine)
 
     @cached_property
     def kubelet(self) -> Daemon:
-        return components.kubelet(self.name, self.machine.into)
+        return components.kubelet(self.machine)
 
     @cached_property
     def proxy(self) -> Daemon:
-        return components.proxy(self.name, self.machine.into)
+        return components.proxy(self.machine)
 
     @cached_property
     def agent(self) -> Daemon:
-        return components.agent(self.name, self.machine.into)
+        return components.agent(self.machine)
 
     @property
     def daemons(self) -> tuple[Daemon, ...]:
@@ -122,7 +106,7 @@ class Node:
         """Start the node's namespaces and its containerd, and wait until this serves."""
         self.machine.start()
         self.containerd.start()
-        self.containerd.wait_ready()
+        self.containerd.wait_ready(seconds=SECONDS)
 
     def import_images(self) -> None:
         """Import the lab's images for pods, the smallest first, without which no pod starts."""
@@ -135,12 +119,14 @@ class Node:
             daemon.start()
 
     def stop(self) -> None:
-        """Kill all that runs in the node, at once, as a machine without power does."""
-        self.machine.kill()
-        cgroups.remove(self.name)
+        """Kill all that runs in the node, as a power failure does."""
+        os.kill(self.machine.pid, signal.SIGKILL)
+        cgroups.remove(self.name)  # thaws what is frozen, and waits until all of it has ended
 
     def reboot(self) -> None:
         """Stop the node and start it again: /run is empty then, and disks are as they were."""
         self.stop()
         self.start_containerd()
         self.start_others()
+        for daemon in self.daemons:
+            daemon.wait_ready(seconds=SECONDS)

@@ -1,0 +1,1 @@
+"""What needs more than one node, and our handler as the default one."""
