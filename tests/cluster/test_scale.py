@@ -1,4 +1,4 @@
-"""Many pods at once and one after the other, of both handlers: all run, and nothing of them is left on the node.
+"""Many pods together and one after the other, of both handlers: all run, and nothing of them is left on the node.
 
 KYBERNATE_SCALE=full has as many as a node is asked for in production; without it, this takes seconds.
 """

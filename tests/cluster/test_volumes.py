@@ -78,7 +78,7 @@ def test_contents_that_change_reach_the_running_pod(kubectl: Kubectl, handler: s
     kubectl("patch", "configmap", "settings", "--patch", '{"data": {"key": "second"}}')
     kubectl("patch", "secret", "hidden", "--patch", '{"stringData": {"password": "changed"}}')
     read = ("sh", "-c", "cat /settings/key /hidden/password")
-    kubectl("annotate", "pod", "changes", "look=now")  # kubelet syncs a pod that changes at once
+    kubectl("annotate", "pod", "changes", "look=now")  # kubelet syncs a pod that changes immediately
     assert eventually(lambda: kubectl.exec("changes", *read) == "secondchanged", seconds=120, pause=0.5)
     assert before == kubectl.exec("changes", "cat", "/token/token")
 

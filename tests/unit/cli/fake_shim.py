@@ -24,6 +24,9 @@ REQUESTS: dict[str, type[Message]] = {
 }
 
 
+NOTHING_RUNS = RpcError(Code.FAILED_PRECONDITION, "no operation runs")
+
+
 class FakeShim:
     """Answers with `answers[method]`, an error or a message; remembers `requests`. `service` may be another one's name.
 
@@ -32,7 +35,7 @@ class FakeShim:
 
     def __init__(self, address: str, namespace: str, group: str, *, service: str = SERVICE) -> None:
         self.containers: dict[str, wire.Container] = {}
-        self.answers: dict[str, Message | RpcError] = {}
+        self.answers: dict[str, Message | RpcError] = {"Cancel": NOTHING_RUNS}
         self.requests: list[Any] = []
         self.watched = 0
         self._looks = 0

@@ -41,8 +41,9 @@ def test_who_has_left_is_resumed_where_the_other_cannot_come(node: Node, shims: 
     two.answers["Resume"] = NO_ROOM
     said = node.run("swap", "one", "two", status=1).stderr
     assert "two is not resumed: GPU-1 has 1 GiB free" in said
-    if one.requests:  # it may have failed before anybody left
-        assert [type(request) for request in one.requests] == [wire.SuspendRequest, wire.ResumeRequest]
+    if one.requests:  # it may have failed before anybody left, or while it leaves
+        kinds = [type(request) for request in one.requests if not isinstance(request, wire.CancelRequest)]
+        assert kinds == [wire.SuspendRequest, wire.ResumeRequest]
         assert "one is resumed, and runs" in said
     else:
         assert "one keeps running" in said

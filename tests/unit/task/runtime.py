@@ -57,7 +57,7 @@ class ScriptedRuntime:
         bundle.exec_pid_file(exec_id).write_text(str(EXEC))
         await self._do("exec", exec_id)
 
-    async def kill(self, container: str, signal: int, *, all: bool = False) -> None:
+    async def kill(self, container: str, signal: int, *, all: bool = False, init: int = 0, cgroup: Any = None) -> None:
         await self._do("kill", signal, *(["all"] if all else []))
 
     async def delete(self, container: str, *, force: bool) -> None:

@@ -45,6 +45,7 @@ OTHER: dict[str, str] = {
     "log_level": '"error"',
     "verify": "false",
     "annotations": "[]",
+    "volumes_limit": '"64MiB"',
     "encryption_key": '"/other"',
     "runtime_in_memory": "false",
     "fork_server_idle": "7",
