@@ -262,3 +262,8 @@ def test_content_without_a_volume_is_refused(source: str, at: str) -> None:
 def test_more_content_than_this_node_accepts_is_refused() -> None:
     with pytest.raises(VolumeUnplaced, match="volumes_limit"):
         placed([VOLUME], pods_spec(SOURCE, "/data"), "", 99)
+
+
+def test_content_that_is_left_out_does_not_count() -> None:
+    large = ImageVolume("w.tar", "cache", "empty-dir", ("/cache",), 1, 100)
+    assert placed([VOLUME, large], pods_spec(SOURCE, "/data"), "-cache", 100) == [PlacedVolume(VOLUME, SOURCE)]
