@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster critest bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster critest conformance bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
 	@echo "make test-cluster run the tests of pods under a real kubelet, in a cluster"
 	@echo "make critest      run CRI's validation suite by containerd's shim and by ours, and compare (HANDLERS='runc kybernate')"
+	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node; with LANE=cluster NODES=2, in a cluster of two"
@@ -65,6 +66,10 @@ test-cluster:
 # Some minutes for each handler, of which most are waits. The logs are in build/critest.
 critest:
 	tests/lab/run next -- /opt/kybernate/bin/python -m tests.system.critest $(HANDLERS)
+
+# More than an hour: each portion of tests/conformance/specs.py by both handlers, in a cluster of its own.
+conformance: venv
+	$(BIN)/python -m tests.conformance $(PORTIONS) $(if $(FOCUS),--focus '$(FOCUS)') $(if $(PROCESSES),--processes $(PROCESSES))
 
 # All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* start.*' picks.
 bench:

@@ -246,7 +246,7 @@ async def _before_the_kill(
         try:
             await complete()
             done = True
-        except Exception as error:  # noqa: BLE001  # raised again below, when CRIU has let the processes go on
+        except Exception as error:  # noqa: BLE001  # raised again below, when CRIU has released the processes
             failure = error
         return script.PASS if done else script.REFUSE
 

@@ -1,4 +1,4 @@
-"""Names of files that a restore needs and that nobody but the dump knows: they are in the image, and made again.
+"""Names of files that a restore needs and that only the dump can know: they are in the image, and made again.
 
 CRIU finds a file whose own name is gone, while it has another one, by a hard link of its own. It removes that link at
 the end of a dump that leaves the container running, before anything else could take it into an image. So the image says

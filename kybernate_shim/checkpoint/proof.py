@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kybernate_shim.checkpoint.criu.images import DumpedMount, mounts
-from kybernate_shim.checkpoint.criu.opened import Opened, OpenedPath, ghost_file, opened
+from kybernate_shim.checkpoint.criu.images import DumpedMount, foreign_roots, mounts
+from kybernate_shim.checkpoint.criu.opened import OpenedFiles, OpenedPath, ghost_file, opened
 from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.messages import criu_pb2 as criu
 
@@ -48,23 +48,26 @@ class Unproven:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ImageEvidence:
     """What the proof goes by. `mounts` are the image's by their ids, without the root.
 
     `names` are made before CRIU begins. `lost` are the destinations of mounts whose content will be another one, with
-    the reason.
+    the reason. `foreign` are roots that programs have made for themselves: CRIU's own checks must do for what is there.
     """
 
     directory: Path
-    opened: Opened
+    opened: OpenedFiles
     mounts: Mapping[int, DumpedMount]
     root: Root
     names: Names = field(default_factory=Names)
     lost: Mapping[str, str] = field(default_factory=dict)
+    foreign: Collection[int] = ()
 
     def lacks(self, place: OpenedPath) -> str:
         """Return why the restore will not have what is at a path, "" where it will or where the node alone knows."""
         mount = self.mounts.get(place.mount)
+        if place.mount in self.foreign:
+            return ""
         if mount is None:
             return self.root.lacks(place.path)
         return self.lost.get(mount.destination, "") if mount.key else ""
@@ -72,19 +75,20 @@ class Evidence:
 
 def evidence(
     directory: Path, root: Root, names: Names | None = None, lost: Mapping[str, str] | None = None
-) -> Evidence:
+) -> ImageEvidence:
     """Read what the CRIU images in `directory` name. Raises CriuImageInvalid."""
     by_id = {mount.id: mount for mount in mounts(directory)}
-    return Evidence(directory, opened(directory), by_id, root, names or Names(), lost or {})
+    foreign = foreign_roots(directory)
+    return ImageEvidence(directory, opened(directory), by_id, root, names or Names(), lost or {}, foreign)
 
 
-def unproven(found: Evidence) -> list[Unproven]:
+def unproven(found: ImageEvidence) -> list[Unproven]:
     """Return everything that a restore would not find, none where the image is proven."""
     kinds = (_files, _removed, _references, _sockets, _contents)
     return list(dict.fromkeys(one for kind in kinds for one in kind(found)))
 
 
-def _files(found: Evidence) -> Iterator[Unproven]:
+def _files(found: ImageEvidence) -> Iterator[Unproven]:
     """Regular files, directories, devices and FIFOs, by the names under which they are open."""
     elsewhere = {remap.file for remap in found.opened.remaps} | {remap.target for remap in found.opened.remaps}
     for number, place in found.opened.paths.items():
@@ -92,7 +96,7 @@ def _files(found: Evidence) -> Iterator[Unproven]:
             yield Unproven(place.path, f"is open, and {why}")
 
 
-def _removed(found: Evidence) -> Iterator[Unproven]:
+def _removed(found: ImageEvidence) -> Iterator[Unproven]:
     """Files whose names are gone: a copy in the image, or a link of CRIU's to another name."""
     links = {name.path: name.other for name in found.names.links}
     for remap in found.opened.remaps:
@@ -107,7 +111,7 @@ def _removed(found: Evidence) -> Iterator[Unproven]:
 
 
 def _linked(
-    found: Evidence, place: OpenedPath, link: OpenedPath | None, links: Mapping[str, str]
+    found: ImageEvidence, place: OpenedPath, link: OpenedPath | None, links: Mapping[str, str]
 ) -> Iterator[Unproven]:
     mount = found.mounts.get(place.mount)
     if mount is not None and not mount.key:
@@ -119,14 +123,14 @@ def _linked(
         yield Unproven(links[link.path], f"is open under the name {place.path!a}, which was removed, and {why}")
 
 
-def _references(found: Evidence) -> Iterator[Unproven]:
+def _references(found: ImageEvidence) -> Iterator[Unproven]:
     """What a process executes, and its directories: they must be files with a path."""
     for what, number in found.opened.needed:
         if number not in found.opened.paths:
             yield Unproven(what, "is no file with a path, such as a program that was executed from memory")
 
 
-def _sockets(found: Evidence) -> Iterator[Unproven]:
+def _sockets(found: ImageEvidence) -> Iterator[Unproven]:
     """UNIX sockets: the directory of each path must be there, or be made for the moment."""
     made = {name.path for name in found.names.sockets if name.missing}
     for socket in found.opened.sockets:
@@ -135,7 +139,7 @@ def _sockets(found: Evidence) -> Iterator[Unproven]:
             yield Unproven(socket.path, f"has a UNIX socket bound to it, and its directory {why}")
 
 
-def _contents(found: Evidence) -> Iterator[Unproven]:
+def _contents(found: ImageEvidence) -> Iterator[Unproven]:
     """Filesystems in memory that are the container's own: their content must be in the image."""
     seen: Collection[int] = set()
     for mount in found.mounts.values():

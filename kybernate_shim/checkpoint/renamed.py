@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.bound_sockets import file_of, is_bound_again
 from kybernate_shim.checkpoint.criu.images import DumpedMount
-from kybernate_shim.checkpoint.criu.opened import Opened, descriptors_of
+from kybernate_shim.checkpoint.criu.opened import OpenedFiles, descriptors_of
 from kybernate_shim.checkpoint.names import Name, Names
-from kybernate_shim.checkpoint.proof import Evidence
+from kybernate_shim.checkpoint.proof import ImageEvidence
 from kybernate_shim.checkpoint.sockets import Socket
 from kybernate_shim.linux.find_inodes import Identity, find_names, look, real_path, root_of
 from kybernate_shim.linux.held_files import DELETED, HeldFile, held_files
@@ -32,7 +32,7 @@ class Found:
         return Names(tuple(self.links), tuple(self.sockets))
 
 
-def find(evidence: Evidence, sockets: Iterable[Socket], pids: Sequence[int], init: int) -> Found:
+def find(evidence: ImageEvidence, sockets: Iterable[Socket], pids: Sequence[int], init: int) -> Found:
     """Return the names for a dump whose processes are frozen; `sockets` are theirs."""
     found = Found()
     linked = [one for one in evidence.opened.remaps if one.kind == criu.Remap.LINKED]
@@ -46,7 +46,7 @@ def find(evidence: Evidence, sockets: Iterable[Socket], pids: Sequence[int], ini
     return found
 
 
-def _find_link(found: Found, remap: criu.Remap, evidence: Evidence, held: Sequence[HeldFile]) -> None:
+def _find_link(found: Found, remap: criu.Remap, evidence: ImageEvidence, held: Sequence[HeldFile]) -> None:
     """Find another name of a file whose own name was removed, for the link that CRIU's images name."""
     former, link = evidence.opened.paths.get(remap.file), evidence.opened.paths.get(remap.target)
     if former is None or link is None:
@@ -89,7 +89,7 @@ def _identity(held: HeldFile) -> Identity | None:
     return (status.st_dev, status.st_ino) if status.st_nlink else None
 
 
-def _find_socket(found: Found, socket: Socket, evidence: Evidence, init: int) -> None:
+def _find_socket(found: Found, socket: Socket, evidence: ImageEvidence, init: int) -> None:
     """Find out whether a socket lies where CRIU will bind it."""
     try:
         path, _, status = file_of(socket)
@@ -130,7 +130,7 @@ def _depth(mount: DumpedMount) -> int:
     return mount.destination.count("/")
 
 
-def _obstacle(bound: str, opened: Opened, init: int) -> str:
+def _obstacle(bound: str, opened: OpenedFiles, init: int) -> str:
     """Return why CRIU cannot bind a socket to that path for a moment, "" where it can."""
     if sum(one.path == bound for one in opened.sockets) > 1:
         return "another socket is bound to that path now, and a restore can bind only one of them there"

@@ -56,13 +56,17 @@ class SavedRoot:
         if not parts:
             return ""
         if self.overlay.has_changed(parts):
-            if not self.saved:
+            if not self.saved and not self._comes_anyway(path):
                 return "is one of the changed files of the root filesystem, which are not in the image"
             above = next((place for place in self.hidden if Path(path).is_relative_to(place)), None)
             return f"lies below the mount at {above!a}, where changed files are not saved" if above else ""
         if self.overlay.has_unchanged(parts):
             return ""
         return "is neither in the container's image nor among the changed files"
+
+    def _comes_anyway(self, path: str) -> bool:
+        """Return whether a path is that of a directory of the image, or of one above a mount, which a restore makes."""
+        return self.overlay.in_image(Path(path).parts[1:]) or any(Path(one).is_relative_to(path) for one in self.hidden)
 
 
 def make_restorable(target: Target, request: DumpRequest, volumes: Collection[str] = ()) -> None:

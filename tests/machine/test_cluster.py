@@ -68,8 +68,9 @@ def settings() -> dict[str, str]:
 
 def processes(group: Path) -> Iterator[str]:
     """Return the pids of all processes in a cgroup and below it."""
-    for file in group.rglob("cgroup.procs"):
-        yield from file.read_text().split()
+    for place, _, _ in os.walk(group):
+        with suppress(OSError):  # has been removed
+            yield from Path(place, "cgroup.procs").read_text().split()
 
 
 def namespaces(pids: Iterator[str]) -> set[tuple[str, str]]:

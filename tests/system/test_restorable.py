@@ -252,6 +252,17 @@ def test_what_cannot_come_back_is_refused_with_its_process(ours: Ctr, image: Pat
     assert words in refusal(ours, image, program)
 
 
+def test_container_that_criu_would_end_goes_on_where_the_proof_fails(ours: Ctr, image: Path) -> None:
+    program = """
+os.makedirs("/srv"); s = socket.socket(socket.AF_UNIX); s.bind("/srv/a"); s.listen()
+os.link("/srv/a", "/srv/b"); os.unlink("/srv/a")
+ready()
+c = socket.socket(socket.AF_UNIX); c.connect("/srv/b")
+found(connected=True)
+"""
+    assert "its name was removed while its file has another" in refusal(ours, image, program, "--tcp", "established")
+
+
 def test_program_in_memory_is_refused(ours: Ctr, image: Path) -> None:
     program = """
 started, say = os.pipe()

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from kybernate_shim.checkpoint.criu.images import (
     CORE,
     FILES,
+    IDS,
     INTERNET_SOCKET,
     INVENTORY,
     PSTREE,
@@ -27,7 +28,6 @@ from kybernate_shim.linux.credentials import NAMESPACES, NO_LOGIN, REAL_TIME, Ca
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.trust.credentials import NeedsCapability
 
-IDS: Final = 0x54432030
 SECCOMP: Final = 0x64413049
 CGROUPS: Final = 0x59383330
 USER_NAMESPACE: Final = 0x55474906

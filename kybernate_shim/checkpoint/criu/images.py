@@ -32,6 +32,7 @@ PSTREE: Final = 0x50273030
 CORE: Final = 0x55053847
 PAGEMAP: Final = 0x56084025
 FILES: Final = 0x56303138
+IDS: Final = 0x54432030
 MOUNTS: Final = 0x55563928
 STATS: Final = 0x57093306
 INTERNET_SOCKET: Final = 4
@@ -138,6 +139,22 @@ def root_writable(directory: Path) -> bool:
     """Return whether a root filesystem in the images is mounted for writing. Raises CriuImageInvalid."""
     files = (entries(path, MOUNTS, criu.Mount, most=MOST_MOUNTS) for path in _mount_files(directory))
     return any(entry.mountpoint in ("", "/") and not entry.flags & MS_RDONLY for file in files for entry in file)
+
+
+def foreign_roots(directory: Path) -> frozenset[int]:
+    """Return the ids of mounts that are the root of a process and not the container's root filesystem, or a part of it.
+
+    A program may have made a mount namespace with another root. Raises CriuImageInvalid.
+    """
+    first = next(iter(pids(directory)), 0)
+    own = next(entries(directory / f"ids-{first}.img", IDS, criu.Kernel), criu.Kernel())
+    files = _mount_files(directory)
+    roots = {
+        path.name: [one for one in entries(path, MOUNTS, criu.Mount, most=MOST_MOUNTS) if one.mountpoint in ("", "/")]
+        for path in files
+    }
+    known = {(one.device, one.root) for one in roots.get(f"mountpoints-{own.mount}.img", ())}
+    return frozenset(one.id for found in roots.values() for one in found if (one.device, one.root) not in known)
 
 
 def _mount_files(directory: Path) -> list[Path]:

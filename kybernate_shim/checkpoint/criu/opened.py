@@ -52,7 +52,7 @@ class OpenedPath:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFiles:
     """What is open in an image. `paths` are by CRIU's number of the file, `remaps` in CRIU's order.
 
     `sockets` are the UNIX sockets that CRIU binds to a path, without those whose path was gone. `needed` says who needs
@@ -66,7 +66,7 @@ class Opened:
     unix: bool = False
 
 
-def opened(directory: Path) -> Opened:
+def opened(directory: Path) -> OpenedFiles:
     """Return what the images in `directory` have open. Raises CriuImageInvalid."""
     paths: dict[int, OpenedPath] = {}
     sockets: list[OpenedPath] = []
@@ -78,7 +78,7 @@ def opened(directory: Path) -> Opened:
         elif entry.type == UNIX:
             unix = unix or bool(entry.unix.name)
             sockets += _bound(entry.unix)
-    return Opened(paths, sockets, tuple(remaps(directory)), tuple(_needed(directory)), unix)
+    return OpenedFiles(paths, sockets, tuple(remaps(directory)), tuple(_needed(directory)), unix)
 
 
 def remaps(directory: Path) -> Iterator[criu.Remap]:
@@ -109,7 +109,7 @@ def ghost_mode(directory: Path, number: int) -> int:
     return found.mode
 
 
-def order_removals(directory: Path, found: Opened, exists: Callable[[str], bool]) -> None:
+def order_removals(directory: Path, found: OpenedFiles, exists: Callable[[str], bool]) -> None:
     """Let a restore remove all that it makes for deleted files, whose directories may be deleted, too.
 
     CRIU makes deleted files again for the moment of opening them, and removes them in the order of its image, where a

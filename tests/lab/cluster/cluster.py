@@ -113,7 +113,7 @@ class Cluster:
             daemon.wait_ready(seconds=SECONDS)
 
     def _wait(self, *words: str) -> None:
-        """Wait with `kubectl wait`, which watches. Raises NotReady, at once where a program of the cluster ends."""
+        """Wait with `kubectl wait`, which watches. Raises NotReady, immediately where a program of the cluster ends."""
         argv = ["kubectl", f"--kubeconfig={ADMINISTRATOR}", "wait", f"--timeout={SECONDS}s", *words]
         with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as waiting:
             while waiting.poll() is None:

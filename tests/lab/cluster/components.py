@@ -35,8 +35,8 @@ CONTROLLERS_PORT, SCHEDULER_PORT, DNS_READY_PORT, PROXY_HEALTH_PORT = 10257, 102
 AGENT = "/opt/kybernate/bin/kybernate"
 # A program that waits most of the time keeps little garbage, at the price of collecting it more often.
 SMALL = ("env", "GOGC=50")
-# The control plane needs no root. The machine lets each user have 128 instances of inotify, of which the programs of a
-# cluster take many: so more clusters fit beside each other.
+# The control plane needs no root. With an account of its own, it takes nothing from the 128 instances of inotify that
+# the kernel lets root have, on which kubelets and containerd depend.
 ACCOUNT = 64900
 PLANE = ("setpriv", f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", "--clear-groups", *SMALL)
 
@@ -128,7 +128,7 @@ def scheduler() -> Daemon:
 
 
 def name_server() -> Daemon:
-    """CoreDNS, beside the control plane; pods ask it by the Service kube-dns."""
+    """CoreDNS, where the control plane is; pods ask it by the Service kube-dns."""
     COREFILE.write_text(
         ".:53 {\n    errors\n    ready\n    cache 5\n"
         f"    kubernetes {DOMAIN} in-addr.arpa ip6.arpa {{\n"

@@ -48,7 +48,7 @@ def _kubelet_client() -> list[dict[str, Any]]:
 
 
 def _name_server() -> list[dict[str, Any]]:
-    """The Service in front of CoreDNS, which runs beside the control plane and not in a pod."""
+    """The Service in front of CoreDNS, which is a program of the control plane and not a pod."""
     ports = [{"name": f"dns-{protocol.lower()}", "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
     role = {
         "apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": "coredns"},

@@ -119,7 +119,7 @@ class Node:
             daemon.start()
 
     def stop(self) -> None:
-        """Kill all that runs in the node, at once, as a machine without power does."""
+        """Kill all that runs in the node, as a power failure does."""
         os.kill(self.machine.pid, signal.SIGKILL)
         cgroups.remove(self.name)  # thaws what is frozen, and waits until all of it has ended
 

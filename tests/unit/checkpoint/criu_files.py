@@ -13,6 +13,7 @@ from kybernate_shim.checkpoint.criu.images import COMMON
 from kybernate_shim.messages import criu_pb2 as criu
 
 ROOT, PRIVATE, VOLUME = 1, 2, 3  # the ids of the mounts
+OTHER_ROOT, SAME_ROOT = 11, 12  # of programs in mount namespaces of their own
 PROGRAM = 100  # the number of what the one process executes
 
 
@@ -50,8 +51,14 @@ def container(directory: Path, *files: criu.File, remaps: Iterable[criu.Remap] =
         criu.Mount(type=0, type_name="ext4", id=VOLUME, parent=ROOT, root="/v", mountpoint="/volume", key="/volume"),
     ]
     write(directory / "mountpoints-9.img", images.MOUNTS, mounts)
+    others = [
+        criu.Mount(type=5, id=OTHER_ROOT, root="/", mountpoint="/", device=7),
+        criu.Mount(type=17, id=SAME_ROOT, root="/", mountpoint="/"),
+    ]
+    write(directory / "mountpoints-10.img", images.MOUNTS, others)
     write(directory / "files.img", images.FILES, [regular(PROGRAM, "bin/sh"), *files])
     write(directory / "pstree.img", images.PSTREE, [criu.Process(pid=1, threads=[1])])
+    write(directory / "ids-1.img", images.IDS, [criu.Kernel(mount=9)])
     write(directory / "mm-1.img", opened.MEMORY, [criu.Memory(program=program)])
     write(directory / "fs-1.img", opened.DIRECTORIES, [criu.Directories(working=PROGRAM, root=PROGRAM)])
     (directory / "tmpfs-dev-7.tar.gz.img").write_bytes(b"")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.checkpoint import gate as gates
+from kybernate_shim.checkpoint import script as scripts
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuUnusable
 from kybernate_shim.checkpoint.gate import Gate, held_back
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
@@ -224,7 +225,7 @@ def test_what_may_have_anything_is_not_held() -> None:
 
 
 def test_criu_is_given_the_script(tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "SCRIPTS", (tmp_path / "absent", script))
+    monkeypatch.setattr(scripts, "SCRIPTS", (tmp_path / "absent", script))
     early = tmp_path / "early.conf"
     early.write_text("network-lock skip\n")
     arm(Configuration((), {"CRIU_CONFIG_FILE": str(early)}))
@@ -232,8 +233,8 @@ def test_criu_is_given_the_script(tmp_path: Path, script: Path, monkeypatch: pyt
 
 
 def test_script_that_cannot_be_executed_ends_the_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "SCRIPTS", (tmp_path / "none", tmp_path / "none.sh"))
-    with pytest.raises(CriuUnusable, match=r"none\.sh cannot be executed.*Nothing was restored"):
+    monkeypatch.setattr(scripts, "SCRIPTS", (tmp_path / "none", tmp_path / "none.sh"))
+    with pytest.raises(CriuUnusable, match=r"none\.sh cannot be executed.*Nothing was changed"):
         arm(Configuration((), {"CRIU_CONFIG_FILE": str(tmp_path / "early.conf")}))
     assert not (tmp_path / "early.conf").exists()
 

@@ -11,7 +11,7 @@ import pytest
 
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.at_rest import unrestorable
-from kybernate_shim.checkpoint.criu import opened
+from kybernate_shim.checkpoint.criu import images, opened
 from kybernate_shim.checkpoint.image.manifest import File
 from kybernate_shim.checkpoint.names import Name, Names
 from kybernate_shim.checkpoint.proof import AnyRoot, evidence, unproven
@@ -20,7 +20,9 @@ from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
 from kybernate_shim.messages import criu_pb2 as criu
 from tests.unit.checkpoint.criu_files import (
+    OTHER_ROOT,
     PRIVATE,
+    SAME_ROOT,
     VOLUME,
     container,
     ghost,
@@ -57,6 +59,11 @@ def test_all_that_is_there_is_proven(tmp_path: Path) -> None:
 def test_file_of_the_root_filesystem_that_is_not_there_is_named(tmp_path: Path) -> None:
     container(tmp_path, regular(1, "data/f"))
     assert missing(tmp_path) == ["'/data/f' is open, and is gone"]
+
+
+def test_file_of_a_root_that_a_program_has_made_is_none_of_the_containers(tmp_path: Path) -> None:
+    container(tmp_path, regular(1, "f", OTHER_ROOT), regular(2, "g", SAME_ROOT))
+    assert missing(tmp_path) == ["'/g' is open, and is gone"]
 
 
 def test_file_of_a_volume_that_ends_with_its_pod_is_named(tmp_path: Path) -> None:
@@ -155,7 +162,7 @@ def test_sizes_are_forgotten_of_what_is_appended_to_on_volumes_alone(tmp_path: P
     ]
     container(tmp_path, *files)
     opened.forget_sizes(tmp_path, evidence(tmp_path, AnyRoot()).mounts.values())
-    found = {entry.id: entry.regular for entry in opened.entries(tmp_path / "files.img", opened.FILES, criu.File)}
+    found = {entry.id: entry.regular for entry in images.entries(tmp_path / "files.img", images.FILES, criu.File)}
     assert [found[number].HasField("size") for number in (1, 2, 3, 4)] == [False, True, True, True]
     assert found[4].HasField("flags")  # 0 is a value that CRIU wants to see
 
@@ -186,6 +193,11 @@ def test_root_filesystem_is_that_of_the_layers(overlay: Overlay, path: str, foun
 def test_changed_files_count_only_where_they_are_saved(overlay: Overlay) -> None:
     assert "which are not in the image" in SavedRoot(overlay, saved=False).lacks("/changed")
     assert SavedRoot(overlay, saved=False).lacks("/image") == ""
+    (overlay.upper / "d").mkdir()
+    assert SavedRoot(overlay, saved=False).lacks("/d") == ""  # a directory of the image, in which something has changed
+    (overlay.upper / "run/secrets").mkdir(parents=True)
+    assert SavedRoot(overlay, saved=False).lacks("/run") != ""
+    assert SavedRoot(overlay, saved=False, hidden=["/run/secrets/token"]).lacks("/run") == ""
     assert "below the mount at '/changed'" in SavedRoot(overlay, saved=True, hidden=["/changed"]).lacks("/changed")
 
 

@@ -23,7 +23,7 @@ from kybernate.cli import application
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
-from tests.lab.lanes import LANES
+from tests.lab.cli import parse as parse_lab
 
 BLOCKS = tuple(blocks())
 TARGETS = {
@@ -61,8 +61,8 @@ def make(words: list[str]) -> None:
 
 
 def lab(words: list[str]) -> None:
-    assert words[1] in LANES
-    assert words[2] == "--"
+    assert parse_lab(words[1:]).command
+    assert "--" in words
     paths = [word for word in words if word.startswith("tests/")]
     assert all((ROOT / path).exists() for path in paths)
 

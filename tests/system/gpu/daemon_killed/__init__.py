@@ -23,15 +23,17 @@ from tests.system import gpu
 from tests.system.checkpoints import MANIFEST, kybernate
 from tests.system.checkpoints import shim_of as daemon_of
 from tests.system.ctr import Ctr, eventually
+from tests.system.gpu import toolkit
 
 SIZE = 64 << 20
 PIECES = 3
 # ctr removes its FIFOs with the task, and here containerd does that.
 WANTED = ["--annotation", "kybernate.io/arena=true", "--null-io"]
 PLACE = Path("/tmp/held")  # of the runtime: `before` and `after` say where it is to wait
-# It waits as another program, which can be killed as the runtime can.
+# In the place of NVIDIA's, by whose name it is known. It waits as another program, which can be killed as runc can.
+HELD = Path("/tmp/held-runtime/nvidia-container-runtime")
 RUNTIME = f"""
-case " $* " in *" checkpoint "*) ;; *) exec runc "$@";; esac
+case " $* " in *" checkpoint "*) ;; *) exec {toolkit.RUNTIME} "$@";; esac
 wait_at() {{ [ ! -e {PLACE}/$1 ] || {{ echo $$ > {PLACE}/reached; exec sleep 1000; }} }}
 wait_at before
 runc "$@" || exit
@@ -136,7 +138,7 @@ def gpu_states(*flags: str) -> list[tuple[str, str]]:
 
 def kill_daemon(ctr: Ctr, gpus: Gpus, image: Path, moment: Moment) -> None:
     """Kill the daemon of a container at a moment; containerd ends the container, and nothing is left of it."""
-    configure(Path("/tmp/held-runc"), moment.data_path)
+    configure(HELD, moment.data_path)
     with gpu.holding(ctr, PIECES, WANTED) as container:
         pid = ctr.pid(container.id)
         with held(gpus, container, moment, image):
@@ -155,7 +157,7 @@ def kill_daemon_and_containerd(
 
     `helper`: it lives on.
     """
-    configure(Path("/tmp/held-runc"), moment.data_path)
+    configure(HELD, moment.data_path)
     with gpu.holding(ctr, PIECES, WANTED) as container:
         pid, daemon = ctr.pid(container.id), daemon_of(ctr, container.id)
         with held(gpus, container, moment, image):

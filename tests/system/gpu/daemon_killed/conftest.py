@@ -14,19 +14,21 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import eventually
-from tests.system.gpu.daemon_killed import PLACE, RUNTIME, SIZE, configure
+from tests.system.gpu.daemon_killed import HELD, PLACE, RUNTIME, SIZE, configure
 from tests.system.programs import script
 
 
 @pytest.fixture(scope="module", autouse=True)
 def node() -> Iterator[Gpus]:
     with gpu.node_with_arena(SIZE) as gpus:
-        runtime = script(Path("/tmp/held-runc"), RUNTIME)
+        HELD.parent.mkdir()
+        runtime = script(HELD, RUNTIME)
         PLACE.mkdir()
         configure(runtime, "fast")
         yield gpus
         PLACE.rmdir()
         runtime.unlink()
+        HELD.parent.rmdir()
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def gpus(node: Gpus) -> Iterator[Gpus]:
     """The GPUs, on which nothing may be left, nor in the arena."""
     yield node
     gpu.heal(node)
-    configure(Path("/tmp/held-runc"), "fast")
+    configure(HELD, "fast")
     gpu.kill_helpers()
     eventually(lambda: node.used() == [0, 0])
     assert Memory(SIZE).free() == SIZE

@@ -17,7 +17,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
     """A container whose CRIU writes one file."""
     monkeypatch.setattr(images, "processes", lambda image: ())
     monkeypatch.setattr(credentials, "credentials", lambda image: ())
-    monkeypatch.setattr(dumps, "make_restorable", lambda target, request: None)
+    monkeypatch.setattr(dumps, "make_restorable", lambda target, request, volumes: None)
     made = FakeTarget(tmp_path)
     made.children.on["checkpoint"] = writes(made, 0)
     return made
