@@ -104,7 +104,7 @@ def _find_socket(found: Found, socket: Socket, evidence: ImageEvidence, init: in
                 " sockets instead of linking them, or let the program bind it again"
             )
         return
-    if not bound.startswith("/"):
+    if not bound.startswith("/") or os.path.normpath(bound) == path:
         return
     with root_of(init) as top:
         bound = real_path(top, bound)  # CRIU follows links on the way as well, such as /var/run

@@ -14,7 +14,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint import names, renamed
 from kybernate_shim.checkpoint.criu.images import mounts
-from kybernate_shim.checkpoint.criu.opened import Opened, forget_sizes, order_removals
+from kybernate_shim.checkpoint.criu.opened import OpenedFiles, forget_sizes, order_removals
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
@@ -103,7 +103,7 @@ def _root(target: Target, *, saved: bool) -> Root:
     return SavedRoot(overlay, saved, [str(mount.get("destination") or "") for mount in target.spec.mounts])
 
 
-def _without_links(opened: Opened, top: int) -> Opened:
+def _without_links(opened: OpenedFiles, top: int) -> OpenedFiles:
     """Follow the links on the way to sockets, such as /var/run: CRIU has the paths that the programs gave."""
     return replace(opened, sockets=[replace(one, path=real_path(top, one.path)) for one in opened.sockets])
 

@@ -11,7 +11,7 @@ import pytest
 
 from kybernate_shim.checkpoint import renamed
 from kybernate_shim.checkpoint.names import Name
-from kybernate_shim.checkpoint.proof import Evidence, evidence, unproven
+from kybernate_shim.checkpoint.proof import ImageEvidence, evidence, unproven
 from kybernate_shim.checkpoint.restorable import SavedRoot, _without_links
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
 from kybernate_shim.checkpoint.sockets import Socket
@@ -29,13 +29,13 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Evidence:
+def found(tmp_path: Path) -> ImageEvidence:
     (tmp_path / "image").mkdir()
     root = SavedRoot(Overlay(tmp_path, lower=(tmp_path / "root",)), saved=True)
     return evidence(container(tmp_path / "image"), root)
 
 
-def names_of(bound: Path, at: Path, found: Evidence, monkeypatch: pytest.MonkeyPatch) -> renamed.Found:
+def names_of(bound: Path, at: Path, found: ImageEvidence, monkeypatch: pytest.MonkeyPatch) -> renamed.Found:
     """Return what is found of a socket that was bound to one path, and whose file is at another one."""
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(os.path.relpath(at))
@@ -45,7 +45,7 @@ def names_of(bound: Path, at: Path, found: Evidence, monkeypatch: pytest.MonkeyP
 
 
 def test_socket_bound_through_a_link_was_not_renamed(
-    root: Path, found: Evidence, monkeypatch: pytest.MonkeyPatch
+    root: Path, found: ImageEvidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = names_of(root / "var/run/app/s", root / "run/app/s", found, monkeypatch)
     assert (one.sockets, one.problems) == ([], [])
@@ -60,7 +60,9 @@ def test_links_on_the_way_to_a_socket_are_no_missing_directories(root: Path, tmp
     assert not [one for one in unproven(found) if "socket" in str(one)]
 
 
-def test_renamed_socket_has_no_link_in_its_names(root: Path, found: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renamed_socket_has_no_link_in_its_names(
+    root: Path, found: ImageEvidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A restore follows none."""
     one = names_of(root / "var/run/app/new", root / "run/app/s", found, monkeypatch)
     assert one.sockets == [Name(str(root / "run/app/new"), str(root / "run/app/s"))]
