@@ -22,6 +22,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.paths import is_normal
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux import openat2
@@ -159,7 +160,7 @@ def _inside(one: Name) -> tuple[str, str]:
 @contextmanager
 def _opened(one: Name, spec: Spec, rootfs: Path) -> Iterator[int]:
     """Open the directory that the new container has at the mount."""
-    place = rootfs if one.mount == "/" else source_of(spec, one.mount)
+    place = rootfs if one.mount == "/" else _source_of(spec, rootfs, one.mount)
     if place is None:
         raise FileNotFoundError(2, "the new container has no such mount", one.mount)
     top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -169,10 +170,9 @@ def _opened(one: Name, spec: Spec, rootfs: Path) -> Iterator[int]:
         os.close(top)
 
 
-def source_of(spec: Spec, destination: str) -> Path | None:
-    """Return the source of the bind mount at a destination, None where there is none."""
-    found = [one for one in spec.mounts if os.path.normpath(str(one.get("destination") or "/")) == destination]
-    source = str(found[-1].get("source") or "") if found else ""
+def _source_of(spec: Spec, rootfs: Path, destination: str) -> Path | None:
+    """Return the source of the bind mount at a destination, as it is after links, None where there is none."""
+    source = SpecMounts.of(spec, rootfs).binds.get(destination, "")
     return Path(source) if source.startswith("/") else None
 
 

@@ -13,7 +13,7 @@ from kybernate_shim.checkpoint.criu.opened import OpenedFiles, descriptors_of
 from kybernate_shim.checkpoint.names import Name, Names
 from kybernate_shim.checkpoint.proof import ImageEvidence
 from kybernate_shim.checkpoint.sockets import Socket
-from kybernate_shim.linux.find_inodes import Identity, find_names, look, root_of
+from kybernate_shim.linux.find_inodes import Identity, find_names, look, real_path, root_of
 from kybernate_shim.linux.held_files import DELETED, HeldFile, held_files
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.messages import criu_pb2 as criu
@@ -105,6 +105,10 @@ def _find_socket(found: Found, socket: Socket, evidence: ImageEvidence, init: in
             )
         return
     if not bound.startswith("/") or os.path.normpath(bound) == path:
+        return
+    with root_of(init) as top:
+        bound = real_path(top, bound)  # CRIU follows links on the way as well, such as /var/run
+    if bound == path:
         return
     title += f", which was renamed to {path!a}"
     if status.st_nlink > 1:

@@ -14,7 +14,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint import names, renamed
 from kybernate_shim.checkpoint.criu.images import mounts
-from kybernate_shim.checkpoint.criu.opened import forget_sizes, order_removals
+from kybernate_shim.checkpoint.criu.opened import OpenedFiles, forget_sizes, order_removals
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
@@ -23,7 +23,7 @@ from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.volumes.places import lost, renewed
 from kybernate_shim.checkpoint.volumes.renewed import mapped, renew
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.find_inodes import look, root_of
+from kybernate_shim.linux.find_inodes import look, real_path, root_of
 from kybernate_shim.linux.held_files import held_files
 
 SHOWN: Final = 5
@@ -83,6 +83,7 @@ def make_restorable(target: Target, request: DumpRequest, volumes: Collection[st
     renew(request.image, mounts(request.image), fresh)
     found = evidence(request.image, root, lost={} if lenient else lost(target.spec, target.bundle.rootfs, volumes))
     with root_of(target.init_pid) as top:
+        found = replace(found, opened=_without_links(found.opened, top))
         order_removals(request.image, found.opened, lambda path: look(top, path) is not None)
     forget_sizes(request.image, found.mounts.values())
     sockets = container_sockets(pids) if found.opened.unix else []
@@ -100,6 +101,11 @@ def _root(target: Target, *, saved: bool) -> Root:
     except RootfsUnsupported:
         return AnyRoot()
     return SavedRoot(overlay, saved, [str(mount.get("destination") or "") for mount in target.spec.mounts])
+
+
+def _without_links(opened: OpenedFiles, top: int) -> OpenedFiles:
+    """Follow the links on the way to sockets, such as /var/run: CRIU has the paths that the programs gave."""
+    return replace(opened, sockets=[replace(one, path=real_path(top, one.path)) for one in opened.sockets])
 
 
 def _described(missing: Sequence[Unproven], pids: Sequence[int]) -> list[str]:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -82,11 +83,12 @@ def _epoll(held: HeldFile, pids: Sequence[int]) -> Iterator[str]:
     number = int(held.what.removeprefix("descriptor "))
     watching = [int(text) for text in WATCHED.findall(_fdinfo(held))]
     own = [int(name) for name in os.listdir(f"/proc/{held.pid}/fd")]  # noqa: PTH208  # after it: none is too new
+    known = frozenset(own)
     seen: dict[int, int] = {}
     for watched in watching:
         offset = seen[watched] = seen.get(watched, -1) + 1
-        first = [watched] if watched in own else []
-        if any(same_epoll_target(held.pid, fd, held.pid, (number, watched, offset)) for fd in [*first, *own]):
+        first = [watched] if watched in known else []
+        if any(same_epoll_target(held.pid, fd, held.pid, (number, watched, offset)) for fd in chain(first, own)):
             continue
         yield (
             f"{title_of(held.pid)} watches by its epoll {held.what} an open file that was descriptor {watched} when it"

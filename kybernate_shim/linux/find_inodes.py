@@ -10,7 +10,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
 from typing import Final
 
 from kybernate_shim.linux import openat2
@@ -38,12 +39,30 @@ def root_of(pid: int, directory: str = "/") -> Iterator[int]:
         os.close(top)
 
 
+def real_path(root: int, path: str) -> str:
+    """Return an absolute path with the links followed on the way to its last part, below the open root of a process.
+
+    Where a directory on the way is not there, the rest stays as it is.
+    """
+    whole = PurePosixPath("/", path.lstrip("/"))
+    for above in whole.parents:
+        with suppress(OSError):
+            directory = openat2.open_in_root(root, str(above), os.O_PATH | os.O_DIRECTORY)
+            try:
+                real = os.readlink(f"/proc/self/fd/{directory}")  # noqa: PTH115  # a link of the kernel's
+            finally:
+                os.close(directory)
+            return os.path.normpath(PurePosixPath(real, whole.relative_to(above)))
+    return path
+
+
 def find_names(top: int, wanted: Collection[Identity], first: Sequence[str] = ()) -> dict[Identity, str]:
     """Return a name below the open directory `top` for each file that is found; directories `first` are tried first.
 
     The search ends when all are found, and within limits of time and directories. Raises no OSError.
     """
     pending = deque([*first, "."])
+    inodes = {inode for _, inode in wanted}
     seen: set[str] = set()
     found: dict[Identity, str] = {}
     until = time.monotonic() + MOST_SECONDS
@@ -51,7 +70,7 @@ def find_names(top: int, wanted: Collection[Identity], first: Sequence[str] = ()
         directory = pending.popleft()
         if directory not in seen:
             seen.add(directory)
-            names, below = _listed(top, directory, {inode for _, inode in wanted})
+            names, below = _listed(top, directory, inodes)
             pending += below
             for name in names:
                 identity = identity_of(top, name)

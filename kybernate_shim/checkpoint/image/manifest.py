@@ -201,8 +201,8 @@ class Manifest:
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
     driver's order: a map to others names each of them. `released`, `threads`, which are those that have chosen
-    something that CRIU does not keep, and `volumes` are left out where they are empty, so that older releases read the
-    manifest. `security` is empty in images of older releases.
+    something that CRIU does not keep, `volumes`, and `declared` of a mount are left out where they are empty, so that
+    older releases read the manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -272,6 +272,9 @@ def encode(manifest: Manifest) -> bytes:
     for name in LEFT_OUT_IF_EMPTY:
         if not document[name]:
             del document[name]
+    for mount in document["mounts"]:
+        if not mount["declared"]:
+            del mount["declared"]
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
 
 

@@ -42,6 +42,11 @@ class Overlay:
 
     def has_changed(self, parts: Sequence[str]) -> bool:
         """Return whether the upper layer has a file of any kind at the path of these parts, none of which is a link."""
+        place = self.upper
+        for part in parts[:-1]:
+            place /= part
+            if not _is_directory(place):
+                return False
         return not self._hidden(self.upper.joinpath(*parts), missing=True)
 
     def has_unchanged(self, parts: Sequence[str]) -> bool:
@@ -129,6 +134,14 @@ def _lower(options: Sequence[str], upper: Path) -> tuple[Path, ...]:
         if all(layer.is_dir() for layer in layers):
             return layers
     return ()
+
+
+def _is_directory(path: Path) -> bool:
+    """Return whether there is a directory, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _directory(option: str) -> Path | None:

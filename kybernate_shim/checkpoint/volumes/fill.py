@@ -71,7 +71,7 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
             filling = PlacedVolume(volume, new.source)
             if filling not in fillings:
                 fillings.append(filling)
-    if (total := sum(volume.bytes for volume in volumes)) > limit:
+    if (total := sum(volume.bytes for volume in {one.volume for one in fillings})) > limit:
         raise VolumeUnplaced(
             f"the image has {mib(total)} of its pod's volumes, more than `volumes_limit` of this node, {mib(limit)}."
             " Nothing was restored; raise it in /etc/kybernate/shim.toml"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from kybernate_shim.checkpoint.mounts.paths import resolve_in
+from kybernate_shim.checkpoint.mounts.configured import declared, located
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
@@ -90,13 +90,11 @@ def pod_volumes(spec: Spec) -> list[PodVolume]:
     """Return the volumes of the container that live and die with its pod, each once. None outside of a pod."""
     found: dict[str, PodVolume] = {}
     for mount in spec.mounts:
-        source = os.path.normpath(str(mount.get("source") or "/"))
-        destination = os.path.normpath(str(mount.get("destination") or "/"))
-        volume = _volume(spec, source, destination)
+        volume = _volume(spec, mount)
         if volume is None:
             continue
         known = found.get(volume.source, replace(volume, destinations=()))
-        found[volume.source] = replace(known, destinations=(*known.destinations, destination))
+        found[volume.source] = replace(known, destinations=(*known.destinations, *volume.destinations))
     return list(found.values())
 
 
@@ -106,7 +104,9 @@ def without_huge_pages(volumes: Iterable[PodVolume], mounts: Sequence[MountPoint
     return [volume for volume in volumes if volume.source not in huge]
 
 
-def _volume(spec: Spec, source: str, destination: str) -> PodVolume | None:
+def _volume(spec: Spec, mount: Mapping[str, Any]) -> PodVolume | None:
+    source = os.path.normpath(str(mount.get("source") or "/"))
+    destination = os.path.normpath(declared(mount))
     if (match := EMPTY_DIR.fullmatch(source)) and _is_own(spec, match[1]):
         return PodVolume(match[2], "empty-dir", source, (destination,))
     if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
@@ -120,11 +120,11 @@ def _volume(spec: Spec, source: str, destination: str) -> PodVolume | None:
 def renewed(spec: Spec, rootfs: Path) -> frozenset[str]:
     """Return where a container has ConfigMaps, tokens, /etc/hosts and the like, whose content each pod has for itself.
 
-    Links on the way are followed in its root filesystem, as for the mounts themselves.
+    Links on the way are followed as for the mounts themselves.
     """
     return frozenset(
-        resolve_in(rootfs, str(mount.get("destination") or "/"))
-        for mount in spec.mounts
+        destination
+        for mount, destination in located(spec, rootfs)
         if _is_renewed(spec, os.path.normpath(str(mount.get("source") or "/")))
     )
 
@@ -139,10 +139,13 @@ def _is_renewed(spec: Spec, source: str) -> bool:
 
 def lost(spec: Spec, rootfs: Path, saved: Collection[str]) -> dict[str, str]:
     """Return the destinations of the pod's own volumes whose names are not in `saved`, each with what that means."""
-    volumes = [volume for volume in pod_volumes(spec) if volume.name not in saved]
-    places = {resolve_in(rootfs, place): volume.name for volume in volumes for place in volume.destinations}
+    volumes = ((destination, _volume(spec, mount)) for mount, destination in located(spec, rootfs))
     what = "lies in the pod's volume {}, whose content is not in the image (annotation {})"
-    return {place: what.format(name, ANNOTATION) for place, name in places.items()}
+    return {
+        destination: what.format(volume.name, ANNOTATION)
+        for destination, volume in volumes
+        if volume is not None and volume.name not in saved
+    }
 
 
 def _is_own(spec: Spec, uid: str) -> bool:

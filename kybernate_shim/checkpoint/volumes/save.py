@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import CAPABILITY, PORTABLE
+from kybernate_shim.checkpoint.rootfs.apply import CAPABILITY, PORTABLE, Powers
 from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
 from kybernate_shim.checkpoint.volumes.fill import MARK
 from kybernate_shim.checkpoint.volumes.places import (
@@ -32,6 +32,7 @@ from kybernate_shim.oci.spec import Spec
 from kybernate_shim.sizes import mib
 
 FILE: Final = "kybernate-volume-{}.tar"
+TRUSTED: Final = "trusted."
 BLOCK: Final = 512  # bytes of st_blocks; source: stat(2)
 
 
@@ -69,12 +70,16 @@ class Stopping:
 
 @dataclass
 class ChosenVolumes:
-    """The volumes of a container that an image is to have, and the bytes that they have by now. `saved` is in it."""
+    """The volumes of a container that an image is to have, and the bytes that they have by now. `saved` is in it.
+
+    `powers` are the container's: what it cannot make in a volume, no restore makes there for it.
+    """
 
     volumes: tuple[PodVolume, ...]
     bytes: int
     limit: int
     saved: tuple[ImageVolume, ...] = ()
+    powers: Powers = field(default_factory=Powers)
 
 
 def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: False) -> ChosenVolumes:
@@ -85,7 +90,7 @@ def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: 
         found = without_huge_pages(found, read_mountinfo())
     sizes = measure(found, Stopping(stopped))
     require_small(sizes, config.volumes_limit)
-    return ChosenVolumes(tuple(found), sum(sizes.values()), config.volumes_limit)
+    return ChosenVolumes(tuple(found), sum(sizes.values()), config.volumes_limit, powers=Powers.in_volume(spec))
 
 
 def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()) -> dict[str, int]:
@@ -121,7 +126,7 @@ def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lamb
     targets = [image / FILE.format(number) for number in range(1, len(what.volumes) + 1)]
     try:
         for volume, target in zip(what.volumes, targets, strict=True):
-            tar = _save(volume, target, check, what.limit, sizes)
+            tar = _save(volume, target, check, what, sizes)
             saved.append(
                 ImageVolume(target.name, volume.name, volume.kind, volume.destinations, tar.entries, tar.data_bytes)
             )
@@ -133,20 +138,38 @@ def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lamb
     return sum(sizes.values())
 
 
-def _save(volume: PodVolume, target: Path, check: Callable[[], None], limit: int, sizes: dict[str, int]) -> TreeTar:
+def _save(
+    volume: PodVolume, target: Path, check: Callable[[], None], what: ChosenVolumes, sizes: dict[str, int]
+) -> TreeTar:
     """Write one volume, whose bytes are added to `sizes`."""
     with create_private(target, exclusive=True) as stream, closing(open_top(Path(volume.source))) as top:
         tar = TreeTar(stream, target.parent, check, changing=True)
         try:
             for found in walk(top, check=check, changing=True):
                 if not stat.S_ISSOCK(found.status.st_mode):
-                    tar.add(found, _portable(found.attributes()))
-                    require_small({**sizes, volume.name: tar.data_bytes}, limit)
+                    attributes = _portable(found.attributes())
+                    _require_makeable(volume, found, attributes, what.powers)
+                    tar.add(found, attributes)
+                    require_small({**sizes, volume.name: tar.data_bytes}, what.limit)
         except AttributesUnsupported as error:
             raise VolumeUnsaved(f"volume {volume.name}: {error}; the container continues as before") from error
         tar.finish()
     sizes[volume.name] = tar.data_bytes
     return tar
+
+
+def _require_makeable(volume: PodVolume, found: TreeFile, attributes: Iterable[str], powers: Powers) -> None:
+    """Raise VolumeUnsaved for a file that another container of the pod has made, and a restore of this one cannot."""
+    lacking = ""
+    if not powers.devices and (stat.S_ISCHR(found.status.st_mode) or stat.S_ISBLK(found.status.st_mode)):
+        lacking = "is a device node, which a restore makes only for a container with CAP_MKNOD"
+    elif not powers.trusted_attributes and any(name.startswith(TRUSTED) for name in attributes):
+        lacking = "has a trusted attribute, which a restore sets only for a container with CAP_SYS_ADMIN"
+    if lacking:
+        raise VolumeUnsaved(
+            f"volume {volume.name}: /{found.name} {lacking}; leave the volume out (annotation {ANNOTATION}:"
+            f" -{volume.name}). The container continues as before"
+        )
 
 
 def _portable(attributes: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -41,6 +41,15 @@ def test_link_is_made_in_the_volume_of_the_new_container(root: Path, tmp_path: P
         names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), SPEC, root)
 
 
+def test_volume_is_found_behind_the_links_on_the_way_to_it(root: Path, tmp_path: Path) -> None:
+    (root / "var").mkdir()
+    (root / "var/run").symlink_to("/run")
+    (tmp_path / "a").write_text("kept")
+    spec = Spec({"mounts": [{"destination": "/var/run/vol", "type": "bind", "source": str(tmp_path)}]})
+    names.make_links(Names(links=(Name("/run/vol/link_remap.1", "/run/vol/a", "/run/vol"),)), spec, root)
+    assert (tmp_path / "link_remap.1").samefile(tmp_path / "a")
+
+
 @pytest.mark.parametrize("where", ["other", "path"])
 def test_links_on_the_way_are_not_followed(root: Path, tmp_path: Path, where: str) -> None:
     (tmp_path / "outside").mkdir()

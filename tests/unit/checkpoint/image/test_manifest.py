@@ -163,3 +163,11 @@ def test_chosen_settings_of_threads_are_read_back_and_left_out_where_there_are_n
 
 def test_cpus_that_are_none_are_refused() -> None:
     assert refusal(document(threads=[{"pid": 1, "tid": 1, "cpus": "0-99999999"}])).startswith("threads[0].cpus: ")
+
+
+def test_declared_destinations_are_left_out_where_they_are_the_mounts_own() -> None:
+    """Releases that do not know them refuse unknown fields."""
+    mounts = (ImageMount("/data", "bind", "host", "/x"), ImageMount("/run/d", "bind", "host", declared="/var/run/d"))
+    content = encode(replace(SMALL, mounts=mounts))
+    assert ["declared" in one for one in json.loads(content)["mounts"]] == [False, True]
+    assert decode(content).mounts == mounts

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped
+from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers
 from kybernate_shim.checkpoint.volumes import fill as filling
 from kybernate_shim.checkpoint.volumes import save as saving
 from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, VolumeNotFilled, VolumeUnplaced, fill, placed
@@ -20,11 +21,13 @@ from kybernate_shim.checkpoint.volumes.save import (
     ChosenVolumes,
     SavingStopped,
     VolumesTooLarge,
+    VolumeUnsaved,
     measure,
     require_small,
     save,
 )
 from kybernate_shim.linux import beneath
+from kybernate_shim.linux.beneath import TreeFile
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import CONTAINER_TYPE, POD_UID
 
@@ -262,3 +265,24 @@ def test_content_without_a_volume_is_refused(source: str, at: str) -> None:
 def test_more_content_than_this_node_accepts_is_refused() -> None:
     with pytest.raises(VolumeUnplaced, match="volumes_limit"):
         placed([VOLUME], pods_spec(SOURCE, "/data"), "", 99)
+
+
+def test_content_that_is_left_out_does_not_count() -> None:
+    large = ImageVolume("w.tar", "cache", "empty-dir", ("/cache",), 1, 100)
+    assert placed([VOLUME, large], pods_spec(SOURCE, "/data"), "-cache", 100) == [PlacedVolume(VOLUME, SOURCE)]
+
+
+def test_what_no_restore_could_make_is_refused_at_the_checkpoint(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "image").mkdir()
+    os.setxattr(old / "twin", "user.made", b"by another container")
+    monkeypatch.setattr(saving, "TRUSTED", "user.made")
+    what = replace(chosen(old), powers=Powers(trusted_attributes=False))
+    with pytest.raises(VolumeUnsaved, match=r"/twin has a trusted attribute.*CAP_SYS_ADMIN.*: -data\)"):
+        save(what, tmp_path / "image")
+    assert list((tmp_path / "image").iterdir()) == []
+    device = TreeFile("null", -1, Path("/dev/null").stat())
+    with pytest.raises(VolumeUnsaved, match=r"/null is a device node.*CAP_MKNOD"):
+        saving._require_makeable(what.volumes[0], device, (), Powers(devices=False))
+    saving._require_makeable(what.volumes[0], device, (), Powers())

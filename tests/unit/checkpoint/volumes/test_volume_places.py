@@ -147,3 +147,16 @@ def test_links_of_the_image_on_the_way_to_a_mount_are_followed(tmp_path: Path) -
     assert renewed(mounts, tmp_path) == {"/run/secrets"}
     assert lost(mounts, tmp_path, []).keys() == {"/run/data"}
     assert lost(mounts, tmp_path, ["data"]) == {}
+
+
+def test_links_in_other_mounts_on_the_way_to_a_mount_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "rootfs").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/now").symlink_to("v1")
+    mounts = spec(
+        (str(tmp_path / "disk"), "/disk"),
+        (f"{PODS}/volumes/kubernetes.io~projected/token", "/disk/now/token"),
+        (f"{EMPTY_DIR}/data", "/disk/now/data"),
+    )
+    assert renewed(mounts, tmp_path / "rootfs") == {"/disk/v1/token"}
+    assert lost(mounts, tmp_path / "rootfs", []).keys() == {"/disk/v1/data"}
