@@ -17,6 +17,7 @@ from tests.hostile.tenant import Tenant
 from tests.system.checkpoints import PYTHON, save
 from tests.system.cri import Pod
 from tests.system.ctr import Ctr, eventually
+from tests.system.programs import CRIU
 
 IMAGES = Path("/var/lib/kybernate/checkpoints")
 CONFINED: dict[str, Any] = {"drop": ["ALL"], "no_new_privs": True, "seccomp": "RuntimeDefault"}
@@ -50,11 +51,11 @@ while True:
     time.sleep(0.1)
 """
 # Stands in for CRIU. `{before}` is what an attacker does to the image between the look at it and CRIU's own.
-CRIU = """#!/bin/sh
+STAND_IN = """#!/bin/sh
 if [ "$1" = swrk ]; then
     {before}
 fi
-exec criu "$@"
+exec {criu} "$@"
 """
 # Every bounding, permitted and effective set of the image gets the first seven capabilities.
 ALTER = """
@@ -73,7 +74,7 @@ def criu(tmp_path: Path, shim_config: Path) -> Callable[[str], None]:
     path.parent.mkdir()
 
     def write(before: str) -> None:
-        path.write_text(CRIU.format(before=before))
+        path.write_text(STAND_IN.format(before=before, criu=CRIU))
         path.chmod(0o755)
 
     write(":")

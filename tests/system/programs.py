@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
+
+# The node's CRIU, by its full path: what stands in for it is the first of that name in PATH.
+CRIU = shutil.which("criu") or "criu"
 
 
 def script(path: Path, text: str) -> Path:

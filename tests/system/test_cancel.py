@@ -31,7 +31,7 @@ from tests.system.checkpoints import (
     shim_of,
 )
 from tests.system.ctr import CommandFailed, Ctr, eventually, run
-from tests.system.programs import script
+from tests.system.programs import CRIU, script
 
 BIG = 1024  # MiB
 HALF = BIG // 2
@@ -47,7 +47,7 @@ def criu_waits(tmp_path: Path, shim_config: Path) -> Path:
     """A CRIU that waits until this file is there, and makes the file next to it before that."""
     go = tmp_path / "go"
     tell = f'case "$*" in *--version*) ;; *) touch {go}.waits; until test -e {go}; do sleep 0.02; done ;; esac'
-    program = script(tmp_path / "criu/criu", f'{tell}\nexec criu "$@"')
+    program = script(tmp_path / "criu/criu", f'{tell}\nexec {CRIU} "$@"')
     shim_config.write_text(f'criu = "{program}"\n')
     return go
 

@@ -20,7 +20,7 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu, named
 from tests.system.checkpoints import assert_no_image, assert_whole, kybernate, save
 from tests.system.ctr import Ctr, eventually
-from tests.system.programs import script
+from tests.system.programs import CRIU, script
 
 SIZE = 128 << 20
 MIB = 16
@@ -206,7 +206,7 @@ def test_checkpoint_cancelled_in_its_dump(
     waits = place.parent / "waits"
     program = script(
         place.parent / "criu/criu",
-        f'case "$*" in *--version*) exec criu "$@";; *) touch {waits}; sleep 1000;; esac',
+        f'case "$*" in *--version*) exec {CRIU} "$@";; *) touch {waits}; sleep 1000;; esac',
     )
     shim_config.write_text(f'criu = "{program}"\n{settings}')
     try:

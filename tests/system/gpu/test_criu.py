@@ -9,6 +9,7 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import assert_no_image, kybernate, refused
 from tests.system.ctr import Ctr
+from tests.system.programs import CRIU, script
 
 
 def test_failing_dump_leaves_the_container_computing(ctr: Ctr, gpus: Gpus, image: Path) -> None:
@@ -17,8 +18,7 @@ def test_failing_dump_leaves_the_container_computing(ctr: Ctr, gpus: Gpus, image
 
 def failing_dump_does_no_harm(ctr: Ctr, gpus: Gpus, image: Path) -> None:
     criu, config = image.parent / "criu", Path("/etc/kybernate/shim.toml")
-    criu.write_text('#!/bin/sh\ncase "$*" in *--version*) exec criu "$@";; *) exit 1;; esac\n')
-    criu.chmod(0o755)
+    script(criu, f'case "$*" in *--version*) exec {CRIU} "$@";; *) exit 1;; esac')
     config.parent.mkdir(exist_ok=True)
     config.write_text(f'criu = "{criu}"\n')
     try:
