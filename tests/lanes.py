@@ -204,11 +204,11 @@ PARTS = (
         "kubelet and its pods; what it asks of containerd is in the lane's own tests, for both versions",
         flags=ONE_NODE,
     ),
-    Part("lane of a cluster", ("cluster/test_lane.py",), 60, CLUSTERS, "kubelet and its pods", flags=ONE_NODE),
+    Part("lane of a cluster", ("cluster/test_lane.py",), 35, CLUSTERS, "kubelet and its pods", flags=ONE_NODE),
     Part(
         "two nodes",
         ("cluster/two_nodes",),
-        50,
+        25,
         CLUSTERS[:1],
         "the network between nodes, and the handler that pods have who name none",
         flags=("--nodes", "2", "--default-runtime", "kybernate"),

@@ -138,13 +138,15 @@ def test_each_excess_is_named(
 def test_image_that_is_altered_after_the_look_never_runs(
     tenant: Tenant, image: Path, tmp_path: Path, criu: Callable[[str], None]
 ) -> None:
+    directory = tmp_path / "of the node"  # whose content is in no image
+    directory.mkdir()
+    directory.chmod(0o777)
     with tenant.cri.pod(namespace=tenant.namespace) as pod:
-        volume = tenant.mounted(tenant.empty_dir(pod))
-        checkpoint(tenant, pod, image, MARK, "ran", mounts=[volume], **CONFINED)
+        checkpoint(tenant, pod, image, MARK, "ran", mounts=[tenant.mounted(directory)], **CONFINED)
+    (directory / "mark").rmdir()
     (tmp_path / "alter.py").write_text(ALTER)
     criu(f"/opt/kybernate/bin/python {tmp_path}/alter.py {image} || exit 1")
     pod = restoring(tenant)
-    directory = tenant.empty_dir(pod)
     reason = tenant.refused(pod, "c", mounts=[tenant.mounted(directory)], **CONFINED)
     assert "bounding and permitted and effective capabilities CAP_CHOWN" in reason, reason
     assert "the pod allows none" in reason
@@ -171,6 +173,7 @@ def test_equal_pod_restores_what_it_had(tenant: Tenant, image: Path, options: di
     assert int(eventually(lambda: tenant.cri.log(pod, "c"))[0]) > 3
 
 
+@pytest.mark.as_root("as servers begin, which then give up what they do not need")
 @pytest.mark.parametrize("program", [THREADS, DROPPING], ids=["threads", "dropped"])
 def test_threads_and_dropped_privileges_are_restored(tenant: Tenant, image: Path, program: str) -> None:
     options = {"seccomp": "RuntimeDefault", "no_new_privs": True}

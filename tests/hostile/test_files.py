@@ -137,14 +137,14 @@ def test_statistics_that_containerd_wants_are_closed(container: str, place: Path
 def test_modes_in_a_restored_container_are_those_of_a_fresh_one(tenant: Tenant, place: Path) -> None:
     """The umask of a checkpoint is no part of what programs see: devices, mount points, new files."""
     look = "for p in /dev /dev/null /dev/shm /tmp /etc/hosts /new/mount /proc/self; do stat -c '%a %n' $p; done; umask"
-    pod = tenant.pod()
-    options = {"mounts": [tenant.mounted(tenant.empty_dir(pod), "/new/mount")]}
+    pod, second = tenant.pod(), tenant.pod()
+    options, others = ({"mounts": [tenant.mounted(tenant.empty_dir(one), "/new/mount")]} for one in (pod, second))
     first = tenant.cri.run(pod, "app", COUNT, **options)
     fresh = tenant.cri.exec(first, "sh", "-c", look)
     image = Path("/var/lib/kybernate/checkpoints") / tenant.namespace / "modes"
     checkpoint(first, image)
     try:
-        again = restored(tenant, tenant.pod(), image, **options)
+        again = restored(tenant, second, image, **others)
         assert tenant.cri.exec(again, "sh", "-c", look) == fresh
         work = WORK / f"{NAMESPACE}.{again}.restore"
         with entered(work / "file"):

@@ -140,10 +140,13 @@ def test_a_read_only_volume_does_not_become_writable(tenant: Tenant) -> None:
         tenant.cri.await_log(pod, "c", "3")
         kybernate("checkpoint", f"tenant-a/{pod.config.metadata.name}", str(place), "--exit")
         wish = {FROM: place.name}
-        said = tenant.refused(tenant.pod(), "c", annotations=wish, mounts=[tenant.mounted(volume, readonly=True)])
+        new = tenant.pod()
+        unwritable = tenant.mounted(tenant.empty_dir(new), readonly=True)
+        said = tenant.refused(new, "c", annotations=wish, mounts=[unwritable])
         assert "/scratch is writable in the image and read-only in the new container's configuration" in said
         second = tenant.pod()
-        id = tenant.cri.run(second, "c", COUNT, annotations=wish, mounts=[tenant.mounted(volume)])
+        own = tenant.mounted(tenant.empty_dir(second))
+        id = tenant.cri.run(second, "c", COUNT, annotations=wish, mounts=[own])
         assert tenant.cri.state(id) == "RUNNING"
 
 
