@@ -35,8 +35,9 @@ def exec_fifo(cli: Cli, container: str, init: int) -> Path | None:
         state = (directory / "state.json").read_bytes()
     except OSError:
         return None  # not as we know it
-    # Not parsed, which would cost each daemon memory for good. No string of JSON has a quotation mark like these.
-    is_plain = b'"init_process_pid":%d,' % init in state and b'"poststart":null' in state
+    # Not parsed, which would cost each daemon memory for good. No string of JSON has a quotation mark like these. Where
+    # there is no hook, runc up to 1.4 writes null, and newer ones nothing.
+    is_plain = b'"init_process_pid":%d,' % init in state and b'"poststart":[' not in state
     return fifo if is_plain else None
 
 

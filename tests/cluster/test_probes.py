@@ -31,8 +31,8 @@ OFTEN = {"periodSeconds": 1, "timeoutSeconds": 5}
 
 
 def restarts(kubectl: Kubectl, name: str, container: str) -> int:
-    statuses = kubectl.get("pod", name)["status"]["containerStatuses"]
-    return next(int(one["restartCount"]) for one in statuses if one["name"] == container)
+    statuses = kubectl.get("pod", name)["status"].get("containerStatuses", ())
+    return next((int(one["restartCount"]) for one in statuses if one["name"] == container), 0)
 
 
 def test_probes_of_every_kind(kubectl: Kubectl, handler: str) -> None:

@@ -137,10 +137,11 @@ def test_sysctls_hostname_and_names(kubectl: Kubectl, handler: str) -> None:
 
 def test_runtime_class_has_the_pods_handler(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
     """Not another one: the shim that runs it is the one of the handler."""
-    kubectl.apply(pod("which", "sleep", "33333", handler=handler))
+    seconds = str(30000 + len(handler))  # the pod of the other handler may not have ended yet
+    kubectl.apply(pod("which", "sleep", seconds, handler=handler))
     kubectl.ready("pod/which")
     machine = cluster.node(kubectl.get("pod", "which")["spec"]["nodeName"])
-    said = lambda: machine.run("sh", "-c", "ps -eo ppid,args | grep '[s]leep 33333'").split()  # noqa: E731
+    said = lambda: machine.run("sh", "-c", f"ps -eo ppid,args | grep '[s]leep {seconds}'").split()  # noqa: E731
     parent = eventually(said)[0]
     name = machine.run("sh", "-c", f"tr '\\0' ' ' </proc/{parent}/cmdline")
     assert ("containerd-shim-kybernate-v1" in name) is (handler == "kybernate"), name
