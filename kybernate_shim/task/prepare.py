@@ -155,7 +155,7 @@ def _image(
     require_genuine(image, requester, config, log)
     source = image.manifest.source.name
     if not wanted.is_for(requester.container, source):
-        log.info("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
+        log.warning("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
         return None
     return image
 
