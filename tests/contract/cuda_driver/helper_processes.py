@@ -24,8 +24,16 @@ def helpers(socket: Path) -> list[psutil.Process]:
 def arenas_worker(socket: Path) -> psutil.Process:
     """Return the worker that the only helper of `socket` has for the arena."""
     (helper,) = helpers(socket)
-    (found,) = [child for child in helper.children() if "arena" in child.cmdline()]
+    (found,) = [child for child in helper.children() if "arena" in _arguments(child)]
     return found
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    """Return the words of its command line; none of one that has ended, or is a zombie."""
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []
 
 
 def kill_helper(socket: Path) -> None:
