@@ -97,8 +97,8 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     for line in sockets.what_happens(found, request.tcp, unnamed):
         log.info("socket.examined", outcome=line)
     held = await asyncio.to_thread(undumpable.look, pids)
-    if held.problems:
-        raise undumpable.Undumpable(target.id, held.problems)
+    if problems := [*undumpable.configured(target.spec), *held.problems]:
+        raise undumpable.Undumpable(target.id, problems)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)
     hooks = await asyncio.to_thread(
