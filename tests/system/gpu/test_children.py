@@ -111,6 +111,7 @@ def test_process_outside_keeps_the_files_that_it_was_given(ctr: Ctr, devices: li
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as outside:
         assert outside.stdout is not None
         assert outside.stdout.readline() == "ready\n"
+        path.chmod(0o777)  # the program that connects to it is no root's
         program = [*EVADES, "gives_away", str(path)]
         with gpu.computing(ctr, *program, log=image.parent / "log", flags=flags(devices)) as container:
             assert len(outside.stdout.readline().split()) == len(devices)
