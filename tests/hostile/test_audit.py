@@ -46,7 +46,7 @@ def test_checkpoint_and_restore_name_pod_image_and_caller(tenant: Tenant, image:
     container = tenant.cri.run(pod, "app", COUNT)
     kybernate("checkpoint", "--namespace", "k8s.io", container, str(image))
     second = tenant.pod()
-    again = tenant.cri.run(second, "again", COUNT, annotations={RESTORE_FROM: image.name})
+    again = tenant.cri.run(second, "app", COUNT, annotations={RESTORE_FROM: image.name})
     saved, allowed, done = lines()
     assert (saved["verb"], saved["decision"], saved["task"]) == ("checkpoint", "done", container)
     assert saved["requester"] == requester(pod, "app")
@@ -54,7 +54,7 @@ def test_checkpoint_and_restore_name_pod_image_and_caller(tenant: Tenant, image:
     assert (allowed["verb"], allowed["decision"], allowed["task"]) == ("restore", "allowed", again)
     assert (done["verb"], done["decision"], done["task"]) == ("restore", "done", again)
     for line in (allowed, done):
-        assert line["requester"] == requester(second, "again")
+        assert line["requester"] == requester(second, "app")
         assert line["caller"]["by"] == "containerd"
         assert line["image"] == saved["image"]
     source = pod.config.metadata
