@@ -16,7 +16,7 @@ from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.exec_fifo import PROGRAMS, is_compiled
 
-TURNING = (*PROGRAMS, "crun")
+KNOWN = (*PROGRAMS, "crun")
 
 
 async def freeze(cli: Cli, cgroup: Cgroup | None, seconds: float) -> bool:
@@ -51,7 +51,14 @@ def thaw(cli: Cli, cgroup: Cgroup | None) -> bool:
 def _may_turn(cli: Cli, cgroup: Cgroup | None, *, frozen: bool) -> bool:
     """Return whether the runtime would only turn the freezer, with a container that is `frozen` or not."""
     try:
-        known = cli.binary.name in TURNING and is_compiled(cli.binary)
-        return known and cgroup is not None and cgroup.frozen is frozen
+        return is_known(cli) and cgroup is not None and cgroup.frozen is frozen
     except OSError:
         return False  # not as we know it
+
+
+def is_known(cli: Cli) -> bool:
+    """Return whether the runtime is a compiled one whose ways with a container's cgroup and init are known.
+
+    Raises OSError.
+    """
+    return cli.binary.name in KNOWN and is_compiled(cli.binary)

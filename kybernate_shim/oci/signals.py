@@ -13,14 +13,13 @@ from signal import SIGKILL
 
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.oci.commands import Cli
-from kybernate_shim.oci.exec_fifo import is_compiled
-from kybernate_shim.oci.freezer import TURNING
+from kybernate_shim.oci.freezer import is_known
 
 
 def send(cli: Cli, init: int, number: int, cgroup: Cgroup | None) -> bool:
     """Signal `init`, which is not reaped yet, so that its pid is its own; return False where the runtime has to."""
     try:
-        if cli.binary.name not in TURNING or not is_compiled(cli.binary):
+        if not is_known(cli):
             return False
         os.kill(init, number)
     except OSError:

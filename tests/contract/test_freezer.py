@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
-from kybernate_shim.oci import freezer, signals
+from kybernate_shim.oci import freezer
 from kybernate_shim.oci.runtime import ProcessGone, Runtime, RuntimeFailed, RuntimeTimedOut
 from tests.contract.runtime_bench import FOREVER, Bench, Noting, Run, fixture_bench, pipe, write_program
 
@@ -25,8 +25,7 @@ RUNC_ALONE = pytest.mark.parametrize("bench", ["runc"], indirect=True)
 @pytest.fixture
 def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's crun is one."""
-    for module in (freezer, signals):
-        monkeypatch.setattr(module, "is_compiled", lambda program: True)
+    monkeypatch.setattr(freezer, "is_compiled", lambda program: True)
 
 
 async def verbs_of(b: Bench, change: Callable[[Runtime], Awaitable[None]], runtime: Runtime | None = None) -> list[str]:
