@@ -52,6 +52,7 @@ COMMANDS = {
     "pool": "pool",
     "cuda": "cuda",
     "doctor": "doctor",
+    "setup": "setup",
     "agent": "agent",
 }
 

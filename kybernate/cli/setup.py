@@ -1,0 +1,82 @@
+"""`kybernate setup`: puts Kybernate into this node's containerd."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.asking import require_agreement
+from kybernate.cli.options import ADDRESS, Address, Json
+from kybernate.cli.output import show_json
+from kybernate.install.containerd import installed, planned, set_up
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(help="Put Kybernate into the programs of this node.", no_args_is_help=True)
+    group.command()(containerd)
+    group.callback()(_group)
+    app.add_typer(group, name="setup")
+
+
+def _group() -> None:
+    """Put Kybernate into the programs of this node."""
+
+
+def containerd(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="containerd's main configuration file.", show_default="found"),
+    ] = None,
+    restart: Annotated[
+        str,
+        typer.Option(
+            "--restart", metavar="COMMAND", help="Restarts containerd.", show_default="systemctl restart of its service"
+        ),
+    ] = "",
+    address: Address = ADDRESS,
+    as_json: Json = False,
+) -> None:
+    """Add the handler `kybernate` to containerd's configuration, restart containerd, and run a container.
+
+    Shows the difference first. containerd is restarted only if it reads everything else in its configuration as before;
+    running containers keep running. After a failure, the earlier configuration is back. It may be run again.
+    """
+    found = installed(config)
+    changed, difference = planned(found)
+    shown = {"containerd": ".".join(map(str, found.release)), "config": str(found.files.main), "difference": difference}
+    if not as_json:
+        typer.echo(f"containerd {shown['containerd']}, configured by {shown['config']}")
+        typer.echo(difference or "the handler kybernate is configured")
+    if dry_run:
+        if as_json:
+            show_json({**shown, "changed": list(map(str, changed)), "restarted": False, "verified": False})
+        return
+    if changed:
+        require_agreement("write this and restart containerd?", yes=yes, state="nothing was changed")
+    done = set_up(
+        found,
+        changed,
+        restart=shlex.split(restart),
+        address=address,
+        step=lambda words: typer.echo(words, err=True),
+    )
+    if as_json:
+        show_json(
+            {
+                **shown,
+                "changed": list(done.changed),
+                "restarted": done.restarted,
+                "verified": done.verified,
+                "pending": done.pending,
+            }
+        )
+    elif done.pending:
+        typer.echo(done.pending)
+    else:
+        typer.echo("a container ran under Kybernate: pods with runtimeClassName: kybernate will")

@@ -1,0 +1,296 @@
+"""Puts Kybernate into the containerd of this node: finds it, changes its configuration, restarts and verifies it.
+
+What is written is compared with what containerd makes of it before containerd is restarted, and a container is run
+afterwards. Whatever fails, the earlier files come back, and containerd runs with them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from kybernate.install.containerd_config import Files, changes, difference, handler, imported, strayed
+from kybernate.node.containerd import DEFAULT_ADDRESS
+from kybernate.node.failure import Failure
+from kybernate.node.finding import ask_program
+from kybernate.node.runtimes import CONFIGURATION, SHIM
+from kybernate_shim.checkpoint.criu.config import parse_version
+from kybernate_shim.linux.atomic_write import replace_file
+
+RUNTIME: Final = "io.containerd.kybernate.v1"
+PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
+READY_SECONDS: Final = 60.0  # for containerd to answer after its restart
+TRIAL_SECONDS: Final = 60.0  # for a container to run and to be removed
+MODE: Final = 0o644  # of a configuration file that was not there before, as Debian's package has it
+UNIT: Final = re.compile(r"/([^/]+\.service)(?:/|$)")
+
+
+class SetupFailed(Failure):
+    """Kybernate is not set up in containerd; `state` says with what configuration containerd runs."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The containerd of this node. `unit` is its systemd service, "" where systemd does not run it.
+
+    `pid` and `since` (seconds since the epoch) are of the running process, 0 where none runs.
+    """
+
+    program: str
+    release: tuple[int, ...]
+    files: Files
+    unit: str = ""
+    pid: int = 0
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a setup has done. `pending` says what is left to the administrator, "" where nothing is."""
+
+    changed: tuple[str, ...]
+    restarted: bool
+    verified: bool
+    pending: str = ""
+
+
+def installed(config: Path | None = None) -> Installed:
+    """Return the containerd that runs, or the one that is installed; `config` names another main file.
+
+    Raises SetupFailed, and ConfigurationUnusable for a main file that cannot be read as TOML.
+    """
+    process = next(_processes(), None)
+    program, main, unit, pid, since = shutil.which("containerd"), CONFIGURATION, "", 0, 0.0
+    if process is not None:
+        try:
+            program = process.exe().removesuffix(" (deleted)")
+            main = _configured(process.cmdline()) or main
+            unit, pid, since = _unit_of(process.pid), process.pid, process.create_time()
+        except psutil.Error as error:
+            raise SetupFailed(
+                f"containerd's process {process.pid} cannot be examined: {error}",
+                state="nothing was changed",
+                advice="run as root",
+            ) from error
+    if program is None:
+        raise SetupFailed(
+            "there is no containerd on this node: none runs, and none is in PATH",
+            state="nothing was changed",
+            advice="install containerd 1.7 or newer",
+        )
+    status, words = ask_program(program, "--version")
+    release = parse_version(words.split()[2]) if not status and len(words.split()) > 2 else ()
+    if not release:
+        raise SetupFailed(f"{program} does not say its version: {words}", state="nothing was changed")
+    return Installed(program, release, _files(config or main), unit, pid, since)
+
+
+def planned(found: Installed, shim: str = PROGRAM_PLACE) -> tuple[Mapping[Path, str], str]:
+    """Return the new texts of the files that change, and the difference as text. Raises ConfigurationUnusable."""
+    changed = changes(found.files, found.release, shim)
+    return changed, difference(found.files, changed)
+
+
+def set_up(
+    found: Installed,
+    changed: Mapping[Path, str],
+    *,
+    restart: Sequence[str] = (),
+    address: str = DEFAULT_ADDRESS,
+    step: Callable[[str], object] = lambda words: None,
+) -> Outcome:
+    """Write what `planned` returned, restart containerd and run a container; after a failure all is as before.
+
+    `restart`: the command that restarts containerd, by default that of its systemd service. Without either, the files
+    are written and compared, and the restart is left to the administrator. Raises SetupFailed.
+    """
+    names = tuple(map(str, changed))
+    if not Path(PROGRAM_PLACE).exists():
+        raise SetupFailed(
+            f"{PROGRAM_PLACE} is missing: pods of the handler would fail",
+            state="nothing was changed",
+            advice="python -Im kybernate_shim.launcher /usr/local/bin writes it",
+        )
+    command = list(restart) or (["systemctl", "restart", found.unit] if found.unit else [])
+    older = found.since and any(_changed_since(path, found.since) for path in found.files.texts)
+    before = _dumped(found)
+    kept = {path: path.read_bytes() if path.exists() else None for path in changed}
+    try:
+        step("write the configuration")
+        for path, text in changed.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = path.stat().st_mode & 0o7777 if path.exists() else MODE
+            replace_file(path, text, mode=mode, durable=True)
+        _require_meant(found, before)
+    except BaseException:
+        _put_back(kept)
+        raise
+    if not command and (changed or older):
+        return Outcome(names, False, False, "restart containerd, then run this again: it verifies the handler")
+    if changed or older:
+        step(f"restart containerd: {' '.join(command)}")
+        try:
+            _restart(command, found, address)
+            step("run a container")
+            run_container(address)
+        except (SetupFailed, KeyboardInterrupt) as error:
+            _put_back(kept)
+            if changed:
+                _restart(command, found, address)
+            if isinstance(error, SetupFailed):
+                error.state = "the earlier configuration is back, and containerd runs with it"
+            raise
+        return Outcome(names, True, True)
+    step("run a container")
+    run_container(address)
+    return Outcome((), False, True)
+
+
+def run_container(address: str = DEFAULT_ADDRESS) -> None:
+    """Run `true` of this node's root filesystem, read-only, as a container, and remove it. Raises SetupFailed."""
+    name = f"kybernate-setup-{secrets.token_hex(4)}"
+    ctr = ["ctr", "--address", address]
+    argv = [*ctr, "run", "--rm", "--runtime", RUNTIME, "--rootfs", "--read-only", "/", name, "/bin/true"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
+        status, words = done.returncode, (done.stderr or done.stdout).strip()
+    except subprocess.TimeoutExpired:
+        status, words = 1, f"it has not ended after {TRIAL_SECONDS:.0f} s"
+    except OSError as error:
+        status, words = 1, str(error)
+    if status:
+        for rest in (("tasks", "rm", "--force"), ("containers", "rm")):
+            ask_program(*ctr, *rest, name)
+        raise SetupFailed(
+            f"a container of {RUNTIME} does not run: {words}", advice="`kybernate doctor` names what this node lacks"
+        )
+
+
+# ---- finding
+
+
+def _processes() -> Iterator[psutil.Process]:
+    """Give the processes of containerd on this node, without those of nodes that run in containers."""
+    own = _pid_namespace("self")
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "containerd" and _pid_namespace(str(process.pid)) in (own, ""):
+            yield process
+
+
+def _pid_namespace(pid: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _configured(cmdline: Sequence[str]) -> Path | None:
+    """Return the main file that a command line of containerd names."""
+    for word, following in zip(cmdline, [*cmdline[1:], ""], strict=True):
+        if word in ("-c", "--config") and following:
+            return Path(following)
+        if word.startswith("--config="):
+            return Path(word.removeprefix("--config="))
+    return None
+
+
+def _unit_of(pid: int) -> str:
+    """Return the systemd service of a process, "" where it is of none, or systemd does not run."""
+    if not Path("/run/systemd/system").is_dir():
+        return ""
+    found = UNIT.findall(Path(f"/proc/{pid}/cgroup").read_text())
+    return str(found[-1]) if found else ""
+
+
+def _files(main: Path) -> Files:
+    """Read a configuration: the files that are imported, in containerd's order, after the main one."""
+    texts: dict[Path, str] = {}
+    try:
+        if main.exists():
+            texts[main] = main.read_text()
+            for pattern in imported(texts[main], main):
+                at = Path(pattern)
+                texts |= {path: path.read_text() for path in sorted(at.parent.glob(at.name))}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupFailed(f"{main} or what it imports cannot be read: {error}", state="nothing was changed") from error
+    return Files(main, texts)
+
+
+def _changed_since(path: Path, moment: float) -> bool:
+    return path.stat().st_mtime > moment
+
+
+# ---- changing
+
+
+def _dumped(found: Installed) -> dict[str, Any]:
+    """Return the configuration as containerd understands it. Raises SetupFailed."""
+    argv = [found.program, "--config", str(found.files.main), "config", "dump"]
+    status, words = ask_program(*argv, warnings=False)
+    try:
+        if status:
+            raise SetupFailed(
+                f"containerd does not accept its configuration: {words}",
+                state="nothing was changed",
+                advice="correct it first",
+            )
+        return tomllib.loads(words)
+    except tomllib.TOMLDecodeError as error:
+        raise SetupFailed(f"`{' '.join(argv)}` prints no TOML: {error}", state="nothing was changed") from error
+
+
+def _require_meant(found: Installed, before: Mapping[str, Any]) -> None:
+    """Raise SetupFailed unless containerd finds the handler in what was written, and all else as it was."""
+    after = _dumped(found)
+    if other := strayed(before, after):
+        raise SetupFailed(
+            f"with the handler, containerd would change other settings: {', '.join(other)}",
+            state="the earlier configuration is back; containerd was not restarted",
+            advice="add the table of packaging/containerd by hand",
+        )
+    if not handler(after):
+        raise SetupFailed(
+            "containerd does not see the handler in what was written",
+            state="the earlier configuration is back; containerd was not restarted",
+            advice="add the table of packaging/containerd by hand",
+        )
+
+
+def _put_back(kept: Mapping[Path, bytes | None]) -> None:
+    for path, content in kept.items():
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, content, mode=path.stat().st_mode & 0o7777 if path.exists() else MODE, durable=True)
+
+
+def _restart(command: Sequence[str], found: Installed, address: str) -> None:
+    """Restart containerd and wait until another process of it answers. Raises SetupFailed."""
+    status, words = ask_program(*command)
+    if status:
+        raise SetupFailed(f"`{' '.join(command)}` ended with {status}: {words}")
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        status, words = ask_program("ctr", "--address", address, "--timeout", "5s", "version")
+        if not status and not (found.pid and _is_alive(found)):
+            return
+        time.sleep(0.2)
+    raise SetupFailed(f"containerd does not answer on {address} after its restart: {words}")
+
+
+def _is_alive(found: Installed) -> bool:
+    """Return whether the process that ran before the restart is there still."""
+    try:
+        return psutil.Process(found.pid).create_time() == found.since
+    except psutil.Error:
+        return False
