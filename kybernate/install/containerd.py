@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,10 @@ PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
 READY_SECONDS: Final = 60.0  # for containerd to answer after its restart
 TRIAL_SECONDS: Final = 60.0  # for a container to run and to be removed
 MODE: Final = 0o644  # of a configuration file that was not there before, as Debian's package has it
+TRIALS: Final = Path("/var/lib/kybernate")  # /run and /tmp may be mounted noexec
+AWAITED: Final = Path("/run/kybernate-setup/containerd")  # names the process that is to be restarted
+TRIAL: Final = "/bin/true"
+LIBRARY: Final = re.compile(r"(/\S+) \(0x")  # in what ldd prints
 UNIT: Final = re.compile(r"/([^/]+\.service)(?:/|$)")
 
 
@@ -122,7 +127,7 @@ def set_up(
             advice="python -Im kybernate_shim.launcher /usr/local/bin writes it",
         )
     command = list(restart) or (["systemctl", "restart", found.unit] if found.unit else [])
-    older = found.since and any(_changed_since(path, found.since) for path in found.files.texts)
+    stale = _is_awaited(found)
     before = _dumped(found)
     kept = {path: path.read_bytes() if path.exists() else None for path in changed}
     try:
@@ -135,9 +140,10 @@ def set_up(
     except BaseException:
         _put_back(kept)
         raise
-    if not command and (changed or older):
+    if not command and (changed or stale):
+        _await_restart(found)
         return Outcome(names, False, False, "restart containerd, then run this again: it verifies the handler")
-    if changed or older:
+    if changed or stale:
         step(f"restart containerd: {' '.join(command)}")
         try:
             _restart(command, found, address)
@@ -157,23 +163,39 @@ def set_up(
 
 
 def run_container(address: str = DEFAULT_ADDRESS) -> None:
-    """Run `true` of this node's root filesystem, read-only, as a container, and remove it. Raises SetupFailed."""
+    """Run this node's `true` as a container, and remove it. Raises SetupFailed."""
     name = f"kybernate-setup-{secrets.token_hex(4)}"
     ctr = ["ctr", "--address", address]
-    argv = [*ctr, "run", "--rm", "--runtime", RUNTIME, "--rootfs", "--read-only", "/", name, "/bin/true"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
+        TRIALS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=TRIALS, prefix="setup-") as root:
+            _fill(Path(root))
+            argv = [*ctr, "run", "--rm", "--runtime", RUNTIME, "--rootfs", root, name, TRIAL]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
+            if done.returncode:
+                for rest in (("tasks", "rm", "--force"), ("containers", "rm")):
+                    ask_program(*ctr, *rest, name)
         status, words = done.returncode, (done.stderr or done.stdout).strip()
     except subprocess.TimeoutExpired:
-        status, words = 1, f"it has not ended after {TRIAL_SECONDS:.0f} s"
+        status, words = 1, f"it has not ended after {TRIAL_SECONDS:.0f} s; `ctr tasks rm --force {name}` ends it"
     except OSError as error:
         status, words = 1, str(error)
     if status:
-        for rest in (("tasks", "rm", "--force"), ("containers", "rm")):
-            ask_program(*ctr, *rest, name)
         raise SetupFailed(
             f"a container of {RUNTIME} does not run: {words}", advice="`kybernate doctor` names what this node lacks"
         )
+
+
+def _fill(root: Path) -> None:
+    """Make a root filesystem of `true` and the libraries that it loads; no image is needed. Raises OSError."""
+    _, words = ask_program("ldd", TRIAL)
+    for path in {TRIAL, *LIBRARY.findall(words)}:
+        copy = root / path.lstrip("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    for directory in ("proc", "dev", "sys", "run"):
+        (root / directory).mkdir(exist_ok=True)
+    root.chmod(0o755)
 
 
 # ---- finding
@@ -226,8 +248,18 @@ def _files(main: Path) -> Files:
     return Files(main, texts)
 
 
-def _changed_since(path: Path, moment: float) -> bool:
-    return path.stat().st_mtime > moment
+def _await_restart(found: Installed) -> None:
+    """Note that this process of containerd does not know what was written. Raises OSError."""
+    AWAITED.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(AWAITED, f"{found.pid} {found.since}")
+
+
+def _is_awaited(found: Installed) -> bool:
+    """Return whether the process that runs is one that must be restarted."""
+    try:
+        return bool(found.pid) and AWAITED.read_text() == f"{found.pid} {found.since}"
+    except FileNotFoundError:
+        return False
 
 
 # ---- changing

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.documentation import block
 from tests.lab.node import Containerd
 from tests.system.cri import Cri
 from tests.system.ctr import containerd_version, run
@@ -73,6 +74,14 @@ def test_handler_is_added_and_serves_pods(bare: Path) -> None:
     assert (again["changed"], again["restarted"], again["verified"]) == ([], False, True)
     assert (texts(), Containerd().pid) == (written, pid), "a second time only verifies"
     assert_nothing_left(before)
+
+
+def test_commands_of_the_manual(bare: Path) -> None:
+    """The lab has no systemd, which the commands restart containerd by, and no terminal to ask on."""
+    dry, wet = block("docs/installation.md", "setup").commands
+    assert "+runtime_type" in run(dry.split()).replace(" ", "")
+    run([*wet.split(), "--yes", "--restart", RESTART])
+    assert "kybernate" in handlers()
 
 
 def test_containers_run_on_meanwhile(bare: Path) -> None:
