@@ -17,7 +17,7 @@ RAM, DISK, OBJECT = "ram", "disk", "object"
 To = Annotated[str, typer.Option("--to", metavar="TIER", help="ram, disk or object.")]
 Images = Annotated[
     list[str],
-    typer.Argument(metavar="IMAGE...", help="Names, NAMESPACE/NAME, or ids.", show_default=False),
+    typer.Argument(metavar="IMAGE...", help="Names, NAMESPACE/NAME, ids, or directories.", show_default=False),
 ]
 
 
@@ -75,7 +75,10 @@ def unpin(images: Images) -> None:
 def _pin(images: list[str], *, pinned: bool) -> None:
     with required_agent() as agent:
         for image in images:
-            typer.echo(f"{'pinned' if pinned else 'unpinned'} {agent.pin(image, pinned=pinned).name}")
+            done = agent.pin(image, pinned=pinned)
+            others = sorted({replica.name for replica in done.replicas} - {done.name, ""})
+            also = f", which is also {', '.join(others)}" if others else ""
+            typer.echo(f"{'pinned' if pinned else 'unpinned'} {done.name}{also}")
 
 
 def _moved(operation: Operation, *, wait: bool, as_json: bool) -> None:

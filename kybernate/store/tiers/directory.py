@@ -25,7 +25,7 @@ from kybernate.store.tiers.arrived import NAME as RECORD
 from kybernate.store.tiers.arrived import Arrived
 from kybernate.store.tiers.tier import Have, Held, ImageDiffers, ImageNotInTier, Ref, Room, Source
 from kybernate.store.transfer import Transfer
-from kybernate_shim.checkpoint.image.manifest import Manifest, decode
+from kybernate_shim.checkpoint.image.manifest import NAME, Manifest, decode
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
     CheckpointNotFound,
@@ -92,7 +92,7 @@ class DirectoryTier:
         await asyncio.to_thread(require_whole, image.path, image.manifest)
 
     async def remove(self, ref: Ref) -> None:
-        await asyncio.to_thread(delete, self._place(ref), ref.id)
+        await asyncio.to_thread(self._delete, ref)
 
     async def room(self) -> Room:
         used = sum(image.bytes for image in await asyncio.to_thread(self._images))
@@ -152,6 +152,13 @@ class DirectoryTier:
         arriving.rename(place)
         if self.durable:
             sync(place.parent)
+
+    def _delete(self, ref: Ref) -> None:
+        """Remove the image, unless another one has come to its place. What a crash has left of it is removed, too."""
+        place = self._place(ref)
+        if os.path.lexists(place / NAME):
+            self._read(ref)
+        delete(place, ref.id)
 
     # -- what is there
 
