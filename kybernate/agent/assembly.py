@@ -48,9 +48,9 @@ from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.agent.settings import LiveSettings, Settings
-from kybernate.agent.storage.arrivals import Arrivals
+from kybernate.agent.storage.arrivals import LOOKUP_SECONDS, Arrivals
 from kybernate.agent.storage.named import to_copy, to_evict
-from kybernate.agent.storage.node_tiers import NodeTiers
+from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.agent.telemetry.ended import Ended
@@ -349,6 +349,9 @@ class Agent:
 
     def _ref_of(self, wanted: Copy | Evict) -> tuple[str, str, str]:
         """Return which image is moved by a request."""
+        if wanted.tier == OBJECT and isinstance(wanted, Evict):  # others put images there, and remove them
+            looking = self._registrar.look_at_store(self._indexed)
+            asyncio.run_coroutine_threadsafe(looking, self._loop).result(LOOKUP_SECONDS)
         copies = self._replicas.copies_of(wanted.image)
         if isinstance(wanted, Evict):
             return astuple(to_evict(wanted.image, wanted.tier, copies))
