@@ -1,4 +1,4 @@
-"""Answers of image registries, bounded: whoever a reference names chooses their bytes.
+"""Answers of image registries, bounded: the operator of one chooses their bytes.
 
 httpx reads a body to its end, and decompresses it, wherever it needs one: of a refusal, of a token, before a redirect.
 So the limit is on the stream itself. Only the bytes of blobs have none here, whose reader counts them.

@@ -60,11 +60,11 @@ def meant(name: str, copies: Iterable[Item], names: Callable[[Item], Names]) -> 
     return [one for one, called in known if called.id.startswith(name)]
 
 
-def the_only(name: str, places: Sequence[str], *, what: str = "checkpoint images") -> str:
+def the_only(name: str, places: Sequence[str]) -> str:
     """Return the only place of what a name means. Raises ImageAmbiguous for several of them."""
     if len(places) > 1:
         raise ImageAmbiguous(
-            f"{name!r} is the name of {len(places)} {what}:\n{listed(places)}", state="nothing was done"
+            f"{name!r} is the name of {len(places)} checkpoint images:\n{listed(places)}", state="nothing was done"
         )
     return places[0]
 

@@ -188,7 +188,7 @@ def test_what_is_named_is_known_and_is_what_leaves(agent: NodeAgent, image: str,
             assert str(ROOT / name) in [one["place"] for one in listed["replicas"]]
         kybernate("store", "put", image)
         for argv in (("evict", id, "--from", "disk"), ("demote", id, "--to", "object")):
-            with pytest.raises(CommandFailed, match=f"is the name of 3 copies[^$]*{ROOT / others[1]}"):
+            with pytest.raises(CommandFailed, match=f"is the name of 3 checkpoint images[^$]*{ROOT / others[1]}"):
                 kybernate(*argv)
         kybernate("evict", others[1], "--from", "disk")
         there = [name for name in (image, *others) if (ROOT / name).exists()]

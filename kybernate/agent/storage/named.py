@@ -53,7 +53,7 @@ def to_evict(name: str, tier: str, copies: Sequence[TierCopy]) -> Ref:
             state="nothing was removed",
             advice="name the tier of one of them, or a copy by its place",
         )
-    return _only(name, there, what=f"copies in tier {tier}").ref
+    return _only(name, there).ref
 
 
 def to_copy(name: str, target: str, tiers: Sequence[str], copies: Sequence[TierCopy], *, demote: bool = False) -> Ref:
@@ -66,9 +66,9 @@ def to_copy(name: str, target: str, tiers: Sequence[str], copies: Sequence[TierC
     here = [copy for copy in copies if copy.tier and copy.tier != OBJECT]
     faster = [copy for copy in here if tiers.index(copy.tier) < tiers.index(target)]
     if chosen := (faster if demote and faster else here):
-        return _only(name, chosen, what="copies").ref
+        return _only(name, chosen).ref
     if away := [copy for copy in copies if copy.is_elsewhere]:
-        return _only(name, away, what="copies").ref
+        return _only(name, away).ref
     raise ImageOutside(f"{name!r} is in no tier of this node:\n{_places(copies)}", state="nothing was done")
 
 
@@ -79,15 +79,15 @@ def to_bring(name: str, copies: Sequence[TierCopy], *, stored: bool) -> TierCopy
     """
     away = [copy for copy in copies if copy.is_elsewhere and (copy.tier == OBJECT or not stored)]
     images = {copy.row.key: copy for copy in reversed(away)}  # whose copies may be called differently
-    return _only(name, images.values(), what="checkpoint images") if away else None
+    return _only(name, images.values()) if away else None
 
 
-def _only(name: str, copies: Iterable[TierCopy], *, what: str) -> TierCopy:
+def _only(name: str, copies: Iterable[TierCopy]) -> TierCopy:
     """Return the only one; what lies in several tiers under one name counts once."""
     found: dict[tuple[Ref, str], TierCopy] = {}
     for copy in copies:
         found.setdefault((copy.ref, copy.row.key), copy)
-    the_only(name, [copy.place for copy in found.values()], what=what)
+    the_only(name, [copy.place for copy in found.values()])
     return next(iter(found.values()))
 
 

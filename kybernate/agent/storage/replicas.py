@@ -83,7 +83,7 @@ class Replicas:
         disk = [copy for copy in here if copy.tier != RAM]
         names = {copy.ref.path for copy in disk if copy.tier}
         found = [*disk, *(copy for copy in here if copy.tier == RAM and copy.ref.path not in names)]
-        return Path(the_only(name, [copy.place for copy in found], what="checkpoint images of this node"))
+        return Path(the_only(name, [copy.place for copy in found]))
 
     def _copy_of(self, copy: RegisteredCopy) -> TierCopy:
         row, replica = copy.row, copy.replica
