@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kybernate.agent.service.checkpoints import Checkpoints
+from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.messages import agent_pb2 as wire
 from kybernate.registry.catalogue import Catalogue
@@ -48,6 +49,13 @@ def test_answer_has_the_name_that_was_given(service: Checkpoints) -> None:
         assert (labelled.name, dict(labelled.labels)) == ("m2", {"a": "b"})
 
     asyncio.run(scenario())
+
+
+def test_other_node_is_given_the_copy_that_it_names(service: Checkpoints) -> None:
+    asyncio.run(service.GetImage(wire.GetImageRequest(image="m2"), None))
+    unused: Any = None
+    images = PeerImages(service._catalogue, unused)
+    assert [images._replica(name).name for name in ("m2", "m1", "3f6b-1")] == ["m2", "m1", "m1"]
 
 
 def test_name_of_two_images_changes_none(service: Checkpoints, tmp_path: Path) -> None:

@@ -37,9 +37,13 @@ from kybernate.store.movement.turns import Turns
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.tiers.tier import ImageDiffers, ImageNotInTier
 from kybernate.store.transfer import Transfer
+from kybernate_shim.checkpoint.image.counter import Counter
 from kybernate_shim.checkpoint.image.digests import Digester
+from kybernate_shim.checkpoint.image.encrypted import CipherRun
+from kybernate_shim.checkpoint.image.encryption_in_place import encrypt_image
 from kybernate_shim.checkpoint.image.manifest import NAME, decode, encode
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.signature import sign
+from kybernate_shim.checkpoint.image.store import verify, write_manifest
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import signing_key
 from tests.fakes.images import write_image
@@ -234,6 +238,31 @@ def test_another_manifest_of_the_id_is_no_other_copy(world: World) -> None:
     with pytest.raises(ImageDiffers):
         world.put(world.roots[DISK] / "changed")
     assert world.directories() == {world.roots[DISK] / name for name in ("plain", "changed")}
+
+
+def test_encrypted_copy_is_compared_before_another_one_leaves(world: World) -> None:
+    key = world.place / "image.key"
+    key.write_text("11" * 32)
+    key.chmod(0o600)
+    world.config = replace(world.config, encryption_key=key)
+    world.make(Made(DISK, "web", IDS[0]))
+    disk, memory = (world.roots[tier] / "web" for tier in (DISK, RAM))
+    manifest = decode((disk / NAME).read_bytes())
+    write_manifest(disk, sign(manifest, world.key))
+    encrypt_image(disk, key, world.config, CipherRun(Counter(lambda done: None)))
+    shutil.copytree(disk, memory)
+    whole = (disk / "pages-1.img.enc").read_bytes()
+    (disk / "pages-1.img.enc").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    world.rebuild()
+    with pytest.raises(LastCopy, match=r"pages-1\.img\.enc"):
+        act(world, Evict("web", RAM))
+    (disk / "pages-1.img.enc").write_bytes(whole)
+    world.config = replace(world.config, encryption_key=None)
+    with pytest.raises(LastCopy, match="cannot be compared with its manifest"):
+        act(world, Evict("web", RAM))
+    world.config = replace(world.config, encryption_key=key)
+    act(world, Evict("web", RAM))
+    assert world.directories() == {disk}
 
 
 def test_image_named_like_the_id_of_another_is_not_taken_for_it(world: World) -> None:
