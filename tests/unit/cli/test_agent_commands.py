@@ -318,3 +318,13 @@ def test_pin_says_what_was_named_and_how_else_it_is_called(node: Node, agent: Fa
     assert node.run("unpin", "m2").stdout == "unpinned m2, which is also m1\n"
     listed = node.run("images", "m1", "-o", "table", "--pinned").stdout
     assert "m2, m1" in listed
+
+
+def test_relative_path_is_the_callers_own(
+    node: Node, agent: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web").mkdir()
+    for name, told in (("./web", f"{tmp_path}/web"), ("../web", f"{tmp_path.parent}/web"), ("web", "web")):
+        node.run("pin", name)
+        assert agent.requests[-1].image == told
