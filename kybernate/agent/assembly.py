@@ -113,7 +113,7 @@ class Agent:
                 self._peer,
             )
             closing.callback(self._tiers.close)
-            self._replicas = Replicas(self._registry, self._config, self._look_soon)
+            self._replicas = Replicas(self._registry, self._config, self._look_soon, lambda: self._settings().store.url)
             self._parking = Parking(self._registry, str(settings.containerd), self._log)
             self._uses = Uses(self.journal, self._owner_of, self._log)
             self._open_telemetry(closing, name)

@@ -30,7 +30,8 @@ NO_NODE = ""  # holds what is in an object store
 class Replicas:
     """Asks and changes the catalogue. All methods block, and raise Failure where the registry does not answer.
 
-    `changed` gets each directory whose image was registered, or forgotten, because it was named.
+    `changed` gets each directory whose image was registered, or forgotten, because it was named. `store` returns the
+    URL of the node's object store: copies in others are not reached, "" for all.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Replicas:
         catalogue: Callable[[], Catalogue],
         config: Callable[[], Config],
         changed: Callable[[Path], object] = lambda directory: None,
+        store: Callable[[], str] = lambda: "",
     ) -> None:
-        self._catalogue, self._config, self._changed = catalogue, config, changed
+        self._catalogue, self._config, self._changed, self._store = catalogue, config, changed, store
 
     def copies_of(self, name: str) -> list[TierCopy]:
         """Return all copies that a name means, wherever they are. What lies on this node is registered before.
@@ -88,15 +90,17 @@ class Replicas:
     def _copy_of(self, copy: RegisteredCopy) -> TierCopy:
         row, replica = copy.row, copy.replica
         namespace, name, tier = row.source.namespace, replica.name, ""
+        whole = replica.state == "complete"
         if replica.node == NO_NODE:
-            of_url, _, _ = replica.place.rpartition("#")[2].partition("/")
-            namespace, tier = "" if of_url == "-" else of_url, replica.tier
+            url, _, inside = replica.place.rpartition("#")
+            first = inside.partition("/")[0]
+            reached = self._store() in ("", url)
+            namespace, tier, whole = "" if first == "-" else first, replica.tier if reached else "", whole and reached
         elif replica.node == self._catalogue().node:
             for tier_name, root in _roots(self._config()):
                 if replica.place.startswith(f"{root}/"):
                     first, slash, rest = replica.place.removeprefix(f"{root}/").partition("/")
                     namespace, name, tier = (first, rest, tier_name) if slash else ("", first, tier_name)
-        whole = replica.state == "complete"
         is_here = replica.node == self._catalogue().node
         return TierCopy(row, Ref(namespace, name, row.id), tier, replica.place, is_here=is_here, whole=whole)
 

@@ -80,7 +80,7 @@ class World:
         self.store = StorePlace(f"file://{place}/store", place / "store.key")
         self.settings = StoreSettings(url=self.store.url, key=self.store.key, level=0)
         self.catalogue = Catalogue(f"sqlite:///{place}/registry.db", node=NODE)
-        self.replicas = Replicas(lambda: self.catalogue, lambda: self.config)
+        self.replicas = Replicas(lambda: self.catalogue, lambda: self.config, store=lambda: self.settings.url)
 
     def close(self) -> None:
         self.catalogue.close()
@@ -218,6 +218,15 @@ def test_copy_of_another_name_in_the_store_stays(three: World) -> None:
     act(three, Evict(f"{three.store.url}#-/{IDS[2]}", OBJECT))
     assert asyncio.run(three.stored()) == frozenset()
     assert len(three.directories()) == 3
+
+
+def test_copy_in_another_store_is_not_taken_for_the_one_here(three: World) -> None:
+    three.settings = replace(three.settings, url=f"file://{three.place}/another")
+    for wanted in (Evict("orig", OBJECT), Evict(f"{three.store.url}#-/{IDS[2]}", OBJECT)):
+        with pytest.raises(ImageNotInTier, match="in none of them"):
+            act(three, wanted)
+    three.settings = replace(three.settings, url=three.store.url)
+    act(three, Evict("orig", OBJECT))
 
 
 def test_promoted_image_has_the_name_that_was_given(three: World) -> None:
