@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any, Final, cast
 
 from kybernate.agent.access.caller import OwnContainer
@@ -29,6 +30,7 @@ from kybernate.agent.keeping.uses import Uses
 from kybernate.agent.live import WebhookKeyUnusable, hooks_of, limits_of, own_findings
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
+from kybernate.agent.operations.model import Copy, Evict
 from kybernate.agent.operations.resolve import Node
 from kybernate.agent.operations.store import SCHEMA as OPERATIONS
 from kybernate.agent.operations.tier_verbs import TierVerbs
@@ -46,8 +48,9 @@ from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.agent.settings import LiveSettings, Settings
-from kybernate.agent.storage.arrivals import Arrivals
-from kybernate.agent.storage.node_tiers import NodeTiers
+from kybernate.agent.storage.arrivals import LOOKUP_SECONDS, Arrivals
+from kybernate.agent.storage.named import to_copy, to_evict
+from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.agent.telemetry.ended import Ended
@@ -55,6 +58,8 @@ from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.containerd_async import AsyncContainerd
+from kybernate.node.failure import Failure
+from kybernate.node.naming import ImageAmbiguous
 from kybernate.registry.location import registry_url
 from kybernate.store.movement.turns import Turns
 from kybernate.store.streaming.left import remove_all_left
@@ -108,7 +113,7 @@ class Agent:
                 self._peer,
             )
             closing.callback(self._tiers.close)
-            self._replicas = Replicas(self._registry, self._config)
+            self._replicas = Replicas(self._registry, self._config, self._look_soon, lambda: self._settings().store.url)
             self._parking = Parking(self._registry, str(settings.containerd), self._log)
             self._uses = Uses(self.journal, self._owner_of, self._log)
             self._open_telemetry(closing, name)
@@ -145,7 +150,7 @@ class Agent:
             Servicers(
                 Inventories(self._inventory, self._hub, lambda: own_findings(self._live)),
                 Operations(self._engine, self._parking),
-                Checkpoints(self._registry, self._engine, self._hub.put),
+                Checkpoints(self._registry, self._engine, self._hub.put, self._replicas.look_for),
                 own,
                 PeerImages(self._registry, self._leases),
                 ImageFiles(self._leases, peers.reads, Pace(lambda: self._settings().peers.bytes_per_second)),
@@ -233,9 +238,9 @@ class Agent:
             str(self._settings().containerd),
             boot=boot,
             gpus_of=self._gpus_of,
-            image_of=self._registry.directory_of,
+            image_of=self._image_of,
             is_pinned=self._registry.is_pinned,
-            ref_of=lambda name: astuple(self._replicas.ref_of(name)),
+            ref_of=self._ref_of,
             tiers=self._tiers.names,
             elsewhere=lambda name, stored: arrivals.find(name, stored=stored),
         )
@@ -332,6 +337,29 @@ class Agent:
             return f"{row.source.namespace}/{row.workload}" if row.workload else ""
         known: wire.Container | None = self._hub.get("container", f"{operation.namespace}/{operation.container}")
         return f"{known.pod_namespace}/{known.workload}" if known and known.workload else ""
+
+    def _image_of(self, name: str) -> Path | None:
+        """Return the directory that a name means here; None without a registry that answers: then the disk decides."""
+        try:
+            return self._replicas.image_of(name)
+        except ImageAmbiguous:
+            raise
+        except Failure:
+            return None
+
+    def _ref_of(self, wanted: Copy | Evict) -> tuple[str, str, str]:
+        """Return which image is moved by a request."""
+        if wanted.tier == OBJECT and isinstance(wanted, Evict):  # others put images there, and remove them
+            looking = self._registrar.look_at_store(self._indexed)
+            asyncio.run_coroutine_threadsafe(looking, self._loop).result(LOOKUP_SECONDS)
+        copies = self._replicas.copies_of(wanted.image)
+        if isinstance(wanted, Evict):
+            return astuple(to_evict(wanted.image, wanted.tier, copies))
+        return astuple(to_copy(wanted.image, wanted.tier, self._tiers.names(), copies, demote=wanted.demote))
+
+    def _look_soon(self, directory: Path) -> None:
+        """Have watchers hear of an image that a thread has found."""
+        self._loop.call_soon_threadsafe(self._registrar.look_at, directory)
 
     def _gpus_of(self, id: str) -> Sequence[str]:
         """Return the GPUs of a container; asked from threads, and the hub is the event loop's."""

@@ -54,15 +54,6 @@ class Registry:
                 self._catalogue.close()
                 self._catalogue = None
 
-    def directory_of(self, name: str) -> Path | None:
-        """Return the directory of an image on this node by its id, None where the registry knows none."""
-        try:
-            row = self().get(name)
-        except Failure:
-            return None
-        places = (one.place for one in row.replicas if one.node == self.node and one.place.startswith("/"))
-        return next(map(Path, places), None)
-
     def is_pinned(self, directory: Path) -> bool:
         """Return whether the image in a directory is pinned. Raises Failure where the registry does not answer."""
         try:

@@ -79,6 +79,13 @@ def required_agent() -> Iterator[Agent]:
         yield agent
 
 
+def named_here(image: str) -> str:
+    """Return what an agent, which works in another directory, knows a relative path by; a name is as it is."""
+    if not image.startswith(("./", "../")):
+        return image
+    return os.path.abspath(image)  # noqa: PTH100  # resolve() follows links, and the registry has none
+
+
 def finished(operation: Operation, timeout: float | None = None) -> wire.Operation:
     """Wait for an operation with a progress bar, and return its last state when it has succeeded.
 

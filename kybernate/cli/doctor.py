@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from kybernate.cli.options import Json
 from kybernate.cli.output import show_columns, show_json
+from kybernate.node.finding import HealthFinding
 from kybernate.node.health import examine
 
 
@@ -41,5 +43,15 @@ def doctor(
         if advice := [(one.subject, one.advice) for one in findings if one.advice]:
             typer.echo()
             show_columns(("SUBJECT", "WHAT TO DO"), advice)
+        typer.echo(f"\n{_verdict(findings)}")
     if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+def _verdict(findings: Sequence[HealthFinding]) -> str:
+    """Say the worst that was found."""
+    bad = [finding.subject for finding in findings if finding.verdict == "bad"]
+    notes = sum(finding.verdict == "note" for finding in findings)
+    if bad:
+        return f"bad: {', '.join(dict.fromkeys(bad))}"
+    return f"ok, with {notes} notes" if notes else "ok"

@@ -11,6 +11,7 @@ import typer
 from kybernate.cli.options import ImageName, Json
 from kybernate.cli.output import show_fields, show_json, size
 from kybernate.cli.progress import Bar
+from kybernate.cli.told import tell_agent
 from kybernate.node.failure import Failure
 from kybernate.node.places import ImageUnusable, locate, unfound
 from kybernate_shim.checkpoint.image.counter import Counter
@@ -68,6 +69,7 @@ def decrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> Non
 def _change(verb: str, name: str, work: Work, *, as_json: bool) -> None:
     with Bar(f"{verb} {name}") as bar:
         found, outcome = _changed(verb, name, work, CipherRun(Counter(lambda done: bar.count(done, 0))))
+    tell_agent(found.path)
     encryption = found.manifest.encryption
     if as_json:
         key_id = encryption.key_id if encryption else ""

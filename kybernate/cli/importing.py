@@ -14,6 +14,7 @@ from kybernate.cli.output import INDENT, show_columns, show_fields, show_json, s
 from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
+from kybernate.cli.told import tell_agent
 from kybernate.node.importing import Examined, ImageNotWhole, Imported, NotImported, admit, examine, target_of
 from kybernate.node.places import locate
 from kybernate.node.privileges import SpecOdd, SpecPrivileges, privileges_of
@@ -108,6 +109,7 @@ def bring_in(source: Path, wanted: Wanted, config: Config, *, quiet: bool) -> di
     done = _admitted(examined, target, chosen, config, wanted)
     if done.unaudited:
         typer.echo(f"kybernate: the import is not in the audit log: {done.unaudited}", err=True)
+    tell_agent(target, *([source] if wanted.move else []))
     if not quiet:
         typer.echo(f"\nimported {target}, signed by key {done.manifest.signature.key}")
     return _document(wanted.origin, examined, asks, target, done.manifest)

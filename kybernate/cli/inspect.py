@@ -13,11 +13,11 @@ from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
 from kybernate.node.places import ImageUnusable, locate, open_image, unfound
 from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
-from kybernate_shim.checkpoint.at_rest import unrestorable
+from kybernate.node.verdict import SIGNATURE, problems_with
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.encrypted import memory_bytes
 from kybernate_shim.checkpoint.image.manifest import Manifest, UsedGpu
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, Problem, verify
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, Problem
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyUnusable
 
@@ -39,7 +39,8 @@ def inspect(
     """Show what is in a checkpoint image.
 
     Processes, memory, files, GPUs and versions, and what a restore needs. With --verify, the exit status is 1 when a
-    file is missing or changed, or when a restore would not find what a process has open, and the problems are listed.
+    file is missing or changed, when no key that is valid here has signed the manifest as it is, or when a restore would
+    not find what a process has open; the problems are listed.
     """
     problems = _verified(image) if check else None
     if problems:
@@ -51,15 +52,13 @@ def inspect(
         return
     _show(found)
     if check:
-        typer.echo(f"\nverified: {len(found.manifest.files)} files are unchanged")
+        typer.echo(f"\nverified: {len(found.manifest.files)} files are unchanged, and the signature is valid here")
 
 
 def _verified(name: str) -> list[Problem]:
     try:
         with Bar(f"verify {name}") as bar:
-            place = locate(name)
-            problems = verify(place, bar.count, encryption_key=Config.load().encryption_key)
-            return problems or unrestorable(place, open_image(name).manifest)
+            return problems_with(locate(name), Config.load(), bar.count)
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
@@ -70,10 +69,18 @@ def _verified(name: str) -> list[Problem]:
 
 def _show_problems(path: Path, problems: list[Problem], *, as_json: bool) -> None:
     if as_json:
-        show_json({"path": str(path), "problems": _listed(problems)})
+        show_json({"path": str(path), "verified": False, "problems": _listed(problems)})
         return
-    typer.echo(f"kybernate: {path} is damaged and cannot be restored: {len(problems)} problems", err=True)
     show_columns(("FILE", "PROBLEM", ""), [(problem.file, problem.kind, problem.detail) for problem in problems])
+    typer.echo(f"kybernate: {path} {_verdict(problems)}", err=True)
+
+
+def _verdict(problems: list[Problem]) -> str:
+    """Say the worst of what was found."""
+    many = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
+    if all(problem.kind == SIGNATURE for problem in problems):
+        return f"is not trusted and cannot be restored: {problems[0].detail}"
+    return f"is damaged and cannot be restored: {many}"
 
 
 def _listed(problems: list[Problem]) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from kybernate.cli.options import Json
 from kybernate.cli.output import show_fields, show_json, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
+from kybernate.cli.told import tell_agent
 from kybernate.export.errors import NotPulled
 from kybernate.export.layers import Compression
 from kybernate.export.reference import parsed
@@ -158,6 +159,7 @@ def _admit(found: Fetched, wanted: Wanted, key: Key, config: Config, output: For
         unaudited = admit_signed(image, target, key, wanted.origin, config, bar.count)
     if unaudited:
         typer.echo(f"kybernate: the import is not in the audit log: {unaudited}", err=True)
+    tell_agent(target)
     document = {
         "path": str(target),
         "source": wanted.origin,

@@ -50,9 +50,15 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def is_named(one: wire.Image, name: str) -> bool:
-    own = one.name.rpartition("/")[2]  # an image outside of the checkpoint root has its path for a name
-    known = {one.id, one.name, own, f"{one.source.namespace}/{own}", *(replica.place for replica in one.replicas)}
-    return any(fnmatchcase(word, name) for word in known)
+    """Return whether a name or a pattern fits any copy of an image."""
+    own = {word.rpartition("/")[2] for word in _names(one)}  # an image below a trusted root has its path for a name
+    known = {one.id, *_names(one), *own, *(f"{one.source.namespace}/{word}" for word in (*_names(one), *own))}
+    return any(fnmatchcase(word, name) for word in (*known, *(replica.place for replica in one.replicas)))
+
+
+def _names(one: wire.Image) -> tuple[str, ...]:
+    """Return what copies of an image are called, each name once."""
+    return tuple(dict.fromkeys((one.name, *(replica.name for replica in one.replicas if replica.name))))
 
 
 def _row(one: wire.Image) -> tuple[object, ...]:
@@ -60,7 +66,7 @@ def _row(one: wire.Image) -> tuple[object, ...]:
     labels = ",".join(f"{key}={value}" for key, value in sorted(one.labels.items()))
     used = moment(one.last_used)
     return (
-        one.name,
+        ", ".join(_names(one)),
         one.source.namespace or NONE,
         source or NONE,
         size(one.bytes),

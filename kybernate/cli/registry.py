@@ -77,12 +77,13 @@ def status(url: Url = "", as_json: Json = False) -> None:
 def check(url: Url = "", as_json: Json = False) -> None:
     """Compare the registry with the images of this node.
 
-    The exit status is 1 when they differ; `kybernate registry rebuild` repairs that.
+    The exit status is 1 when they differ, which `kybernate registry rebuild` repairs, or when a directory could not be
+    looked into.
     """
     with _opened(url) as catalogue, Bar("check", counted=True) as bar:
         outcome = catalogue.check(_artefacts(catalogue), bar.count)
     _show(outcome, "differ", as_json=as_json)
-    if outcome.differences:
+    if outcome.differences or outcome.unreadable:
         raise typer.Exit(1)
 
 

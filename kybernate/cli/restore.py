@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from concurrent import futures
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.agents import agent_or_none, finished, require_wait, seconds_of
+from kybernate.cli.agents import agent_or_none, finished, named_here, require_wait, seconds_of
 from kybernate.cli.moved import as_documents
 from kybernate.cli.options import ADDRESS, Address, ImageName, Json
 from kybernate.cli.output import seconds as duration
@@ -29,11 +30,12 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.node import restore as restoring
 from kybernate.node.containerd import Containerd
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.places import open_image
+from kybernate.node.places import locate, open_image
 from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, plan_of, trusted_spec
 from kybernate.node.shim import restore_of, shim_of, watching
 from kybernate.node.stdio import TaskStreams, attached, into_log
 from kybernate.node.trusted import ImageUntrusted
+from kybernate_shim.checkpoint.image.manifest import NAME as MANIFEST
 from kybernate_shim.checkpoint.image.store import Image, read_for_restore
 from kybernate_shim.messages import shim_pb2 as shim_wire
 
@@ -143,8 +145,11 @@ def restore(
 
 
 def _named(checkpoint: str, source: Source) -> str:
-    """Return what an agent knows an image by: a directory by its path."""
-    return str(Path(checkpoint).absolute()) if source is Source.NODE and Path(checkpoint).is_dir() else checkpoint
+    """Return what an agent knows an image by: one that is here by its directory. Raises ImageAmbiguous."""
+    if source is not Source.NODE:
+        return checkpoint
+    place = locate(checkpoint)
+    return str(place) if os.path.lexists(place / MANIFEST) else named_here(checkpoint)
 
 
 @contextmanager

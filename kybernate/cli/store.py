@@ -21,8 +21,11 @@ from kybernate.cli.output import age, printable, show_columns, show_fields, show
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.simulating import simulate
+from kybernate.cli.told import tell_agent
 from kybernate.node.failure import Failure
 from kybernate.node.places import PlaceTaken, open_image
+from kybernate.node.trusted import known_keys, ring_of
+from kybernate.node.verdict import manifest_fault
 from kybernate_shim.config import Config
 
 if TYPE_CHECKING:  # libraries of the extra `store`
@@ -187,6 +190,7 @@ def _get_from_node(node: str, image: str, path: Path | None, *, as_json: bool) -
 
 
 def _show_got(id: str, place: str, bytes: int, transfer: Transfer, *, as_json: bool) -> None:
+    tell_agent(Path(place))
     if as_json:
         show_json({"id": id, "path": place, **asdict(transfer.progress)})
     else:
@@ -238,21 +242,33 @@ def check(
     url: Url = "",
     as_json: Json = False,
 ) -> None:
-    """Compare what the store says with what it holds; the exit status is 1 where an image is damaged."""
+    """Compare what the store says with what it holds; the exit status is 1 where anything of it is damaged."""
     from kybernate.store.check import check as look
 
     with Bar("check", counted=True) as bar:
-        found = run_in_store(store_place(url), lambda store: look(store, read=read, repair=repair, report=bar.count))
+        ring = ring_of(known_keys(Config.load()))
+        found = run_in_store(
+            store_place(url),
+            lambda store: look(
+                store,
+                read=read,
+                repair=repair,
+                report=bar.count,
+                fault_of=lambda recipe: manifest_fault(recipe.manifest, ring),
+            ),
+        )
     if as_json:
-        show_json(asdict(found))
+        show_json({**asdict(found), "verdict": found.verdict})
     else:
         show_fields(
             {"images": found.images, "packs": f"{found.packs}, {size(found.pack_bytes)}", "chunks": found.chunks}
         )
         _warn([*(f"of the service: {words}" for words in found.service), *found.problems])
-    if found.damaged:
-        if not as_json:
-            show_columns(("DAMAGED", "REASON"), found.damaged.items())
+    if found.damaged and not as_json:
+        show_columns(("DAMAGED", "REASON"), found.damaged.items())
+    if not as_json:
+        typer.echo(found.verdict)
+    if found.is_bad:
         raise typer.Exit(1)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.agents import finished, required_agent, seconds_of
+from kybernate.cli.agents import finished, named_here, required_agent, seconds_of
 from kybernate.cli.options import ImageName, Json
 from kybernate.cli.output import seconds, show_fields, show_json, size
 from kybernate.cli.through_agent import Wait, begun
@@ -17,7 +17,7 @@ RAM, DISK, OBJECT = "ram", "disk", "object"
 To = Annotated[str, typer.Option("--to", metavar="TIER", help="ram, disk or object.")]
 Images = Annotated[
     list[str],
-    typer.Argument(metavar="IMAGE...", help="Names, NAMESPACE/NAME, or ids.", show_default=False),
+    typer.Argument(metavar="IMAGE...", help="Names, NAMESPACE/NAME, ids, or directories.", show_default=False),
 ]
 
 
@@ -33,7 +33,7 @@ def promote(image: ImageName, to: To = RAM, wait: Wait = True, as_json: Json = F
     A restore by name then reads it from there. An interrupted copy continues where it stopped.
     """
     with required_agent() as agent:
-        _moved(agent.copy_image(image, to), wait=wait, as_json=as_json)
+        _moved(agent.copy_image(named_here(image), to), wait=wait, as_json=as_json)
 
 
 def demote(image: ImageName, to: To = DISK, wait: Wait = True, as_json: Json = False) -> None:
@@ -42,13 +42,13 @@ def demote(image: ImageName, to: To = DISK, wait: Wait = True, as_json: Json = F
     Nothing is removed before the copy is complete and compared with the image's manifest.
     """
     with required_agent() as agent:
-        _moved(agent.copy_image(image, to, demote=True, priority="request"), wait=wait, as_json=as_json)
+        _moved(agent.copy_image(named_here(image), to, demote=True, priority="request"), wait=wait, as_json=as_json)
 
 
 def prefetch(image: ImageName, to: To = RAM, wait: Wait = False, as_json: Json = False) -> None:
     """Copy an image into a faster tier in the background: it pauses while others need the disk or the network."""
     with required_agent() as agent:
-        _moved(agent.copy_image(image, to, priority="prefetch"), wait=wait, as_json=as_json)
+        _moved(agent.copy_image(named_here(image), to, priority="prefetch"), wait=wait, as_json=as_json)
 
 
 def evict(
@@ -59,7 +59,7 @@ def evict(
 ) -> None:
     """Remove an image from a tier. Refused where no other tier has a good copy: that one is read to find out."""
     with required_agent() as agent:
-        _moved(agent.evict_image(image, tier), wait=wait, as_json=as_json)
+        _moved(agent.evict_image(named_here(image), tier), wait=wait, as_json=as_json)
 
 
 def pin(images: Images) -> None:
@@ -75,7 +75,10 @@ def unpin(images: Images) -> None:
 def _pin(images: list[str], *, pinned: bool) -> None:
     with required_agent() as agent:
         for image in images:
-            typer.echo(f"{'pinned' if pinned else 'unpinned'} {agent.pin(image, pinned=pinned).name}")
+            done = agent.pin(named_here(image), pinned=pinned)
+            others = sorted({replica.name for replica in done.replicas} - {done.name, ""})
+            also = f", which is also {', '.join(others)}" if others else ""
+            typer.echo(f"{'pinned' if pinned else 'unpinned'} {done.name}{also}")
 
 
 def _moved(operation: Operation, *, wait: bool, as_json: bool) -> None:

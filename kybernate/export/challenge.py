@@ -11,10 +11,10 @@ import re
 import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
+from kybernate.export.answers import document_of
 from kybernate.export.credentials import Credentials
 from kybernate.export.errors import ImageRegistryRefused
 
@@ -110,8 +110,7 @@ def _token(response: httpx.Response) -> str:
             advice="`docker login` writes credentials; --credentials names another file",
         )
     try:
-        response.read()
-        document: Any = response.json()
+        document = document_of(response)
         token = document.get("token") or document.get("access_token")
     except (ValueError, AttributeError) as error:
         raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read") from error

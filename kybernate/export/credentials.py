@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.export.errors import CredentialsUnusable
+from kybernate_shim import bounded_json
 
 HELPER = re.compile(r"[A-Za-z0-9._-]+")
 HELPER_SECONDS = 30
@@ -55,12 +55,12 @@ def _default_file() -> Path:
 def _read(path: Path, *, required: bool) -> Mapping[str, Any]:
     try:
         with path.open("rb") as stream:
-            document = json.loads(stream.read(MOST_FILE))
+            document = bounded_json.parse(stream.read(MOST_FILE))
     except FileNotFoundError as error:
         if not required:
             return {}
         raise CredentialsUnusable(f"{path} does not exist") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CredentialsUnusable(f"{path} cannot be read: {error}", advice="`docker login` writes it") from error
     if not isinstance(document, dict):
         raise CredentialsUnusable(f"{path} is not a file of credentials", advice="`docker login` writes it")
@@ -98,7 +98,7 @@ def _of_helper(name: str, host: str) -> Credentials:
             return Credentials()
         if done.returncode:
             raise CredentialsUnusable(f"{program} ended with {done.returncode}: {(done.stdout + done.stderr)[:400]}")
-        found = json.loads(done.stdout)
+        found = bounded_json.parse(done.stdout)
         user, secret = str(found["Username"]), str(found["Secret"])
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
         raise CredentialsUnusable(f"{program} cannot be used: {error}") from error

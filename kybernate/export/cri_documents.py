@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.criu.images import SERVICE, STATS
 from kybernate_shim.checkpoint.image.manifest import Manifest, Source
 
@@ -116,8 +117,8 @@ def _nanoseconds(manifest: Manifest) -> int:
 
 def _parsed(spec: bytes | None) -> Mapping[str, Any]:
     try:
-        document = json.loads(spec) if spec else {}
-    except (ValueError, RecursionError):  # a restore will say so; an export is of the bytes
+        document = bounded_json.parse(spec) if spec else {}
+    except ValueError:  # a restore will say so; an export is of the bytes
         return {}
     known = isinstance(document, dict) and isinstance(document.get("annotations") or {}, dict)
     return document if known else {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from kybernate.export.cri_documents import image_ref, name_of
 from kybernate.export.errors import ArtefactOdd
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
 
@@ -171,8 +172,8 @@ def _names(one: Descriptor) -> tuple[str, ...]:
 
 def _document(content: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        document = bounded_json.parse(content)
+    except ValueError as error:
         raise ArtefactOdd("its manifest is not JSON") from error
     if not isinstance(document, dict):
         raise ArtefactOdd("its manifest is not an OCI document")

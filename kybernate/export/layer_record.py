@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate_shim import bounded_json
 from kybernate_shim.linux.process import boot_id
 
 NAME = ".kybernate-layers"
@@ -59,7 +60,7 @@ class LayerRecord:
     def _read(self, lines: Iterable[str]) -> None:
         for line in lines:
             try:
-                known = json.loads(line)
+                known = bounded_json.parse(line)
                 manifest = base64.b64decode(known["manifest"])
                 self._layers[known["layer"]] = WholeLayer(tuple(known["files"]), manifest)
             except (ValueError, LookupError, TypeError):

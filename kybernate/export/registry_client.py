@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from kybernate.export.answers import BLOB, bound, document_of
 from kybernate.export.challenge import RegistryAuth
 from kybernate.export.credentials import Credentials
 from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, Descriptor
@@ -67,7 +68,8 @@ class RegistryClient:
             verify=_trust(how.ca),
             timeout=TIMEOUT,
             limits=httpx.Limits(max_connections=how.parallel * 2 + 2),
-            headers={"User-Agent": "kybernate"},
+            headers={"User-Agent": "kybernate", "Accept-Encoding": "identity"},
+            event_hooks={"response": [bound]},
         )
 
     def close(self) -> None:
@@ -186,9 +188,12 @@ class RegistryClient:
             time.sleep(min(left, 0.2))
 
     @contextmanager
-    def streamed(self, method: str, url: str, **options: Any) -> Iterator[httpx.Response]:
-        """Give the response to a request whose body is read within the block, redirects followed."""
-        request = self._http.build_request(method, url, **options)
+    def streamed(self, method: str, url: str, *, blob: bool = False, **options: Any) -> Iterator[httpx.Response]:
+        """Give the response to a request whose body is read within the block, redirects followed.
+
+        The caller counts the bytes of a `blob`; of all else, a few MiB come.
+        """
+        request = self._http.build_request(method, url, extensions={BLOB: blob}, **options)
         response = self.attempts(lambda: self._http.send(request, stream=True, follow_redirects=True))
         try:
             self._require_secure(response.url)
@@ -221,8 +226,7 @@ def refusal(response: httpx.Response, what: str) -> ImageRegistryRefused:
 def _said(response: httpx.Response) -> str:
     words = f"HTTP {response.status_code} from {response.request.url.host}"
     try:
-        response.read()
-        errors = response.json()["errors"]
+        errors = document_of(response)["errors"]
         said = "; ".join(f"{one.get('code', '')} {one.get('message', '')}".strip() for one in errors[:3])
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return words

@@ -623,20 +623,22 @@ class Source(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., workload: _Optional[str] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("tier", "node", "place", "state", "bytes", "verified")
+    __slots__ = ("tier", "node", "place", "state", "bytes", "verified", "name")
     TIER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     tier: str
     node: str
     place: str
     state: str
     bytes: int
     verified: _timestamp_pb2.Timestamp
-    def __init__(self, tier: _Optional[str] = ..., node: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., bytes: _Optional[int] = ..., verified: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    name: str
+    def __init__(self, tier: _Optional[str] = ..., node: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., bytes: _Optional[int] = ..., verified: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PinImageRequest(_message.Message):
     __slots__ = ("image", "pinned")

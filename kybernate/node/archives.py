@@ -6,14 +6,17 @@ foreign image is. Written archives appear under their name when they are on the 
 
 from __future__ import annotations
 
+import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode, is_flat
 from kybernate_shim.checkpoint.image.store import LOGS, Image, require_space
+from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, Headers
 from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.atomic_write import creating
 from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE, create_private
@@ -61,16 +64,18 @@ def export(image: Image, archive: Path, staging: Path, progress: Progress = lamb
 def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
     """Return the manifest that an archive holds, and its bytes, without unpacking the rest. Raises ArchiveOdd."""
     try:
-        with tarfile.open(archive, mode="r:") as tar:
+        with _opened(archive) as (tar, headers):
             for number, member in enumerate(tar):
+                headers.next_entry()
                 if member.name.removeprefix("./") == NAME and member.isreg() and member.size <= MOST_BYTES:
                     file = tar.extractfile(member)
                     assert file is not None
+                    headers.in_content = True
                     content = file.read()
                     return decode(content), content
                 if number > MOST_FILES:
                     break
-    except (OSError, tarfile.TarError, ManifestInvalid, RecursionError) as error:
+    except (OSError, tarfile.TarError, ManifestInvalid, DiffInvalid, ValueError) as error:
         raise ArchiveOdd(f"{archive} cannot be read: {error}", state="nothing was imported") from error
     raise ArchiveOdd(f"{archive} has no {NAME}", state="nothing was imported")
 
@@ -84,17 +89,30 @@ def unpack(archive: Path, directory: Path, progress: Progress = lambda done, tot
     require_space(directory.parent, total)
     directory.mkdir(mode=DIRECTORY_MODE)
     try:
-        with tarfile.open(archive, mode="r:") as tar:
+        with _opened(archive) as (tar, headers):
             for number, member in enumerate(tar):
+                headers.next_entry()
                 name = member.name.removeprefix("./")
                 if member.isdir() and name in ("", "."):
                     continue
                 if number > MOST_FILES or not member.isreg() or member.issparse() or not is_flat(name):
                     raise ArchiveOdd(f"{archive}: {member.name!r} is no plain file of an image")
                 if not name.endswith(LOGS):
+                    headers.in_content = True
                     _unpack_member(tar, member, directory / name, lambda done: progress(done, total))
-    except (tarfile.TarError, FileExistsError) as error:
+                    headers.next_entry()
+    except (tarfile.TarError, DiffInvalid, ValueError, FileExistsError) as error:
         raise ArchiveOdd(f"{archive} cannot be unpacked: {error}", state="nothing was imported") from error
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Headers]]:
+    """Open an archive of which a header may announce any length: names and attributes are bounded as they are read."""
+    with (
+        Headers(os.open(archive, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as headers,
+        tarfile.open(fileobj=headers, mode="r:") as tar,
+    ):
+        yield tar, headers
 
 
 def _unpack_member(

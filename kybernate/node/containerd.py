@@ -6,7 +6,6 @@ Source: containerd's api/services; CRI's labels from its pkg/cri/labels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from kybernate.messages import (
 )
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer, resolve
+from kybernate_shim import bounded_json
 from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.messages import process_pb2
 
@@ -171,7 +171,7 @@ def group_of(record: containers_pb2.Container) -> str:
 def spec_of(record: containers_pb2.Container) -> Mapping[str, Any]:
     """Return the record's OCI spec; an empty one where it is not JSON, as that of a sandbox of another kind."""
     try:
-        spec = json.loads(record.spec.value or b"{}")
+        spec = bounded_json.parse(record.spec.value or b"{}")
     except ValueError:
         return {}
     return spec if isinstance(spec, dict) else {}

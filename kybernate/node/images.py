@@ -18,9 +18,17 @@ from pathlib import Path
 from typing import Literal
 
 from kybernate.node.failure import Failure
+from kybernate.node.naming import Names, meant
 from kybernate.node.trusted import Openness, Signed, known_keys, openness_of, ring_of, signature_of, weak_files
+from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Source
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_image
+from kybernate_shim.checkpoint.image.store import (
+    CheckpointInvalid,
+    CheckpointNotFound,
+    Image,
+    read_image,
+    read_manifest,
+)
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyRing
 
@@ -149,17 +157,35 @@ def places_below(root: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(STAGING) and os.path.lexists(path / NAME)]
 
 
-def named(name: str, config: Config) -> list[Path]:
-    """Return the images that a name without a slash means: below the root, and below each namespace's directory.
+def places_called(name: str, config: Config) -> list[Path]:
+    """Return the images whose directories have a name: below the roots, and below each namespace's directory there.
 
-    One that lies on the disk and in memory is returned once, where it lies on the disk.
+    What lies in memory comes after what lies on the disk. A path means itself.
     """
-    found: dict[Path, Path] = {}
-    for root in (config.checkpoint_root, *([config.memory_root] if config.memory_root else [])):
-        for place in (root / name, *(Path(entry.path, name) for entry in _directories(root))):
-            if os.path.lexists(place / NAME):
-                found.setdefault(place.relative_to(root), place)
-    return list(found.values())
+    if name.startswith("/"):
+        return [Path(name)] if os.path.lexists(Path(name) / NAME) else []
+    if not IMAGE_NAME.fullmatch(name):
+        return []
+    found: dict[Path, None] = {}
+    for root, trusted in config.image_roots:
+        if not trusted:
+            places = (root / name, *(Path(entry.path, name) for entry in _directories(root)))
+            found |= dict.fromkeys(place for place in places if os.path.lexists(place / NAME))
+    return list(found)
+
+
+def places_of_id(id: str, config: Config) -> list[Path]:
+    """Return the images whose manifests have an id, or one that begins like it; what cannot be read is left out.
+
+    Raises RootUnreadable.
+    """
+    found: list[tuple[Path, str]] = []
+    for place in find_places(config).places:
+        try:
+            found.append((place.path, read_manifest(place.path)[0].id))
+        except (CheckpointNotFound, CheckpointInvalid, OSError):
+            continue
+    return [path for path, _ in meant(id, found, lambda one: Names("", one[1], frozenset()))]
 
 
 class _Search:

@@ -10,7 +10,6 @@ change is given its new manifest where it lies, and moved: at every moment there
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -36,6 +35,7 @@ from kybernate.node.reading import (
 )
 from kybernate.node.restore import MOST_SPEC
 from kybernate.node.trusted import openness_of
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.digests import DigestUnknown
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
 from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
@@ -248,7 +248,7 @@ def _digests(source: int, manifest: Manifest, progress: Progress) -> tuple[dict[
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
-        spec = json.loads(content)
+        spec = bounded_json.parse(content, most_bytes=MOST_SPEC)
     except ValueError as error:
         raise FileOdd(f"{SAVED_SPEC}: not JSON: {error}") from error
     if not isinstance(spec, dict) or not _texts(spec.get("annotations") or {}):

@@ -8,17 +8,25 @@ by its name, by `<namespace>/<name>`, or by its path.
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from kybernate.node.failure import Failure
-from kybernate.node.images import named
+from kybernate.node.images import places_called, places_of_id
 from kybernate.node.lookup import KnownContainer, short_id
+from kybernate.node.naming import SHORTEST_ID, the_only
 from kybernate_shim.checkpoint.image.copies import root_of
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
 from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
+from kybernate_shim.checkpoint.image.manifest import NAME as IMAGE
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_image
 from kybernate_shim.config import Config
+
+ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+BEGIN_OF_ID: Final = re.compile(rf"[0-9a-f-]{{{SHORTEST_ID},36}}")
 
 
 class ImageUnusable(Failure):
@@ -31,29 +39,35 @@ class PlaceTaken(Failure):
     advice = "name another place, or remove it"
 
 
-class ImageAmbiguous(Failure):
-    """Images of several namespaces have the name; the message lists them."""
-
-    advice = "name it as NAMESPACE/NAME"
-
-
 def locate(name: str) -> Path:
-    """Return the directory that `name` means, whether it exists or not. Raises ImageAmbiguous."""
+    """Return the directory that `name` means, whether it exists or not. Raises ImageAmbiguous.
+
+    Of an image that is on the disk and in memory under one name, it is the one on the disk.
+    """
     config = Config.load()
-    if "/" in name:
-        path = Path(name).absolute()
-        if os.path.lexists(path) or not IMAGE_NAME.fullmatch(name):
-            return path
-        below = (root / name for root, trusted in config.image_roots if not trusted)
-        return next((place for place in below if place.is_dir()), path)
-    found = named(name, config) if IMAGE_NAME.fullmatch(name) else []
-    if len(found) > 1:
-        roots = [root for root, _ in config.image_roots]
-        listed = "\n".join(
-            f"  {place.relative_to(root)}" for place in found for root in roots if place.is_relative_to(root)
-        )
-        raise ImageAmbiguous(f"{name!r} is the name of {len(found)} checkpoint images:\n{listed}")
-    return found[0] if found else config.checkpoint_root / name
+    path = Path(name).absolute()
+    if not IMAGE_NAME.fullmatch(name):
+        return path if "/" in name else config.checkpoint_root / name
+    found = places_called(name, config)
+    if ID.fullmatch(name) if found else BEGIN_OF_ID.fullmatch(name):
+        found += places_of_id(name, config)
+    if "/" in name and os.path.lexists(path / IMAGE):  # below the working directory
+        found.append(path)
+    if found:
+        return Path(the_only(name, list(map(str, _once(found, config)))))
+    below = (root / name for root, trusted in config.image_roots if not trusted)
+    missing = path if "/" in name else config.checkpoint_root / name
+    return path if "/" in name and os.path.lexists(path) else next((one for one in below if one.is_dir()), missing)
+
+
+def _once(found: Iterable[Path], config: Config) -> list[Path]:
+    """Return the images; one that lies on the disk and in memory once, where it lies on the disk."""
+    by_name: dict[Path, Path] = {}
+    memory = config.memory_root
+    for path in sorted(found, key=lambda one: memory is not None and one.is_relative_to(memory)):
+        in_memory = memory is not None and path.is_relative_to(memory)
+        by_name.setdefault(config.checkpoint_root / path.relative_to(memory) if in_memory and memory else path, path)
+    return list(by_name.values())
 
 
 def nearest(image: Path) -> Path:

@@ -5,7 +5,6 @@ The shim restores by itself when the new container's spec says so; here is only 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.reading import FileOdd, opened_directory, read_listed, require_listed
 from kybernate.node.stdio import TaskStreams
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.digests import DigestUnknown
 from kybernate_shim.checkpoint.image.encrypted import read_file
 from kybernate_shim.checkpoint.image.manifest import SAVED_SPEC, File
@@ -94,7 +94,7 @@ def saved_spec(checkpoint: Image, encryption_key: Path | None = None) -> dict[st
     if file is None:
         raise SpecMissing(f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be created again from it")
     try:
-        spec = json.loads(_listed(checkpoint, file, encryption_key))
+        spec = bounded_json.parse(_listed(checkpoint, file, encryption_key), most_bytes=MOST_SPEC)
     except (FileOdd, DigestUnknown, VramError, OSError, ValueError, RecursionError) as error:
         raise SpecMissing(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}") from error
     except (KeyUnusable, CheckpointInvalid) as error:

@@ -6,7 +6,6 @@ Source: image-spec "Image Layout", "Layer ChainID"; containerd's docs/garbage-co
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +28,12 @@ from kybernate.messages import (
 )
 from kybernate.node.containerd import Containerd, ContainerdRefused, metadata, translated
 from kybernate.node.failure import Failure
+from kybernate_shim import bounded_json
 from kybernate_shim.messages.types_pb2 import Descriptor, Mount
 
 LEASE_SECONDS = 3600  # containerd collects what a killed client leaves behind after this
 UNPACK_SECONDS = 600.0
+MOST_DOCUMENT = 16 << 20  # bytes of an index, a manifest or a configuration
 GO_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64"}
 
 
@@ -157,8 +158,19 @@ def _blob(place: SnapshotPlace, digest: str) -> dict[str, Any]:
     stub = content_pb2_grpc.ContentStub(place.containerd.channel)
     with translated(place.containerd.address):
         request = content_pb2.ReadContentRequest(digest=digest)
-        parts = [part.data for part in stub.Read(request, metadata=metadata(place.namespace))]
-    document: dict[str, Any] = json.loads(b"".join(parts))
+        content = bytearray()
+        parts = stub.Read(request, metadata=metadata(place.namespace))
+        for part in parts:
+            content += part.data
+            if len(content) > MOST_DOCUMENT:
+                parts.cancel()
+                break
+    try:
+        document = bounded_json.parse(content, most_bytes=MOST_DOCUMENT)
+    except ValueError as error:
+        raise ImageMissing(f"{digest}, of the container image, cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise ImageMissing(f"{digest}, of the container image, is no document of an image")
     return document
 
 

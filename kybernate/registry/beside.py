@@ -17,6 +17,7 @@ from typing import Any
 
 from kybernate.registry.failures import LabelInvalid, NotKeptBeside
 from kybernate.registry.model import LARGEST, Annotations, require_labels
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse
 from kybernate_shim.checkpoint.image.manifest import REGISTRY, REGISTRY_STAGING
 from kybernate_shim.linux.atomic_write import replace_file
@@ -111,7 +112,7 @@ def decode(content: bytes) -> Beside:
 def decode_annotations(text: str) -> Annotations:
     """Return the annotations of a text whose sum has shown that it is one of ours. Raises BesideInvalid."""
     try:
-        document = json.loads(text)
+        document = bounded_json.parse(text)
         return Annotations(
             document["revision"],
             {label["name"]: label["value"] for label in document["labels"]},

@@ -6,7 +6,8 @@ the database's transaction that orders the writers of one image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
+from kybernate.node.naming import is_place, meant
 from kybernate.registry import changes, queries
 from kybernate.registry import rebuild as rebuilding
 from kybernate.registry.artefacts import Artefacts, Progress, this_node
@@ -25,6 +27,7 @@ from kybernate.registry.model import (
     Filter,
     ImageRow,
     Page,
+    RegisteredCopy,
     Replica,
     Totals,
     now,
@@ -32,6 +35,7 @@ from kybernate.registry.model import (
     require_labels,
 )
 from kybernate.registry.records import known_annotations, replica_record
+from kybernate.registry.schema import bounded
 
 PAGE = 100  # images, where a caller names no limit
 MOST_IN_A_PAGE = 1000
@@ -65,11 +69,15 @@ class Catalogue:
     # ---- reading
 
     def get(self, name: str) -> ImageRow:
-        """Return the image with this directory, digest, id, name, NAMESPACE/NAME or beginning of an id.
+        """Return the image that a name means, as naming.py has it.
 
-        Of several, those that are on this node count. Raises ImageNotRegistered and ImageNotUnique.
+        Of several with the same name, those that are on this node count. Raises ImageNotRegistered and ImageNotUnique.
         """
         return self.database.read(lambda connection: self._one(connection, name))
+
+    def copies(self, name: str) -> builtins.list[RegisteredCopy]:
+        """Return all copies, on any node and in object stores, that a name means; none where it means nothing."""
+        return self.database.read(lambda connection: self._copies(connection, name))
 
     def list(self, wanted: Filter | None = None, *, limit: int = 0, token: str = "") -> Page:
         """Return a page of images, newest first; `limit` 0 means PAGE, the most is MOST_IN_A_PAGE.
@@ -215,14 +223,20 @@ class Catalogue:
 
     # ---- inside of transactions
 
+    def _copies(self, connection: Connection, name: str) -> builtins.list[RegisteredCopy]:
+        rows = queries.by_keys(connection, queries.maybe_named(connection, name))
+        copies = [RegisteredCopy(row, replica) for row in rows for replica in row.replicas]
+        return meant(name if is_place(name) else bounded(name), copies, RegisteredCopy.names)
+
     def _one(self, connection: Connection, name: str) -> ImageRow:
-        found = queries.by_keys(connection, queries.named(connection, name))
-        if len(found) > 1:
-            found = [row for row in found if any(one.node == self.node for one in row.replicas)] or found
+        copies = self._copies(connection, name)
+        if not any(copy.row.id == name for copy in copies):  # an id is not given up for a name that is like it
+            copies = [copy for copy in copies if copy.replica.node == self.node] or copies
+        found = list({copy.row.key: copy.row for copy in copies}.values())
         if not found:
             raise ImageNotRegistered(f"the registry has no image {name!r}")
         if len(found) > 1:
-            raise ImageNotUnique(f"{name!r} is the name of {len(found)} images: {_listed(found)}")
+            raise ImageNotUnique(f"{name!r} is the name of {len(found)} images: {_listed(copies)}")
         return found[0]
 
     def _locked(self, connection: Connection, name: str) -> ImageRow:
@@ -269,12 +283,16 @@ class Catalogue:
             return known
         return newest(*(stored(Path(one.place), row.id).annotations for one in row.replicas if self._is_here(one)))
 
-    def _keep(self, connection: Connection, row: ImageRow) -> None:
-        """Write an image's annotations with its replicas of this node; where one fails, all are as before."""
+    def _keep(self, connection: Connection, row: ImageRow, *, but_gone: bool = False) -> None:
+        """Write an image's annotations with its replicas of this node; where one fails, all are as before.
+
+        With `but_gone`, a replica whose directory is gone is passed over: it was evicted just now.
+        """
         done: list[tuple[Path, Beside]] = []
+        here = [one for one in row.replicas if self._is_here(one) and row.id]
         try:
-            for one in row.replicas:
-                if self._is_here(one) and row.id and one.revision != row.annotations.revision:
+            for one in [one for one in here if not but_gone or Path(one.place).is_dir()]:
+                if one.revision != row.annotations.revision:
                     done.append((Path(one.place), stored(Path(one.place), row.id)))
                     keep(Path(one.place), row.id, row.annotations)
                     changes.set_revision(connection, one, row.annotations.revision)
@@ -297,7 +315,7 @@ class Catalogue:
         for replica in row.replicas:
             self._put_replica(connection, row.key, replica)
         row = self._by_key(connection, row.key)
-        self._keep(connection, row)
+        self._keep(connection, row, but_gone=True)
         return self._by_key(connection, row.key)
 
     def _first(self, connection: Connection, row: ImageRow) -> Annotations:
@@ -335,7 +353,7 @@ def _restore(directory: Path, before: Beside) -> None:
         pass  # the first error is reported; a rebuild takes over what stands there
 
 
-def _listed(rows: Iterable[ImageRow]) -> str:
-    places = [one.place for row in rows for one in row.replicas]
+def _listed(copies: Sequence[RegisteredCopy]) -> str:
+    places = [copy.replica.place for copy in copies]
     more = f", and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
     return ", ".join(places[:SHOWN]) + more

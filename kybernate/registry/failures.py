@@ -44,7 +44,7 @@ class ImageNotRegistered(Failure):
 class ImageNotUnique(Failure):
     """Several images have the name, the id, or the beginning of the id; the message lists them."""
 
-    advice = "name the directory"
+    advice = "name one of them by its id or its place, which is a directory or a URL"
 
 
 class ImagePinned(Failure):

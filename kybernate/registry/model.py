@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
+from kybernate.node.naming import Names, names_of
 from kybernate.registry.failures import LabelInvalid
 from kybernate_shim.checkpoint.image.manifest import Source
 
@@ -105,8 +106,26 @@ class ImageRow:
 
     @property
     def name(self) -> str:
-        """The name of its first replica."""
+        """The name of its first replica. Others may be called differently: see `names`."""
         return self.replicas[0].name if self.replicas else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all replicas, each once."""
+        return tuple(dict.fromkeys(replica.name for replica in self.replicas if replica.name))
+
+
+@dataclass(frozen=True)
+class RegisteredCopy:
+    """A replica, with the image that it is a copy of."""
+
+    row: ImageRow
+    replica: Replica
+
+    def names(self) -> Names:
+        """Return what the copy may be called."""
+        row, replica = self.row, self.replica
+        return names_of(replica.place, row.id, replica.name, row.source.namespace, row.key)
 
 
 @dataclass(frozen=True)

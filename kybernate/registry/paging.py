@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from kybernate.registry.failures import PageTokenInvalid
 from kybernate.registry.model import Filter
+from kybernate_shim import bounded_json
 
 FORM = 1
 CHECK = 12  # digits
@@ -40,10 +41,10 @@ def position_of(token: str, wanted: Filter) -> Position | None:
         check, body = text[:CHECK], text[CHECK:]
         if check != _check(body, wanted):
             raise ValueError
-        form, created, key = json.loads(body)
+        form, created, key = bounded_json.parse(body)
         if form != FORM or not isinstance(created, int) or not isinstance(key, str):
             raise ValueError
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise PageTokenInvalid("the page token is not one of this list") from error
     return Position(created, key)
 

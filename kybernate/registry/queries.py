@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Float, Select, and_, cast, exists, func, or_, select, tuple_
 
+from kybernate.node.naming import SHORTEST_ID
 from kybernate.registry.model import Filter, ImageRow, Page, TierTotals, Totals
 from kybernate.registry.paging import Position, position_of, token_of
 from kybernate.registry.records import Record, image_of
 from kybernate.registry.schema import IMAGE, LABEL, REPLICA, bounded
 
 CHUNK = 500  # keys in a statement
-SHORTEST_ID = 4  # characters that may stand for an id
 NEWEST = (IMAGE.c.created.desc(), IMAGE.c.key.desc())
 
 Item = TypeVar("Item")
@@ -114,31 +115,19 @@ def without_replica(connection: Connection, keys: Iterable[str]) -> list[str]:
     ]
 
 
-def named(connection: Connection, name: str) -> list[str]:
-    """Return the keys of the images that a name means: the first kind of name that any image has.
-
-    Those are: directory or URL, manifest digest, id, name or namespace/name, beginning of an id.
-    """
-    short = bounded(name)
+def maybe_named(connection: Connection, name: str) -> list[str]:
+    """Return the keys of all images that a name may mean, with whatever kind of name; naming.py decides."""
+    short, rest = bounded(name), bounded(name.partition("/")[2])
     kinds: list[Select[Any]] = [
-        select(REPLICA.c.image).where(REPLICA.c.place == name),
+        select(REPLICA.c.image).where(REPLICA.c.place == (str(Path(name)) if name.startswith("/") else name)),
         select(IMAGE.c.key).where(IMAGE.c.key == name),
         select(IMAGE.c.key).where(IMAGE.c.id == short),
-        select(REPLICA.c.image).where(REPLICA.c.name == short),
+        select(REPLICA.c.image).where(REPLICA.c.name.in_({short, rest})),
     ]
-    namespace, slash, rest = name.partition("/")
-    if slash:
-        kinds[-1] = (
-            select(REPLICA.c.image)
-            .join(IMAGE, IMAGE.c.key == REPLICA.c.image)
-            .where(or_(REPLICA.c.name == short, and_(IMAGE.c.namespace == namespace, REPLICA.c.name == rest)))
-        )
     if len(name) >= SHORTEST_ID:
-        kinds.append(select(IMAGE.c.key).where(func.substr(IMAGE.c.id, 1, len(name)) == name))
-    for kind in kinds:
-        if found := sorted(set(connection.execute(kind.limit(CHUNK)).scalars())):
-            return found
-    return []
+        begins = func.substr(IMAGE.c.id, 1, len(name)) == name
+        kinds.append(select(IMAGE.c.key).where(begins).limit(CHUNK))  # several are refused, however many they are
+    return sorted({key for kind in kinds for key in connection.execute(kind).scalars()})
 
 
 def lineage(connection: Connection, namespace: str, workload: str, container: str) -> list[ImageRow]:

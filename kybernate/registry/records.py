@@ -21,6 +21,7 @@ from kybernate.registry.model import (
     workload_of,
 )
 from kybernate.registry.schema import UNKNOWN_AGE, bounded
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.manifest import Source
 
 Record = dict[str, Any]
@@ -145,7 +146,7 @@ def sum_of(text: str) -> str:
 @lru_cache(1024)  # a node has few GPUs, and many images of them
 def _gpus(text: str) -> tuple[Gpu, ...]:
     try:
-        return tuple(Gpu(uuid, model, driver, size) for uuid, model, driver, size in json.loads(text))
+        return tuple(Gpu(uuid, model, driver, size) for uuid, model, driver, size in bounded_json.parse(text))
     except (ValueError, TypeError):
         return ()  # a damaged row, which a rebuild repairs
 
@@ -153,6 +154,6 @@ def _gpus(text: str) -> tuple[Gpu, ...]:
 @lru_cache(1024)
 def _texts(text: str) -> tuple[str, ...]:
     try:
-        return tuple(map(str, json.loads(text)))
+        return tuple(map(str, bounded_json.parse(text)))
     except (ValueError, TypeError):
         return ()

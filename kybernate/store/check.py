@@ -11,7 +11,9 @@ from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import index as indexes
 from kybernate.store.format.pack import MOST_BYTES, Place, object_name
+from kybernate.store.format.recipe import Recipe
 from kybernate.store.format.sealing import Sealed, unseal
+from kybernate.store.named import names
 from kybernate.store.probe import probe
 
 PARALLEL = 8
@@ -33,6 +35,20 @@ class Checked:
     unindexed: list[str] = field(default_factory=list)  # packs that no index names
     service: list[str] = field(default_factory=list)
 
+    @property
+    def is_bad(self) -> bool:
+        """Whether an image, or anything that one may need, is damaged. What a service lacks is no damage."""
+        return bool(self.damaged or self.problems)
+
+    @property
+    def verdict(self) -> str:
+        """The worst that was found, in words."""
+        if self.damaged:
+            return f"damaged: {len(self.damaged)} of {self.images} images cannot be restored"
+        if self.problems:
+            return f"damaged: no image, but {len(self.problems)} packs or indexes"
+        return f"whole: {self.images} images"
+
 
 async def check(
     store: ChunkStore,
@@ -40,8 +56,11 @@ async def check(
     read: bool = False,
     repair: bool = False,
     report: Callable[[int, int], object] = lambda a, b: None,
+    fault_of: Callable[[Recipe], str] = lambda recipe: "",
 ) -> Checked:
     """Check a store; with `read`, every chunk is compared with its name; `report` gets packs done and in total.
+
+    `fault_of` says what is wrong with the manifest in a recipe, "" for nothing.
 
     With `repair`, packs that no index names are indexed. Nothing of the store is ever removed here.
     """
@@ -53,7 +72,7 @@ async def check(
     bad = await _packs(store, packs, found, read=read, report=report)
     if repair and found.unindexed:
         await _index(store, [pack for pack in found.unindexed if pack not in bad])
-    await _images(store, packs, bad, found)
+    await _images(store, packs, bad, found, fault_of)
     found.chunks = store.index.count()
     return found
 
@@ -109,12 +128,20 @@ async def _index(store: ChunkStore, packs: list[str]) -> None:
     await store.refresh()
 
 
-async def _images(store: ChunkStore, packs: dict[str, int], bad: dict[str, set[bytes]], found: Checked) -> None:
+async def _images(
+    store: ChunkStore,
+    packs: dict[str, int],
+    bad: dict[str, set[bytes]],
+    found: Checked,
+    fault_of: Callable[[Recipe], str],
+) -> None:
     broken: dict[str, str] = {}
     async for recipe in store.recipes(broken=broken.__setitem__):
         found.images += 1
-        if missing := sum(not _is_there(store, id, packs, bad) for id in recipe.chunks()):
-            found.damaged[f"{recipe.namespace or '-'}/{recipe.name}"] = f"{missing} chunks are missing or damaged"
+        missing = sum(not _is_there(store, id, packs, bad) for id in recipe.chunks())
+        fault = f"{missing} chunks are missing or damaged" if missing else await asyncio.to_thread(fault_of, recipe)
+        if fault:
+            found.damaged[names(recipe).place] = f"{recipe.name}: {fault}"
     found.images += len(broken)
     found.damaged |= broken
 

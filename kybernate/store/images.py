@@ -10,20 +10,31 @@ from pathlib import Path
 from kybernate.node.failure import Failure
 from kybernate.store import source, writer
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ChunkDamaged, first_of
+from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, first_of
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.order import ordered
 from kybernate.store.reader import Sink, fetch
 from kybernate.store.tiers.directory import DirectoryTier
-from kybernate.store.tiers.tier import Have, Ref
+from kybernate.store.tiers.tier import Have, ImageDiffers, Ref
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import decode
 from kybernate_shim.checkpoint.image.store import read_image
 
 
 async def put(store: ChunkStore, directory: Path, transfer: Transfer) -> Recipe:
-    """Store the image in a directory. Raises CheckpointNotFound, CheckpointInvalid, and what `writer.store` raises."""
+    """Store the image in a directory. Raises CheckpointNotFound, CheckpointInvalid, and what `writer.store` raises.
+
+    The name of one that the store has already becomes that of the directory. Raises ImageDiffers where it has the image
+    with another manifest.
+    """
     image = await asyncio.to_thread(read_image, directory)
+    source = image.manifest.source
+    try:
+        known = await store.recipe(source.namespace, image.manifest.id)
+    except (ImageNotStored, StoreInvalid):
+        pass  # what cannot be read is replaced
+    else:
+        require_same(known, image.content)
     return await store_files(store, directory, image.content, directory.name, transfer)
 
 
@@ -38,6 +49,17 @@ async def store_files(store: ChunkStore, directory: Path, content: bytes, name: 
     finally:
         for file in files:
             file.close()
+
+
+def require_same(known: Recipe, manifest: bytes) -> None:
+    """Raise ImageDiffers where the store has an image with another manifest: it would be lost."""
+    if known.manifest != manifest:
+        raise ImageDiffers(
+            f"the store has image {known.id} with another manifest, under the name {known.name}: one of them is"
+            " encrypted, or was signed by another key",
+            state="both are as they were",
+            advice="remove the one in the store before, or keep this one where it is",
+        )
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ async def living(objects: Objects, now: float, *, end: bool = True) -> Mapping[s
     Without `end`, those that would be ended are left out all the same.
     """
     drafts = {_id(stored) async for stored in objects.list(DRAFTS)}  # before the leases, which are there for longer
-    leases = {_id(stored): stored async for stored in objects.list(PREFIX)}
+    # Twice: a lease that a list leaves out would be a writer whose packs are deleted under it.
+    leases = {_id(stored): stored for _ in range(2) async for stored in objects.list(PREFIX)}
     ended = {_id(stored): stored async for stored in objects.list(ENDED)}
     alive = {id for id, one in leases.items() if id not in ended and now - one.modified <= LASTS_SECONDS}
     if end:

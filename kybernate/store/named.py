@@ -1,8 +1,9 @@
-"""Which image of a store a name means."""
+"""Which image of a store a name means, as kybernate/node/naming.py decides. The place of one is its recipe's object."""
 
 from __future__ import annotations
 
 from kybernate.node.failure import Failure
+from kybernate.node.naming import Names, listed, meant, names_of
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
@@ -29,20 +30,33 @@ async def named_object(store: ChunkStore, name: str) -> tuple[str, str]:
 
 
 async def named_recipe(store: ChunkStore, name: str) -> Recipe:
-    """Return the recipe that a name means: an id, a name, or NAMESPACE/NAME. Raises NotInStore."""
+    """Return the recipe that a name means. For NAMESPACE/NAME, no other namespace is read. Raises NotInStore."""
     broken: dict[str, str] = {}
-    namespace = name.partition("/")[0] if "/" in name else ""  # of all others, nothing is read
-    found = [
+    first, slash, rest = name.partition("/")
+    if slash and first == recipes.PREFIX and "/" in rest:
+        first = rest.partition("/")[0]
+    known = [
         recipe
+        for namespace in ((first, recipes.NO_NAMESPACE) if slash and first else ("",))
         async for recipe in store.recipes(namespace, broken=broken.__setitem__)
-        if name in (recipe.id, recipe.name, f"{recipe.namespace}/{recipe.name}")
     ]
+    found = meant(name, known, names)
     if not found:
         others = "".join(f"; {object!r} cannot be read: {why}" for object, why in sorted(broken.items()))
         raise NotInStore(f"the store has no image of the name {name!r}{others}")
     if len(found) > 1:
-        listed = "\n".join(f"  {one.id}  {one.namespace}/{one.name}" for one in found)
-        error = NotInStore(f"{name!r} is the name of {len(found)} images:\n{listed}", advice="use the id")
+        places = listed([f"{names(one).place}  {one.name}" for one in found])
+        error = NotInStore(
+            f"{name!r} is the name of {len(found)} images:\n{places}",
+            state="nothing was done",
+            advice="name one of them by its id, or as images/NAMESPACE/ID",
+        )
         error.several = True
         raise error
     return found[0]
+
+
+def names(recipe: Recipe) -> Names:
+    """Return what an image of a store may be called."""
+    place = recipes.object_name(recipe.namespace, recipe.id)
+    return names_of(place, recipe.id, recipe.name, recipe.namespace)

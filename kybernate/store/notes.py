@@ -21,6 +21,7 @@ from kybernate.store.objects import Objects, Stored
 
 PREFIX = "condemned"
 MOST_BYTES = 64 << 20  # of a note: a million packs
+MOST_VALUES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ async def _listed(objects: Objects) -> list[Stored]:
 
 async def _note(objects: Objects, stored: Stored) -> Note | None:
     try:
-        document = parse(stored.name, await objects.get(stored.name, most=MOST_BYTES))
+        content = await objects.get(stored.name, most=MOST_BYTES)
+        document = parse(stored.name, content, most_values=MOST_VALUES)
         writers = document["writers"]
         packs = frozenset(map(str, document["packs"]))
         known = None if writers is None else frozenset(map(str, writers))

@@ -34,6 +34,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from kybernate_shim import bounded_json
 from kybernate_shim.linux import futex
 from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
@@ -78,7 +79,10 @@ class _Record:
         magic, _, _, blocks, length, _, _ = HEAD.unpack_from(self._map, 0)
         if magic != MAGIC:
             raise NotArrived(f"{ARRIVAL} is no record of an arrival")
-        self.description = Description(**json.loads(self._map[HEAD.size : HEAD.size + length]))
+        try:
+            self.description = Description(**bounded_json.parse(self._map[HEAD.size : HEAD.size + length]))
+        except (ValueError, TypeError) as error:
+            raise NotArrived(f"{ARRIVAL} is no record of an arrival: {error}") from error
         self._first: dict[str, int] = {}
         self._blocks = number = int(blocks)
         for name, size in self.description.files.items():

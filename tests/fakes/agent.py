@@ -173,7 +173,8 @@ class FakeAgent(
 
     def PinImage(self, request: Any, context: Any) -> wire.Image:  # noqa: N802
         self._answer(request, context)
-        return wire.Image(id=request.image, pinned=request.pinned)
+        known = next((one for one in self.images if request.image in (one.id, one.name)), wire.Image())
+        return wire.Image(id=request.image, name=known.name, replicas=known.replicas, pinned=request.pinned)
 
     def LabelImage(self, request: Any, context: Any) -> wire.Image:  # noqa: N802
         self._answer(request, context)

@@ -15,10 +15,11 @@ import pytest
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.store.keys import make_key
+from kybernate_shim.checkpoint.image.manifest import NAME as MANIFEST
 from kybernate_shim.checkpoint.image.store import verify
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, usual
 from tests.system import node_agent
-from tests.system.checkpoints import Witness, counting, holding, kybernate
+from tests.system.checkpoints import Witness, counting, holding, kybernate, refused
 from tests.system.ctr import CommandFailed, Ctr, eventually
 from tests.system.node_agent import NodeAgent
 
@@ -172,6 +173,46 @@ def test_image_goes_through_all_tiers_and_is_restored_from_each(
     with pytest.raises(CommandFailed, match="no other tier has a good copy"):
         kybernate("evict", image, "--from", "disk")
     goes_on(ours, image, tmp_path)
+
+
+def test_what_is_named_is_known_and_is_what_leaves(agent: NodeAgent, image: str, tmp_path: Path) -> None:
+    """Copies of one image under other names: pulled, and moved by hand."""
+    agent.write(agent.settings + "[tiers.policy]\nenabled = false\n")
+    id = agent.call("Checkpoints", "GetImage", wire.GetImageRequest(image=image)).id
+    kybernate("export", image, str(tmp_path / "image.tar"))
+    others = [f"{image}-{letter}" for letter in "abc"]
+    try:
+        for name in others[:2]:
+            kybernate("pull", str(tmp_path / "image.tar"), name, "--yes")
+            (listed,) = json.loads(kybernate("images", name, "-o", "json"))  # as soon as the command has ended
+            assert str(ROOT / name) in [one["place"] for one in listed["replicas"]]
+        kybernate("store", "put", image)
+        for argv in (("evict", id, "--from", "disk"), ("demote", id, "--to", "object")):
+            with pytest.raises(CommandFailed, match=f"is the name of 3 checkpoint images[^$]*{ROOT / others[1]}"):
+                kybernate(*argv)
+        kybernate("evict", others[1], "--from", "disk")
+        there = [name for name in (image, *others) if (ROOT / name).exists()]
+        assert there == [image, others[0]]
+        (ROOT / others[0]).rename(ROOT / others[2])
+        assert kybernate("pin", others[2]).startswith(f"pinned {others[2]}, which is also ")
+        kybernate("demote", str(ROOT / others[2]), "--to", "object")
+        assert [name for name in (image, *others) if (ROOT / name).exists()] == [image]
+        kybernate("evict", id, "--from", "object")
+        assert not verify(ROOT / image)
+    finally:
+        for name in others:
+            shutil.rmtree(ROOT / name, ignore_errors=True)
+
+
+def test_changed_word_of_a_manifest_is_the_verdict(agent: NodeAgent, image: str) -> None:
+    assert "the signature is valid here" in kybernate("inspect", image, "--verify").splitlines()[-1]
+    manifest = ROOT / image / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"busybox", b"busybow"))
+    said = refused("kybernate", "inspect", image, "--verify").splitlines()[-1]
+    assert "the manifest was changed after it was signed" in said
+    begun = agent.call("Checkpoints", "VerifyImage", wire.VerifyImageRequest(image=image))
+    ended = agent.until(begun.id, lambda one: one.state in (wire.SUCCEEDED, wire.FAILED))
+    assert (ended.state, "changed after it was signed" in ended.error.message) == (wire.FAILED, True)
 
 
 def test_fresh_node_knows_what_the_store_has(agent: NodeAgent, image: str, second: Second) -> None:

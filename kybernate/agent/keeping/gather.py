@@ -53,7 +53,7 @@ def _replicas(row: ImageRow, node: str, places: Mapping[str, str]) -> dict[str, 
     assert row.created is not None
     found = {}
     for replica in row.replicas:
-        if tier := _tier_of(replica, node, places):
+        if tier := tier_of(replica, node, places):
             since = (replica.verified or row.created).timestamp()
             # What a shim has written or a copy has compared is good until a comparison says otherwise.
             found[tier] = ReplicaState(
@@ -62,7 +62,8 @@ def _replicas(row: ImageRow, node: str, places: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def _tier_of(replica: Replica, node: str, places: Mapping[str, str]) -> str:
+def tier_of(replica: Replica, node: str, places: Mapping[str, str]) -> str:
+    """Return the tier that a copy is in, "" for none of this node's; `places` are the roots of its own, by name."""
     if not replica.node:
         return "object"
     if replica.node != node:

@@ -188,22 +188,32 @@ class Keeper:
             if isinstance(action, Delete):
                 await self._delete(action)
             else:
-                arguments, labels = self._arguments(action)
+                arguments, labels = await self._arguments(action)
                 operation = await self._engine.submit(Submission(arguments, requester=REQUESTER, labels=labels))
                 self._log.info("policy.submitted", operation=operation.id, verb=operation.verb, reason=action.reason)
         except Failure as error:
             self._log.warning("policy.refused", action=type(action).__name__.lower(), error=str(error))
 
-    def _arguments(self, action: Copy | Evict | Park) -> tuple[Arguments, dict[str, str]]:
+    async def _arguments(self, action: Copy | Evict | Park) -> tuple[Arguments, dict[str, str]]:
         reason = {"kybernate.io/reason": action.reason[:1000]}
         match action:
             case Copy():
-                return CopyImage(action.image.id, action.target, PRIORITIES[action.priority]), reason
+                name = await asyncio.to_thread(self._named, action)
+                return CopyImage(name, action.target, PRIORITIES[action.priority]), reason
             case Evict():
-                return EvictImage(action.image.id, action.tier), reason
+                name = await asyncio.to_thread(self._named, action)
+                return EvictImage(name, action.tier), reason
             case Park():
                 namespace = self._namespace_of(action)
                 return Checkpoint(action.container, namespace, exit=True), {**reason, PARKED: action.container}
+
+    def _named(self, action: Copy | Evict) -> str:
+        """Return the place of the copy that is moved: an id may be that of several. Raises Failure."""
+        tier = action.tier if isinstance(action, Evict) else action.source
+        roots = {one.name: str(one.root) for one in self._tiers.local()}
+        row = self._catalogue().get(action.image.id)
+        places = [one.place for one in row.replicas if gather.tier_of(one, self._node, roots) == tier]
+        return min(places, default=action.image.id)
 
     def _namespace_of(self, action: Park) -> str:
         """Return containerd's namespace of a container; the policy knows Kubernetes' only."""
@@ -220,8 +230,9 @@ class Keeper:
         if foreign or row.source.node not in ("", self._node, platform.node()):
             self._log.info("policy.left", image=action.image.id, nodes=sorted(foreign) or [row.source.node])
             return
+        places = {replica.place for replica in row.replicas}  # another image may have the same id
         for tier in await self._tiers.all():
-            held = [one async for one in tier.images() if one.ref.id == action.image.id]
+            held = [one async for one in tier.images() if one.ref.id == action.image.id and one.place in places]
             for one in held:
                 await tier.remove(Ref(one.ref.namespace, one.ref.name, one.ref.id))
         for replica in row.replicas:

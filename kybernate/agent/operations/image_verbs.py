@@ -19,6 +19,7 @@ from kybernate.node.images import STAGING
 from kybernate.node.importing import ImageNotWhole, NotImported, admit, examine
 from kybernate.node.places import open_image
 from kybernate.node.privileges import SpecOdd, privileges_of
+from kybernate.node.verdict import problems_with
 from kybernate.store.errors import ImageDamaged
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
@@ -26,7 +27,6 @@ from kybernate_shim.checkpoint.image.store import (
     Image,
     listed,
     read_image,
-    verify,
 )
 from kybernate_shim.config import Config
 from kybernate_shim.errors import NoRoom
@@ -60,11 +60,11 @@ def _verify(attempt: Attempt) -> Result:
     path = Path(attempt.operation.target.image)
     attempt.step("verify")
     try:
-        problems = verify(path, attempt.counted("verify"), encryption_key=Config.load().encryption_key)
+        problems = problems_with(path, Config.load(), attempt.counted("verify"))
     except (CheckpointNotFound, CheckpointInvalid, KeyUnusable, OSError) as error:
         raise NotVerified(f"{path} cannot be verified: {error}") from error
     if problems:
-        raise ImageDamaged(f"{path} is damaged, {len(problems)} problems: {listed(problems)}")
+        raise ImageDamaged(f"{path} cannot be restored, {len(problems)} problems: {listed(problems)}")
     return _result(read_image(path))
 
 

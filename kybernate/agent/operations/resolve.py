@@ -67,8 +67,9 @@ class Node:
     """What the node's other parts know, and how to reach containerd.
 
     `gpus_of` returns the UUIDs of the GPUs that a container, by its id, uses, as far as known. `image_of` returns the
-    directory that an image's id stands for, None where it is no id. `is_pinned` says it of an image's directory.
-    `ref_of` returns namespace, name and id of an image in any tier, and `tiers` their names. `elsewhere` returns an
+    directory of the image that a name means here, None where the registry knows none or does not answer. `is_pinned`
+    says it of an image's directory. `ref_of` returns namespace, name and id of the image, in whichever tier it is, that
+    a request to move one names, and `tiers` their names. `elsewhere` returns an
     image that another node or the object store has, with True the object store; None where neither does.
     """
 
@@ -77,7 +78,7 @@ class Node:
     gpus_of: Callable[[str], Sequence[str]] = lambda id: ()
     image_of: Callable[[str], Path | None] = lambda name: None
     is_pinned: Callable[[Path], bool] = lambda path: False
-    ref_of: Callable[[str], tuple[str, str, str]] = lambda name: ("", name, "")
+    ref_of: Callable[[Copy | Evict], tuple[str, str, str]] = lambda wanted: ("", wanted.image, "")
     tiers: Callable[[], Sequence[str]] = lambda: ()
     elsewhere: Callable[[str, bool], Elsewhere | None] = lambda name, stored: None
 
@@ -228,7 +229,8 @@ def _source_name(source: Source) -> str:
 
 def _image(node: Node, name: str) -> Path:
     """Return the directory of an image that exists. Raises ImageNotFound and ImageAmbiguous."""
-    path = node.image_of(name) or locate(_absolute(name) if name.startswith("/") else name)
+    name = _absolute(name) if name.startswith("/") else name
+    path = node.image_of(name) or locate(name)
     if not os.path.lexists(path / NAME):
         raise ImageNotFound(f"no checkpoint image: {path} has no {NAME}", state="no operation was begun")
     return path
@@ -304,7 +306,7 @@ def _between_tiers(node: Node, arguments: Copy | Evict) -> Target:
     if arguments.tier not in node.tiers():
         known = ", ".join(node.tiers())
         raise RequestInvalid(f"{arguments.tier!r} is no tier of this node: {known}", state="no operation was begun")
-    namespace, name, id = ref = node.ref_of(arguments.image)
+    namespace, name, id = ref = node.ref_of(arguments)
     return Target(image=id, title=f"{namespace}/{name}" if namespace else name, ref=ref, holds=(f"image {id}",))
 
 

@@ -19,7 +19,7 @@ from kybernate.node.failure import Failure
 from kybernate.store.movement.moving import bring, evict
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
-from kybernate.store.tiers.tier import Held, Ref, Tier
+from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Tier
 
 
 class TierVerbs:
@@ -74,23 +74,25 @@ class TierVerbs:
         await self._arrived(target, held)
         for tier in sources if wanted.demote else []:
             if tier.level < target.level:
-                await self._remove(attempt, tier, held.ref)
+                await self._remove(attempt, tier, ref)  # not held.ref: a store may know the image by another name
         return Result(path=held.place, image_id=held.ref.id, bytes=transfer.progress.total_bytes)
 
     async def _evict(self, attempt: Attempt, wanted: Evict, ref: Ref) -> Result:
         tier = await self._tiers.named(wanted.tier)
         held = await tier.find(ref)
-        await self._remove(attempt, tier, held.ref)
+        await self._remove(attempt, tier, ref)
         return Result(path=held.place, image_id=held.ref.id, bytes=held.bytes)
 
     async def _remove(self, attempt: Attempt, tier: Tier, ref: Ref) -> None:
         """Remove an image from a tier, if it is there and another one has a good copy."""
         attempt.step("evict")
         others = self._tiers.others(tier.name)
-        present = [held async for held in tier.images() if held.ref == ref]
-        for held in present:
-            await attempt.until_stopped(evict(ref, tier, others))
-            await self._gone(tier, held)
+        try:
+            held = await tier.find(ref)
+        except ImageNotInTier:
+            return
+        await attempt.until_stopped(evict(ref, tier, others))
+        await self._gone(tier, held)
 
     async def _arrived(self, tier: Tier, held: Held) -> None:
         if tier.name == OBJECT:

@@ -18,28 +18,38 @@ T = TypeVar("T")
 
 
 class Checkpoints(CheckpointsServicer):
-    """`catalogue` may block, and is asked in a thread. `publish` gets each image that was pinned or labelled."""
+    """`catalogue` may block, and is asked in a thread. `publish` gets each image that was pinned or labelled.
+
+    `look_for` registers what lies on the node under a name, so that an image is known as soon as it is named.
+    """
 
     def __init__(
-        self, catalogue: Callable[[], Catalogue], engine: Engine, publish: Callable[[wire.Image], object]
+        self,
+        catalogue: Callable[[], Catalogue],
+        engine: Engine,
+        publish: Callable[[wire.Image], object],
+        look_for: Callable[[str], object] = lambda name: None,
     ) -> None:
         self._catalogue = catalogue
         self._engine = engine
         self._publish = publish
+        self._look_for = look_for
 
     async def ListImages(self, request: wire.ListImagesRequest, context: Any) -> wire.ListImagesResponse:
         wanted, limit, token = filter_of(request), request.limit, request.page_token
         return list_message(await self._asked(lambda registry: registry.list(wanted, limit=limit, token=token)))
 
     async def GetImage(self, request: wire.GetImageRequest, context: Any) -> wire.Image:
-        return image_message(await self._asked(lambda registry: registry.get(request.image)))
+        return await self._named(request.image, lambda registry: registry.get(request.image))
 
     async def PinImage(self, request: wire.PinImageRequest, context: Any) -> wire.Image:
-        return self._changed(await self._asked(lambda registry: registry.pin(request.image, request.pinned)))
+        name = request.image
+        return await self._named(name, lambda registry: registry.pin(name, request.pinned), changes=True)
 
     async def LabelImage(self, request: wire.LabelImageRequest, context: Any) -> wire.Image:
         labels, removed = dict(request.labels), list(request.removed)
-        return self._changed(await self._asked(lambda registry: registry.label(request.image, labels, removed)))
+        name = request.image
+        return await self._named(name, lambda registry: registry.label(name, labels, removed), changes=True)
 
     async def VerifyImage(self, request: wire.VerifyImageRequest, context: Any) -> wire.Operation:
         return await submitted(self._engine, request)
@@ -62,7 +72,14 @@ class Checkpoints(CheckpointsServicer):
     async def _asked(self, ask: Callable[[Catalogue], T]) -> T:
         return await asyncio.to_thread(lambda: ask(self._catalogue()))
 
-    def _changed(self, row: ImageRow) -> wire.Image:
-        image = image_message(row)
-        self._publish(image)
-        return image
+    async def _named(self, name: str, ask: Callable[[Catalogue], ImageRow], *, changes: bool = False) -> wire.Image:
+        """Answer with an image, under the name of the copy that was named."""
+
+        def work(registry: Catalogue) -> ImageRow:
+            self._look_for(name)
+            return ask(registry)
+
+        row = await self._asked(work)
+        if changes:
+            self._publish(image_message(row))
+        return image_message(row, name)

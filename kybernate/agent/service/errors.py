@@ -24,7 +24,8 @@ LONGEST: Final = 2048  # characters of each text; clients limit metadata to 8 Ki
 CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
     grpc.StatusCode.NOT_FOUND: ("ContainerNotFound", "ImageNotRegistered", "NoTask", "OperationNotFound"),
     grpc.StatusCode.INVALID_ARGUMENT: (
-        "ImageNotUnique", "KindUnknown", "LabelInvalid", "NameAmbiguous", "PageTokenInvalid", "RequestInvalid",
+        "ImageAmbiguous", "ImageNotUnique", "KindUnknown", "LabelInvalid", "NameAmbiguous", "PageTokenInvalid",
+        "RequestInvalid",
     ),
     grpc.StatusCode.ALREADY_EXISTS: ("KeyReused", "PathClaimed"),
     grpc.StatusCode.PERMISSION_DENIED: ("AccessDenied", "NoOwnContainer", "NotYours"),

@@ -7,7 +7,8 @@ from datetime import datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate.registry.model import Filter, ImageRow, Page, Replica
+from kybernate.node.naming import meant
+from kybernate.registry.model import Filter, ImageRow, Page, RegisteredCopy, Replica
 
 
 def filter_of(request: wire.ListImagesRequest) -> Filter:
@@ -28,12 +29,14 @@ def list_message(page: Page) -> wire.ListImagesResponse:
     return wire.ListImagesResponse(images=map(image_message, page.images), next_page_token=page.token, total=page.total)
 
 
-def image_message(row: ImageRow) -> wire.Image:
-    """Return an image as callers see it."""
+def image_message(row: ImageRow, asked: str = "") -> wire.Image:
+    """Return an image as callers see it; under the name of the copy that was `asked` for, else of the first one."""
     kept = row.annotations
+    copies = [RegisteredCopy(row, replica) for replica in row.replicas]
+    named = meant(asked, copies, RegisteredCopy.names) if asked else []
     return wire.Image(
         id=row.id,
-        name=row.name,
+        name=named[0].replica.name if named else row.name,
         created=_time(row.created),
         source=wire.Source(
             namespace=row.source.namespace,
@@ -68,6 +71,7 @@ def _replica(replica: Replica) -> wire.Replica:
         state=replica.state,
         bytes=replica.bytes,
         verified=_time(replica.verified),
+        name=replica.name,
     )
 
 

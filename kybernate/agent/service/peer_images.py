@@ -15,7 +15,7 @@ from kybernate.agent.sending.opened import Extent, ImageUnreadable, OpenedImage
 from kybernate.messages import peer_pb2 as wire
 from kybernate.messages.peer_pb2_grpc import PeersServicer
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.model import Replica
+from kybernate.registry.model import RegisteredCopy, Replica
 from kybernate_shim.checkpoint.image.locate import NAME
 
 LASTS: Final = Duration(seconds=int(LASTS_SECONDS))
@@ -51,11 +51,15 @@ class PeerImages(PeersServicer):
         """Return the replica of an image on this node. Raises ImageUnreadable, and what the registry does."""
         catalogue = self._catalogue()
         row = catalogue.get(name)
-        here = [one for one in row.replicas if one.node == catalogue.node and one.place.startswith("/")]
-        whole = [one for one in here if one.state == "complete"]
+        here = [copy for copy in catalogue.copies(name) if copy.row.key == row.key and _is_of(copy, catalogue.node)]
+        whole = [copy.replica for copy in here if copy.replica.state == "complete"]
         if not whole:
             raise ImageUnreadable(f"this node has no whole copy of image {name}", state="nothing was opened")
         return whole[0]
+
+
+def _is_of(copy: RegisteredCopy, node: str) -> bool:
+    return copy.replica.node == node and copy.replica.place.startswith("/")
 
 
 def _described(token: str, replica: Replica, image: OpenedImage, holes: list[list[Extent]]) -> wire.OpenedImage:

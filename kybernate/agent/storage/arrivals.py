@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kybernate.agent.settings import StoreSettings
+from kybernate.agent.storage.named import to_bring
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.node.failure import Failure
-from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique
+from kybernate.node.naming import ImageAmbiguous
 from kybernate.store.errors import StoreUnreachable
 from kybernate.store.in_thread import in_thread
 from kybernate.store.movement.turns import Turns
@@ -60,15 +61,13 @@ class Arrivals:
         What the registry does not know is looked for in the store. Raises Failure.
         """
         try:
-            row = self._replicas.row_of(name)
-        except ImageNotRegistered:
-            row = None
-        except ImageNotUnique:  # the store may have replaced one by the other since
+            found = to_bring(name, self._replicas.copies_of(name), stored=stored)
+        except ImageAmbiguous:  # the store may have replaced one by the other since
             if not self._settings().url:
                 raise
-            row = None
-        if row is not None and self._replicas.is_elsewhere(row, stored=stored):
-            return Elsewhere(self._replicas.ref_elsewhere(row), row.source, [gpu.uuid for gpu in row.gpus])
+            found = None
+        if found is not None:
+            return Elsewhere(found.ref, found.row.source, [gpu.uuid for gpu in found.row.gpus])
         looking = asyncio.run_coroutine_threadsafe(self.look(name), self._loop)
         try:
             return looking.result(LOOKUP_SECONDS)

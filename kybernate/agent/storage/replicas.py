@@ -1,4 +1,7 @@
-"""Images in an object store, in the registry: which node put them there does not matter, all of them see them."""
+"""Copies of images in the registry: those that a name means, and those in an object store.
+
+Which node put an image into an object store does not matter: all of them see it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kybernate.node.failure import Failure
-from kybernate.registry.artefacts import described
+from kybernate.agent.storage.named import TierCopy
+from kybernate.agent.storage.node_tiers import DISK, RAM
+from kybernate.node.images import places_called
+from kybernate.node.naming import the_only
+from kybernate.node.trusted import KeysUnreadable
+from kybernate.registry.artefacts import Artefacts, described
 from kybernate.registry.catalogue import Catalogue
 from kybernate.registry.failures import ImageNotRegistered
-from kybernate.registry.model import ImageRow, Replica
+from kybernate.registry.model import ImageRow, RegisteredCopy, Replica
 from kybernate.store.tiers.tier import Held, Ref
 from kybernate_shim.checkpoint.image.manifest import decode
 from kybernate_shim.checkpoint.image.store import Image
@@ -20,51 +27,87 @@ from kybernate_shim.config import Config
 NO_NODE = ""  # holds what is in an object store
 
 
-class ImageOutside(Failure):
-    """The image lies where no tier is: below a trusted root, or in a directory of its own."""
-
-    advice = "`kybernate import` takes it over"
-
-
 class Replicas:
-    """Asks and changes the catalogue. All methods block, and raise Failure where the registry does not answer."""
+    """Asks and changes the catalogue. All methods block, and raise Failure where the registry does not answer.
 
-    def __init__(self, catalogue: Callable[[], Catalogue], config: Callable[[], Config]) -> None:
-        self._catalogue, self._config = catalogue, config
+    `changed` gets each directory whose image was registered, or forgotten, because it was named. `store` returns the
+    URL of the node's object store: copies in others are not reached, "" for all.
+    """
 
-    def row_of(self, name: str) -> ImageRow:
-        """Return what the registry knows of an image. Raises as Catalogue.get."""
-        return self._catalogue().get(name)
+    def __init__(
+        self,
+        catalogue: Callable[[], Catalogue],
+        config: Callable[[], Config],
+        changed: Callable[[Path], object] = lambda directory: None,
+        store: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._catalogue, self._config, self._changed, self._store = catalogue, config, changed, store
 
-    def is_elsewhere(self, row: ImageRow, *, stored: bool) -> bool:
-        """Return whether the object store, or also another node where it need not be `stored`, has a whole copy."""
-        return any(_is_stored(one) or (not stored and self._is_of_another_node(one)) for one in row.replicas)
+    def copies_of(self, name: str) -> list[TierCopy]:
+        """Return all copies that a name means, wherever they are. What lies on this node is registered before.
 
-    def ref_elsewhere(self, row: ImageRow) -> Ref:
-        """Return what other nodes and the object store know an image by."""
-        elsewhere = [one for one in row.replicas if _is_stored(one) or self._is_of_another_node(one)]
-        return Ref(row.source.namespace, elsewhere[0].name, row.id)
+        Raises as Catalogue.copies.
+        """
+        self.look_for(name)
+        return list(map(self._copy_of, self._catalogue().copies(name)))
 
-    def ref_of(self, name: str) -> Ref:
-        """Return what a tier knows an image by. Raises ImageOutside, and as Catalogue.get."""
-        row = self.row_of(name)
-        roots = [root for root, trusted in self._config().image_roots if not trusted]
-        for replica in row.replicas:
-            for root in roots:
+    def look_for(self, name: str) -> None:
+        """Register what lies on this node under a name, as after a pull, or where it was moved by hand.
+
+        What is registered at such a place and is not there any more is forgotten.
+        """
+        config, catalogue = self._config(), self._catalogue()
+        places = [path for path in places_called(name, config) if _is_below_a_root(path, config)]
+        known = [copy for copy in catalogue.copies(name) if copy.replica.node == catalogue.node]
+        registered = {copy.replica.place: copy.row.key for copy in known if copy.replica.place.startswith("/")}
+        artefacts = Artefacts(config, catalogue.node)
+        for path in dict.fromkeys((*places, *map(Path, registered))):
+            try:
+                found = artefacts.look(path)
+            except KeysUnreadable:
+                return  # what is registered still answers
+            if found is None and str(path) in registered:
+                catalogue.drop_replica(str(path))
+            elif found is not None and registered.get(str(path)) != found.row.key:
+                catalogue.add(found.row)
+            else:
+                continue
+            self._changed(path)
+
+    def image_of(self, name: str) -> Path | None:
+        """Return the directory of the image that a name means on this node, None where it means none.
+
+        Of an image that is on the disk and in memory under one name, it is the one on the disk. Raises ImageAmbiguous.
+        """
+        here = [copy for copy in self.copies_of(name) if copy.is_here]
+        if not here:
+            return None
+        disk = [copy for copy in here if copy.tier != RAM]
+        names = {copy.ref.path for copy in disk if copy.tier}
+        found = [*disk, *(copy for copy in here if copy.tier == RAM and copy.ref.path not in names)]
+        return Path(the_only(name, [copy.place for copy in found]))
+
+    def _copy_of(self, copy: RegisteredCopy) -> TierCopy:
+        row, replica = copy.row, copy.replica
+        namespace, name, tier = row.source.namespace, replica.name, ""
+        whole = replica.state == "complete"
+        if replica.node == NO_NODE:
+            url, _, inside = replica.place.rpartition("#")
+            first = inside.partition("/")[0]
+            reached = self._store() in ("", url)
+            namespace, tier, whole = "" if first == "-" else first, replica.tier if reached else "", whole and reached
+        elif replica.node == self._catalogue().node:
+            for tier_name, root in _roots(self._config()):
                 if replica.place.startswith(f"{root}/"):
                     first, slash, rest = replica.place.removeprefix(f"{root}/").partition("/")
-                    return Ref(first, rest, row.id) if slash else Ref("", first, row.id)
-        if self.is_elsewhere(row, stored=False):
-            return self.ref_elsewhere(row)
-        raise ImageOutside(f"{name} is in no tier of this node: {', '.join(one.place for one in row.replicas)}")
+                    namespace, name, tier = (first, rest, tier_name) if slash else ("", first, tier_name)
+        is_here = replica.node == self._catalogue().node
+        return TierCopy(row, Ref(namespace, name, row.id), tier, replica.place, is_here=is_here, whole=whole)
 
     def other_nodes(self, ref: Ref) -> list[str]:
         """Return the nodes that have a whole copy of an image, without this one."""
-        try:
-            row = self._catalogue().get(ref.id or ref.path)
-        except ImageNotRegistered:
-            return []
-        return sorted({one.node for one in row.replicas if self._is_of_another_node(one)})
+        rows = [copy for copy in self._catalogue().copies(ref.id or ref.path) if copy.row.id == ref.id or not ref.id]
+        return sorted({copy.replica.node for copy in rows if self._is_of_another_node(copy.replica)})
 
     def _is_of_another_node(self, one: Replica) -> bool:
         return one.node not in (NO_NODE, self._catalogue().node) and one.state == "complete"
@@ -101,5 +144,10 @@ class Replicas:
             pass
 
 
-def _is_stored(one: Replica) -> bool:
-    return one.node == NO_NODE and one.state == "complete"
+def _roots(config: Config) -> list[tuple[str, Path]]:
+    memory = [(RAM, config.memory_root)] if config.memory_root else []
+    return [*memory, (DISK, config.checkpoint_root)]
+
+
+def _is_below_a_root(path: Path, config: Config) -> bool:
+    return any(path.is_relative_to(root) and path != root for root, _ in config.image_roots)

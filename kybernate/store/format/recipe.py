@@ -19,12 +19,14 @@ from kybernate.store.errors import StoreInvalid
 from kybernate.store.format.chunks import CHUNK_BYTES
 from kybernate.store.format.sealing import ID_BYTES, decrypt, encrypt
 from kybernate.store.keys import StoreKey
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.manifest import is_flat
 
 VERSION = 1
 PREFIX = "images"
 NO_NAMESPACE = "-"
 MOST_BYTES = 256 << 20  # of a recipe: an image of some TiB
+MOST_VALUES = MOST_BYTES // 8  # in one of small pieces, each has three in some bytes
 LABEL = b"kybernate recipe v1\0"
 MARK = b"encrypted:"
 
@@ -105,7 +107,7 @@ def decode(key: StoreKey, content: bytes) -> Recipe:
     if not hmac.compare_digest(mac, _mac(key, body)):
         raise StoreInvalid("a recipe was changed, was cut, or is of another key")
     try:
-        return _recipe(json.loads(_decrypted(key, body)))
+        return _recipe(bounded_json.parse(_decrypted(key, body), most_bytes=MOST_BYTES, most_values=MOST_VALUES))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, binascii.Error) as error:
         raise StoreInvalid(f"a recipe cannot be read: {error}") from error
 

@@ -72,12 +72,15 @@ async def bring(
 async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
     """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises LastCopy.
 
-    The other copy is read and compared, but for one in an object store, whose chunks must all be there. Memory does not
-    count for a tier that survives a power failure.
+    The other copy has the same manifest, and is read and compared, but for one in an object store, whose chunks must
+    all be there. Memory does not count for a tier that survives a power failure.
     """
     reasons: list[str] = []
+    manifest = await _manifest(ref, tier)
     for other in (other for other in others if other.durable or not tier.durable):
         try:
+            if await _manifest(ref, other) != manifest:
+                raise ImageDiffers(f"it has the image {ref.id} with another manifest")
             await other.verify(ref)
         except (Failure, OSError) as error:
             reasons.append(f"{other.name}: {error}")
@@ -94,6 +97,14 @@ async def _receive(ref: Ref, tier: Tier, target: Tier, transfer: Transfer) -> He
     source = await tier.open(ref)
     try:
         return await target.receive(source, transfer)
+    finally:
+        await source.close()
+
+
+async def _manifest(ref: Ref, tier: Tier) -> bytes:
+    source = await tier.open(ref)
+    try:
+        return source.manifest
     finally:
         await source.close()
 

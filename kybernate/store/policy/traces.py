@@ -86,7 +86,7 @@ def _json_lines(lines: Iterable[str], size: int) -> Iterator[Access]:
             continue
         try:
             found = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceInvalid(f"line {number}: {error}") from error
         if not isinstance(found, dict):
             raise TraceInvalid(f"line {number}: not an object: {line.strip()[:80]!r}")

@@ -25,7 +25,7 @@ from kybernate.store.tiers.arrived import NAME as RECORD
 from kybernate.store.tiers.arrived import Arrived
 from kybernate.store.tiers.tier import Have, Held, ImageDiffers, ImageNotInTier, Ref, Room, Source
 from kybernate.store.transfer import Transfer
-from kybernate_shim.checkpoint.image.manifest import Manifest, decode
+from kybernate_shim.checkpoint.image.manifest import NAME, Manifest, decode
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
     CheckpointNotFound,
@@ -35,9 +35,12 @@ from kybernate_shim.checkpoint.image.store import (
     problems_of,
     read_image,
     require_space,
+    verify,
 )
+from kybernate_shim.config import Config
 from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.linux.private_files import FILE_MODE, make_directory
+from kybernate_shim.trust.keys import KeyUnusable
 
 ARRIVING = ".kybernate-arriving-"  # begins the name of a directory that an image comes into; no list shows it
 READ_BYTES = 2 << 20  # that are given to a sink in one call
@@ -88,11 +91,10 @@ class DirectoryTier:
         await asyncio.to_thread(shutil.rmtree, self._arriving(ref), ignore_errors=True)
 
     async def verify(self, ref: Ref) -> None:
-        image = await asyncio.to_thread(self._read, ref)
-        await asyncio.to_thread(require_whole, image.path, image.manifest)
+        await asyncio.to_thread(self._verify, ref)
 
     async def remove(self, ref: Ref) -> None:
-        await asyncio.to_thread(delete, self._place(ref), ref.id)
+        await asyncio.to_thread(self._delete, ref)
 
     async def room(self) -> Room:
         used = sum(image.bytes for image in await asyncio.to_thread(self._images))
@@ -152,6 +154,26 @@ class DirectoryTier:
         arriving.rename(place)
         if self.durable:
             sync(place.parent)
+
+    def _verify(self, ref: Ref) -> None:
+        """Compare every byte; of an encrypted image what is in its files, for which the node needs the key."""
+        image = self._read(ref)
+        if image.manifest.encryption is None:
+            return require_whole(image.path, image.manifest)
+        try:
+            problems = verify(image.path, encryption_key=Config.load().encryption_key)
+        except (CheckpointInvalid, KeyUnusable) as error:
+            raise ImageDamaged(f"{image.path} cannot be compared with its manifest: {error}") from error
+        if problems:
+            raise ImageDamaged(f"{image.path}: files are not as the manifest says: {listed(problems)}")
+        return None
+
+    def _delete(self, ref: Ref) -> None:
+        """Remove the image, unless another one has come to its place. What a crash has left of it is removed, too."""
+        place = self._place(ref)
+        if os.path.lexists(place / NAME):
+            self._read(ref)
+        delete(place, ref.id)
 
     # -- what is there
 

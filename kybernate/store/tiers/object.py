@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ImageDamaged, ImageNotStored
 from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
-from kybernate.store.images import StoredImage, store_files
+from kybernate.store.images import StoredImage, require_same, store_files
 from kybernate.store.named import named_recipe
 from kybernate.store.tiers.directory import require_whole
 from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
@@ -45,7 +46,7 @@ class ObjectTier:
 
     async def open(self, ref: Ref) -> Source:
         recipe = await self._recipe(ref)
-        return StoredImage(self._store, recipe, _ref_of(recipe))
+        return StoredImage(self._store, recipe, replace(_ref_of(recipe), name=ref.name or recipe.name))
 
     async def open_named(self, name: str) -> Source:
         """Open what an id, a name or NAMESPACE/NAME means. Raises NotInStore."""
@@ -60,9 +61,12 @@ class ObjectTier:
             )
         manifest = decode(source.manifest)
         try:
-            return self._held(await self._recipe(Ref(manifest.source.namespace, "", manifest.id)))
+            known = await self._recipe(Ref(manifest.source.namespace, "", manifest.id))
         except ImageNotInTier:
             pass
+        else:
+            require_same(known, source.manifest)
+            return self._held(known)
         await asyncio.to_thread(require_whole, source.directory, manifest)
         name = source.ref.name
         return self._held(await store_files(self._store, source.directory, source.manifest, name, transfer))

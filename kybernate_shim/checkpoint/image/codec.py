@@ -6,16 +6,16 @@ of words. A document may come from anywhere, so its size, its texts, its numbers
 
 from __future__ import annotations
 
-import json
 import math
 import types
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from kybernate_shim import bounded_json
+
 T = TypeVar("T")
 
-MOST_VALUES: Final = 1 << 19  # in a document; 150 bytes of memory each, in the worst case
 LONGEST_TEXT: Final = 16 << 10  # bytes; a path has 4096, an option of a mount at most a page
 MOST_ITEMS: Final = 1 << 16  # in an array, where its field names no other number
 LARGEST: Final = (1 << 64) - 1
@@ -29,21 +29,13 @@ class FieldInvalid(Exception):
         self.field = field
 
 
-def parse(content: bytes, *, most: int = MOST_VALUES) -> Any:
+def parse(content: bytes, *, most: int = bounded_json.MOST_VALUES) -> Any:
     """Return the JSON value in `content`. Time and memory are bounded by the length of `content`.
 
     Raises ValueError for more than JSON, of which Python's parser accepts some: a key that is listed twice, NaN and
     Infinity; and for a document of too many values, too deep nesting or numbers of thousands of digits.
     """
-    # Each value but the first follows one of these bytes; in a text they count as well, which texts of ours can bear.
-    if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise ValueError(f"more than {most} values")
-    try:
-        return json.loads(
-            content.decode(errors="surrogateescape"), object_pairs_hook=_object, parse_constant=_refuse_constant
-        )
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return bounded_json.parse(content, most_values=most, pairs=_object, constant=_refuse_constant)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

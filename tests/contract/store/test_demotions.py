@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,7 @@ def run(
         journal = Journal(tmp_path / "journal", SCHEMA)
         with Catalogue(f"sqlite:///{tmp_path}/registry.db", node="node-1") as catalogue:
             verbs = TierVerbs(tiers, Turns(), Replicas(lambda: catalogue, lambda: config), lambda: settings, _ignore)
-            node = Node(
-                "", ref_of=lambda name: (known[name].namespace, known[name].name, known[name].id), tiers=tiers.names
-            )
+            node = Node("", ref_of=lambda wanted: astuple(known[wanted.image]), tiers=tiers.names)
             engine = Engine(journal, NodeExecutor(node, verbs), events=Events())
             running = asyncio.create_task(engine.run())
             try:

@@ -182,7 +182,7 @@ def test_flipped_bit_is_found_and_named(place: StorePlace, directory: Path) -> N
         content[MIB] ^= 1
         await target.objects.put(pack, content)
         found = await check(target, read=True)
-        assert list(found.damaged) == ["team-a/web-1"]
+        assert list(found.damaged) == ["images/team-a/1"]
         assert "1 of 2 chunks are damaged" in found.problems[0]
 
     run(scenario())
@@ -194,7 +194,7 @@ def test_index_is_made_again_from_the_packs(place: StorePlace, directory: Path, 
         await store(target, image(directory, "1", 3), Transfer())
         await target.objects.delete([one.name async for one in target.objects.list("index")])
         other = await open_store(place).open()
-        assert list((await check(other)).damaged) == ["team-a/web-1"]
+        assert list((await check(other)).damaged) == ["images/team-a/1"]
         assert (await check(other, repair=True)).damaged == {}
         await brought_back(other, "1", tmp_path / "back")
 

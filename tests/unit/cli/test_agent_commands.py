@@ -309,3 +309,22 @@ def test_images_of_the_registry_are_filtered_by_it(node: Node, agent: FakeAgent)
     assert [one["name"] for one in json.loads(node.run("images", "tw*", "-o", "json").stdout)] == ["two"]
     assert node.run("images", "--pinned", "--quiet", "one").stdout == "/images/team-a/one\n"
     assert "is not KEY=VALUE" in node.run("images", "--label", "keep", status=2).stderr
+
+
+def test_pin_says_what_was_named_and_how_else_it_is_called(node: Node, agent: FakeAgent) -> None:
+    copies = [wire.Replica(name=name, place=f"/images/{name}") for name in ("m1", "m2")]
+    agent.images = [wire.Image(id="3f6b", name="m2", replicas=copies)]
+    assert node.run("pin", "m2").stdout == "pinned m2, which is also m1\n"
+    assert node.run("unpin", "m2").stdout == "unpinned m2, which is also m1\n"
+    listed = node.run("images", "m1", "-o", "table", "--pinned").stdout
+    assert "m2, m1" in listed
+
+
+def test_relative_path_is_the_callers_own(
+    node: Node, agent: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web").mkdir()
+    for name, told in (("./web", f"{tmp_path}/web"), ("../web", f"{tmp_path.parent}/web"), ("web", "web")):
+        node.run("pin", name)
+        assert agent.requests[-1].image == told

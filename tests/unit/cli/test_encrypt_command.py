@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cli import inspect
+from kybernate.node import verdict
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import read_image
 from tests.unit.cli.conftest import Node
@@ -39,7 +39,7 @@ def key_id(node: Node) -> str:
 def test_image_is_encrypted_shown_verified_and_decrypted(
     node: Node, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspect, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
     before = {path.name for path in (node.checkpoints / "i").iterdir()}
     assert node.json("encrypt", "i")["outcome"] == "encrypted"
     assert {path.name for path in (node.checkpoints / "i").iterdir()} == {
@@ -48,10 +48,14 @@ def test_image_is_encrypted_shown_verified_and_decrypted(
     shown = node.run("inspect", "i").stdout
     assert f"encrypted:     key {key_id(node)}, AES-256-GCM" in shown.splitlines()
     assert f"key {key_id(node)} (`encryption_key`), and 16.1 KiB of memory more, for the decrypted files" in shown
-    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
+    assert node.run("inspect", "i", "--verify").stdout.endswith(
+        "verified: 3 files are unchanged, and the signature is valid here\n"
+    )
     assert node.json("decrypt", "i")["outcome"] == "decrypted"
     assert {path.name for path in (node.checkpoints / "i").iterdir()} == before
-    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
+    assert node.run("inspect", "i", "--verify").stdout.endswith(
+        "verified: 3 files are unchanged, and the signature is valid here\n"
+    )
 
 
 def test_inspect_needs_no_key_and_verify_says_which(node: Node, keys: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kybernate.cli import inspect
+from kybernate.node import verdict
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Problem
@@ -57,16 +58,64 @@ def test_image_as_json(node: Node) -> None:
 def test_image_that_cannot_be_restored_is_a_problem(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     save(node.checkpoints / "i")
     problem = Problem("files.img", "not restorable", "'/f' is open, and is gone")
-    monkeypatch.setattr(inspect, "unrestorable", lambda place, manifest: [problem])
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [problem])
     shown = node.run("inspect", "i", "--verify", status=1)
     assert "'/f' is open, and is gone" in shown.stdout
 
 
 def test_whole_image_is_verified(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
     save(node.checkpoints / "i")
-    assert node.run("inspect", "i", "--verify").stdout.endswith("verified: 3 files are unchanged\n")
+    verified = "verified: 3 files are unchanged, and the signature is valid here\n"
+    assert node.run("inspect", "i", "--verify").stdout.endswith(verified)
     assert node.json("inspect", "i", "--verify")["verified"] is True
+
+
+def another_word(content: bytes) -> bytes:
+    return content.replace(b"busybox:1", b"busybox:2")
+
+
+def another_key(content: bytes) -> bytes:
+    return re.sub(rb'"key": "[^"]+"', b'"key": "0000"', content)
+
+
+def no_signature(content: bytes) -> bytes:
+    return re.sub(rb'"(key|value)": "[^"]+"', rb'"\1": ""', content)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (another_word, "does not match: the manifest was changed after it was signed"),
+        (another_key, "signed by key 0000, which is not valid here"),
+        (no_signature, "is not signed"),
+    ],
+)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_last_line_and_status_say_the_worst(
+    node: Node, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes], reason: str, damaged: bool
+) -> None:
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [])
+    save(node.checkpoints / "i")
+    manifest = node.checkpoints / "i" / NAME
+    manifest.write_bytes(change(manifest.read_bytes()))
+    if damaged:
+        flip(node.checkpoints / "i" / "pages-1.img")
+    shown = node.run("inspect", "i", "--verify", status=1)
+    assert "verified" not in shown.stdout
+    assert reason in shown.stdout
+    last = shown.stderr.splitlines()[-1]
+    assert ("is damaged and cannot be restored: 2 problems" if damaged else reason) in last
+    found = node.json("inspect", "i", "--verify", status=1)
+    assert (found["verified"], found["problems"][0]["kind"]) == (False, "signature")
+    assert len(found["problems"]) == (2 if damaged else 1)
+
+
+def test_signature_that_cannot_be_checked_is_none(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [])
+    save(node.checkpoints / "i", key=Key(b"k" * 32, tmp_path / "k"))
+    (tmp_path / "keys").write_text("not a directory")
+    assert "not checked: the keys in" in node.run("inspect", "i", "--verify", status=1).stderr
 
 
 def flip(path: Path) -> None:
@@ -148,15 +197,29 @@ def test_ambiguous_name_is_listed(node: Node) -> None:
     save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
     save(node.checkpoints / "i")
     result = node.run("inspect", "i", status=1)
-    assert "'i' is the name of 2 checkpoint images:\n  i\n  shop/i" in result.stderr
-    assert "NAMESPACE/NAME" in result.stderr
+    places = f"  {node.checkpoints}/i\n  {node.checkpoints}/shop/i"
+    assert f"'i' is the name of 2 checkpoint images:\n{places}" in result.stderr
+    assert "name one of them by its place" in result.stderr
+    for place in ("shop/i", node.checkpoints / "i"):
+        assert str(node.json("inspect", str(place))["path"]).endswith(str(place))
 
 
-def test_relative_path_wins_over_a_namespace(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_is_found_by_its_id(node: Node) -> None:
+    save(node.checkpoints / "one")
+    assert node.json("inspect", "3f6b")["path"] == str(node.checkpoints / "one")
+    save(node.checkpoints / "two")
+    assert "is the name of 2 checkpoint images" in node.run("inspect", "3f6b", status=1).stderr
+
+
+def test_relative_path_and_a_namespace_are_told_apart(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
     save(tmp_path / "shop" / "i")
     monkeypatch.chdir(tmp_path)
-    assert node.json("inspect", "shop/i")["path"] == str(tmp_path / "shop" / "i")
+    assert "'shop/i' is the name of 2 checkpoint images" in node.run("inspect", "shop/i", status=1).stderr
+    assert node.json("inspect", "./shop/i")["path"] == str(tmp_path / "shop" / "i")
+    assert node.json("inspect", str(node.checkpoints / "shop/i"))["path"] == str(node.checkpoints / "shop" / "i")
 
 
 def test_names_in_an_image_cannot_act_on_the_terminal(node: Node) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kybernate.agent.settings import Settings
-from kybernate.cli import inspect
+from kybernate.node import verdict
 from kybernate.registry.catalogue import Catalogue
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY
 from tests.unit.cli.conftest import Node
@@ -103,7 +103,7 @@ def labelled(node: Node, url: str, name: str, **source: Any) -> Path:
 
 
 def test_what_lies_beside_an_image_is_no_part_of_it(node: Node, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
     directory = labelled(node, url, "a")
     (directory / f".{REGISTRY}.tmp").write_text("left by a kill")
     node.run("inspect", "a", "--verify")

@@ -66,6 +66,8 @@ def test_damaged_image_is_named_and_brings_back_nothing(node: Node, place: Path,
     result = node.run("store", "check", "--read", status=1)
     assert "chunks are missing or damaged" in result.stdout
     assert "are damaged" in result.stderr
+    assert result.stdout.splitlines()[-1] == "damaged: 1 of 1 images cannot be restored"
+    assert node.json("store", "check", "--read", status=1)["verdict"].startswith("damaged")
     failed = node.run("store", "get", "counter", str(tmp_path / "back"), status=1).stderr
     assert "kybernate: chunk " in failed
     assert "another copy where there is one" in failed

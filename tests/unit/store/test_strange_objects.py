@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.store import lease
 from kybernate.store.check import check
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import StoreDenied, StoreFull, StoreInvalid, StoreUnreachable
@@ -162,6 +163,24 @@ def test_image_that_one_list_hides_keeps_its_packs() -> None:
         objects.contents, objects.clock, objects.hidden = plain.contents, plain.clock, "images/team-a/2"
         left, said = await packs_after_collections(objects)
         assert (len(left), said) == (3, [])
+
+    asyncio.run(scenario())
+
+
+def test_writer_that_one_list_hides_is_living() -> None:
+    class Hiding(SteppedObjects):
+        hides = True
+
+        async def list(self, prefix):  # type: ignore[no-untyped-def]
+            hides, self.hides = self.hides and prefix == "writers", self.hides and prefix != "writers"
+            async for one in super().list(prefix):
+                if not hides:
+                    yield one
+
+    async def scenario() -> None:
+        objects = Hiding()
+        objects.contents["writers/1"] = (b'{"began": 5.0}', objects.clock)
+        assert await lease.living(objects, objects.clock, end=False) == {"1": 5.0}
 
     asyncio.run(scenario())
 

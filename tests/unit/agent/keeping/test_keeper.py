@@ -76,7 +76,8 @@ class World:
         self.uses = Uses(journal, lambda operation: "team-a/web", log)
         hub = SimpleNamespace(objects=lambda kind: self.containers)
         catalogue = SimpleNamespace(
-            list=lambda wanted, limit, token: SimpleNamespace(images=self._listed(wanted), token="")
+            list=lambda wanted, limit, token: SimpleNamespace(images=self._listed(wanted), token=""),
+            get=lambda id: next(one for one in self.rows if one.id == id),
         )
         self.keeper = Keeper(
             self.engine, hub, lambda: catalogue, tiers, self.uses, lambda: self.settings, lambda: self.memory,
@@ -99,7 +100,7 @@ class World:
 def test_what_lies_in_memory_alone_is_copied_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.rows = [row("1", world.on("ram", "1")), row("2", world.on("ram", "2"), world.on("disk", "2"))]
-    assert world.step() == [Copy("1", "disk", "demotion")]
+    assert world.step() == [Copy(f"{world.ram}/team-a/web-1", "disk", "demotion")]
     assert world.step() == []  # it runs
     (submission,) = world.engine.submitted
     assert submission.requester == "policy"
@@ -120,7 +121,7 @@ def test_memory_above_its_watermark_is_relieved_of_what_is_not_pinned_or_read(tm
     world.rows = [row("1", *pairs[0], pinned=True), row("2", *pairs[1]), row("3", *pairs[2])]
     reading = Target(image=pairs[1][0][2])
     world.engine.running = [Operation("op", Restore("2"), reading, 0.0)]
-    assert world.step() == [Evict("3", "ram")]
+    assert world.step() == [Evict(f"{world.ram}/team-a/web-3", "ram")]
 
 
 def test_store_that_is_silent_holds_no_decision_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def test_store_that_is_silent_holds_no_decision_up(tmp_path: Path, monkeypatch: 
         world.keeper._looking.cancel()  # type: ignore[union-attr]
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
-    assert [one.arguments for one in world.engine.submitted] == [Evict("1", "ram")]
+    assert [one.arguments for one in world.engine.submitted] == [Evict(f"{world.ram}/team-a/web-1", "ram")]
     assert len(looks) == 1
 
 
@@ -155,7 +156,7 @@ def test_refused_action_is_not_repeated_immediately(tmp_path: Path, monkeypatch:
     world.engine.refuses = False
     assert world.step() == []
     monkeypatch.setattr(keeper, "RETRY_SECONDS", 0.0)
-    assert world.step() == [Copy("1", "disk", "demotion")]
+    assert world.step() == [Copy(f"{world.ram}/team-a/web-1", "disk", "demotion")]
 
 
 def test_suspended_container_without_a_pod_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from kybernate.agent.operations.model import (
     Seen,
     Verify,
 )
+from kybernate.node import verdict
 from kybernate.node.archives import ArchiveOdd, export, unpack
 from kybernate.node.deleting import trash_of
 from kybernate.node.failure import Failure
@@ -146,9 +147,16 @@ def test_deleted_image_is_gone_and_a_crash_in_between_is_completed(node: FakeNod
     assert list(node.checkpoints.iterdir()) == []
 
 
-def test_verify_names_what_is_damaged(node: FakeNode, hands: Hands) -> None:
+def test_verify_names_what_is_damaged(node: FakeNode, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "unrestorable", lambda place, manifest: [])  # CRIU has not written it
     save(node.checkpoints / "first")
     assert hands.execute(Verify("first")).image_id == "3f6b"
+    manifest = node.checkpoints / "first" / NAME
+    content = manifest.read_bytes()
+    manifest.write_bytes(content.replace(b"busybox:1", b"busybox:2"))
+    with pytest.raises(ImageDamaged, match="the manifest was changed after it was signed"):
+        hands.execute(Verify("first"))
+    manifest.write_bytes(content)
     (node.checkpoints / "first" / "core-1.img").write_text("registerz")
     with pytest.raises(ImageDamaged, match=r"core-1\.img"):
         hands.execute(Verify("first"))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kybernate_shim.checkpoint.image.codec import LONGEST_TEXT, MOST_VALUES
+from kybernate_shim.bounded_json import MOST_VALUES
+from kybernate_shim.checkpoint.image.codec import LONGEST_TEXT
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, File, ManifestInvalid, decode, encode, is_flat
 from kybernate_shim.vram_io.image_files import ArenaBlock, ArenaFile, ArenaHole, VramFile
 from tests.unit.checkpoint.image.test_manifest import SMALL, document, refusal
