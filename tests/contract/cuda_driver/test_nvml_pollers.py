@@ -109,11 +109,14 @@ def test_held_process_does_not_compute_before_its_memory_is_proven(
     async def body(helper: CudaHelper) -> None:
         await waits_in_nvml(program, helper)
 
+        taken = asyncio.Event()
+
         async def proof() -> None:
             await until(lambda: HELD in log_path(socket).read_text())
+            await taken.wait()  # the GPU's memory, which others need not wait for any longer
             program.stands_still()
 
-        await resume(helper, [program.pid], limits=LIMITS, proof=proof)
+        await resume(helper, [program.pid], limits=LIMITS, proof=proof, taken=taken.set)
         program.computes_on()
 
     use(body)
