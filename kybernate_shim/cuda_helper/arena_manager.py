@@ -35,7 +35,6 @@ from kybernate_shim.worker_protocol.cuda_jobs import Expect, MoveAnswer, Offload
 from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import changed
 
-EMPTY_SECONDS = 2.0  # in which a process without its memory is locked, or its memory returns: it has no other work
 ATTEMPTS = 12  # a program that allocates without pause is caught between two allocations
 FINISH_SECONDS = 120.0  # for what the worker of an earlier helper has not copied
 UNLOCKABLE = 3  # attempts after which the driver offloads a process that it does not lock again
@@ -186,7 +185,7 @@ class ArenaManager:
         if answer.refusal not in (None, ArenaRefusal.FULL):
             await self._settle(pid, seconds, answer.text)
         try:
-            await self.driver.relock(pid, EMPTY_SECONDS)
+            await self.driver.relock(pid)
         except NotMoved as error:
             await self._settle(pid, seconds, str(error))
             if error.name != NOT_READY:
@@ -203,21 +202,47 @@ class ArenaManager:
         """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then.
 
         `coming` is the GPU on which another process gives up room for that, and within how many seconds some comes.
+        A process that the driver does not lock again, because it waits for a thread that is stopped, is `held` then.
         """
         if not self.kept_bytes(pid) and pid not in self.stranded:
             return Moved()
         await self.copies.waited_for(pid)
         try:
-            async with self.threads.stopped(pid):
+            async with self.threads.stopped(pid) as hold:
                 try:
                     await self.driver.unlock(pid)
                 except NotMoved as error:  # the driver may have carried it out all the same
                     raise await self._locked_away(pid, [str(error)]) from error
                 answer = await self._settle(pid, seconds, "its memory is in the arena", coming)
-                await self.driver.relock(pid)
+                await self._lock_or(hold, pid)
         except InjectionFailed as error:
             raise NotMoved(f"the threads of process {pid} cannot be stopped: {error}", away=True) from error
         return moved(answer)
+
+    async def _lock_or(self, hold: Callable[[], None], pid: int) -> None:
+        """Lock a stopped process that has its memory back, or `hold` it. Raises NotMoved where it has ended."""
+        try:
+            await self.driver.relock(pid)
+        except NotMoved as error:
+            if has_ended(pid):
+                raise
+            self._log.warning("arena.held_by_threads", pid=pid, error=str(error))
+            hold()
+
+    @property
+    def held(self) -> Collection[int]:
+        """Processes with all of their memory whose threads are stopped in place of the driver's lock."""
+        return self.threads.held
+
+    async def let_go(self, pid: int) -> None:
+        """Let the threads of a process go, if it is `held`."""
+        await self.threads.let_go(pid)
+
+    async def lock_held(self, pid: int, seconds: float) -> None:
+        """Have the driver lock a process that is `held`, which runs for that. Raises NotMoved: it runs then."""
+        if pid in self.held:
+            await self.threads.let_go(pid)
+            await self.driver.lock(pid, seconds)
 
     @property
     def stranded(self) -> Collection[int]:
@@ -231,6 +256,7 @@ class ArenaManager:
     async def tidy(self, now: float) -> None:
         """Release what no job has needed for a while: prefetched memory, and the worker with its contexts."""
         await self.copies.tidy()
+        await self.threads.tidy()
         if await self.arena.tidy(now):
             await self._holders.close()
 

@@ -20,6 +20,7 @@ from kybernate_shim.cuda_helper import workers as pool
 from kybernate_shim.cuda_helper.answers import device, outcome_of
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
 from kybernate_shim.cuda_helper.covers import Covers
+from kybernate_shim.cuda_helper.driver_lock import NOT_RUNNING
 from kybernate_shim.cuda_helper.former_names import with_former_names
 from kybernate_shim.cuda_helper.holders import Holders, Uncovered
 from kybernate_shim.cuda_helper.log_events import event_of
@@ -144,7 +145,7 @@ class CudaService:
         seconds = request.timeout_ms / 1000
         moving = set(self._moving)
         results = await self._call({pid: ReadState(pid) for pid in request.pids}, seconds)
-        moving |= self._moving.keys() | set(self.arena_manager.stranded)
+        moving |= self._moving.keys() | set(self.arena_manager.stranded) | set(self.arena_manager.held)
         reply = wire.StatesResponse()
         for pid in dict.fromkeys(request.pids):
             answer = results.answers.get(pid)
@@ -166,6 +167,8 @@ class CudaService:
     async def checkpoint(self, request: wire.VerbRequest) -> wire.VerbResponse:
         for pid in request.pids:
             await self.arena_manager.drop(pid)
+            with suppress(NotMoved):  # the driver's answer to the checkpoint says the same
+                await self.arena_manager.lock_held(pid, request.timeout_ms / 1000)
         with self.arena_manager.leaving(request.pids):
             reply = await self._covered(request)
             for outcome in reply.outcomes:
@@ -214,8 +217,18 @@ class CudaService:
         failed = [outcome for outcome in reloaded if outcome.kind]
         rest = [pid for pid in request.pids if pid not in {outcome.pid for outcome in failed}]
         reply = await self._verb(rest, Unlock, seconds)
+        for outcome in reply.outcomes:
+            await self._let_go(outcome)
         reply.outcomes.extend(failed)
         return reply
+
+    async def _let_go(self, outcome: wire.Outcome) -> None:
+        """Let the threads of an unlocked process go that were stopped in place of the driver's lock."""
+        if outcome.pid in self.arena_manager.held:
+            if outcome.name == NOT_RUNNING:  # it never was locked
+                outcome.kind, outcome.name, outcome.text = wire.Outcome.DONE, "", ""
+            if outcome.kind == wire.Outcome.DONE:
+                await self.arena_manager.let_go(outcome.pid)
 
     async def warm(self, request: wire.VerbRequest) -> wire.VerbResponse:
         await self.arena_manager.ready(request.pids)
@@ -321,7 +334,7 @@ class CudaService:
     @property
     def busy(self) -> bool:
         """Whether the helper has to stay: a call runs, or threads are stopped."""
-        return bool(self.running or self.arena_manager.stranded or self._covers.busy)
+        return bool(self.running or self.arena_manager.stranded or self.arena_manager.held or self._covers.busy)
 
     @contextmanager
     def _locked_meanwhile(self, pid: int) -> Iterator[None]:

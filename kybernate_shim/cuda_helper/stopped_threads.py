@@ -2,7 +2,8 @@
 
 Where memory is missing, the library keeps placeholders, on which a program would compute as on its own memory. So a
 separate process (see `cuda_holder`), which outlives the helper, stops the threads until the driver has locked the
-process again.
+process again. One that has all of its memory back and that the driver does not lock again, because it waits for one of
+the stopped threads, keeps its threads stopped in place of the lock: whoever unlocks it lets them go.
 
 When a helper dies, the next helper takes over the processes that were left stopped: it ends each step that was begun,
 with every block in one place, VRAM or the arena, locks the driver, and resumes the threads. The process is then LOCKED:
@@ -13,8 +14,9 @@ in a driver call, is resumed as it is when all of its memory is in VRAM.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from kybernate_shim.cuda_helper.driver_lock import DriverLock
@@ -35,11 +37,13 @@ class StoppedThreads:
     """The stopped processes of one helper.
 
     `stranded` are those whose threads stay stopped: their memory is in the arena, or may be, and the driver does not
-    lock them, or was not asked yet.
+    lock them, or was not asked yet. `held` are those with all of their memory that the driver does not lock: they are
+    as good as locked, by their threads.
     """
 
     def __init__(self, arena: NodeArena, driver: DriverLock, holders: Holders, log: Any) -> None:
         self.stranded: set[int] = set()
+        self.held: dict[int, Hold] = {}
         self._arena = arena
         self._driver = driver
         self._holders = holders
@@ -48,19 +52,35 @@ class StoppedThreads:
         self._taking_over: dict[int, asyncio.Task[None]] = {}  # by pid, what ends the step of an earlier helper
 
     @asynccontextmanager
-    async def stopped(self, pid: int) -> AsyncIterator[None]:
-        """Stop every thread but those that have to work. Raises InjectionFailed with nothing stopped."""
-        if pid in self.stranded:
+    async def stopped(self, pid: int) -> AsyncIterator[Callable[[], None]]:
+        """Stop every thread but those that have to work, for the context, or until `let_go` if its value is called.
+
+        Raises InjectionFailed with nothing stopped.
+        """
+        if pid in self.stranded or pid in self.held:
             raise InjectionFailed("they are stopped already, until the driver locks the process")
         hold = await self._stop(pid)
+        instead_of_lock: list[int] = []
         try:
-            yield
+            yield partial(instead_of_lock.append, pid)
         finally:
-            if pid in self.stranded:
+            if instead_of_lock:
+                self.held[pid] = hold
+            elif pid in self.stranded:
                 self._keeping[pid] = asyncio.create_task(self._keep_stopped(hold))
                 self._keeping[pid].add_done_callback(lambda _: self._keeping.pop(pid, None))
             else:
                 await asyncio.shield(hold.let_go())
+
+    async def let_go(self, pid: int) -> None:
+        """Let the threads of a process go that were stopped in place of the driver's lock, if they are."""
+        if hold := self.held.pop(pid, None):
+            await asyncio.shield(hold.let_go())
+
+    async def tidy(self) -> None:
+        """Forget processes that have ended while their threads were stopped in place of the driver's lock."""
+        for pid in [pid for pid in self.held if has_ended(pid)]:
+            await self.let_go(pid)
 
     async def _stop(self, pid: int) -> Hold:
         """Stop the threads while none of them has a lock of the heap: the driver could not work, nor they resume."""

@@ -147,13 +147,15 @@ async def resume(
     room: Callable[[], Awaitable[object]] | None = None,
     coming: RoomComing | None = None,
     ahead: Sequence[Ahead] = (),
+    taken: Callable[[], object] = lambda: None,
 ) -> list[Step]:
     """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
 
     `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
     for their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which another
     process may be about to free, or for the first of it, where the rest is `coming`; what it raises is a failure. What
-    is `ahead` is copied while the driver works.
+    is `ahead` is copied while the driver works. `taken` is called when the processes have all of the GPUs' memory that
+    they need.
     Raises a CudaError when a restore fails, after the processes that were restored have been checkpointed again, so
     that all of them can be resumed later. An unlock that fails is raised after the others have been unlocked.
     """
@@ -166,6 +168,7 @@ async def resume(
         if room is not None:
             await room()
         await _moved(steps, "arena-give", helper.reload(pids, limits.restore, coming))
+        taken()
     except BaseException as error:
         prefetching.cancel()
         cause = await undisturbed(_failure_of_proof(proving)) if isinstance(error, CudaError) else None

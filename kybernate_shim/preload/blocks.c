@@ -215,17 +215,27 @@ struct block *take_block_at(CUdeviceptr address, uint32_t *before)
     return found;
 }
 
-struct block *take_block_of(CUhandle handle, uint32_t *before)
+static struct block *take(CUhandle name, uint32_t *before, bool by_program)
 {
     struct block *found = NULL;
-    if (!control || !is_ours(handle))
+    if (!control || !is_ours(name))
         return NULL;
     lock_open_blocks();
-    struct block *it = &control->blocks[handle & (MAX_BLOCKS - 1)];
-    if (it->state != UNUSED && it->references && handle_of(it) == handle)
+    struct block *it = &control->blocks[name & (MAX_BLOCKS - 1)];
+    if (it->state != UNUSED && (it->references || !by_program) && handle_of(it) == name)
         found = mark_busy(it, before);
     unlock_blocks();
     return found;
+}
+
+struct block *take_block_of(CUhandle handle, uint32_t *before)
+{
+    return take(handle, before, true);
+}
+
+struct block *take_block_named(CUhandle name, uint32_t *before)
+{
+    return take(name, before, false);
 }
 
 void give_block(struct block *block, uint32_t state)

@@ -38,6 +38,8 @@ struct block *claim_block(void);
  * another thread has it. The state that it had is in `before`, which give_block puts back. */
 struct block *take_block_at(CUdeviceptr address, uint32_t *before);
 struct block *take_block_of(CUhandle handle, uint32_t *before);
+/* The same by handle_of a block that the program has no handle of. */
+struct block *take_block_named(CUhandle name, uint32_t *before);
 void give_block(struct block *block, uint32_t state);
 
 /* Mark all blocks BUSY that `wanted` says, as PASSING, and pick them up again one by one; NULL after the last. */

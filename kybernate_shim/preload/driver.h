@@ -35,6 +35,8 @@
     C(cuDevicePrimaryCtxReset_v2, primary_reset, (CUdevice))                                                           \
     C(cuDevicePrimaryCtxGetState, primary_state, (CUdevice, unsigned int *, int *))                                    \
     C(cuIpcGetMemHandle, ipc_handle, (void *, CUdeviceptr))                                                            \
+    C(cuIpcOpenMemHandle_v2, ipc_open, (void))                                                                         \
+    C(cuIpcCloseMemHandle, ipc_close, (CUdeviceptr))                                                                   \
     C(cuMulticastBindMem, multicast, (CUhandle, size_t, CUhandle, size_t, size_t, unsigned long long))                 \
     C(cuGetProcAddress, proc, (const char *, void **, int, uint64_t))                                                  \
     C(cuGetProcAddress_v2, proc_status, (const char *, void **, int, uint64_t, int *))

@@ -33,6 +33,9 @@ typedef void function(void); /* only addresses are passed on here */
     A(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020)                         \
     A(cuMulticastBindMem, "cuMulticastBindMem", 12010)                                                                 \
     A(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010)                                                                    \
+    A(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000)                                                              \
+    A(cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 4010)                                                                  \
+    A(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010)                                                                \
     A(cuCtxDestroy_v2, "cuCtxDestroy", 4000)                                                                           \
     A(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000)                                                            \
     A(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000)                                                \

@@ -3,8 +3,6 @@
  * Where that is impossible (a driver without a call, a full table, a property that we do not know), the library makes
  * the driver's own call, with the program's own arguments.
  */
-#include <stdio.h>
-
 #include "addresses.h"
 #include "driver.h"
 #include "imports.h"
@@ -19,7 +17,6 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
 EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags);
 EXPORT CUresult cuMemRelease(CUhandle handle);
-EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address);
 
 /* What the driver says of a device once and for all: 0 while it was not asked. */
 static _Atomic size_t grains[MOST_DEVICES];
@@ -210,17 +207,4 @@ EXPORT CUresult cuMemRelease(CUhandle handle)
     CUresult result = drop_memory(block);
     give_block(block, UNUSED);
     return result;
-}
-
-/* Legacy IPC names the driver's own allocations, which ours are not: another process could not open it. */
-EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
-{
-    uint32_t before;
-    struct block *block = take_block_at(address, &before);
-    if (!block)
-        return driver()->ipc_handle ? driver()->ipc_handle(handle, address) : CUDA_ERROR_NOT_FOUND;
-    give_block(block, before);
-    fputs("kybernate: CUDA IPC of memory that can be suspended at link speed is not supported: share it by "
-          "cuMemExportToShareableHandle, or set kybernate.io/arena to \"false\"\n", stderr);
-    return CUDA_ERROR_NOT_SUPPORTED;
 }

@@ -242,23 +242,28 @@ def endurance(gib: float, changed: float, arguments: argparse.Namespace, library
     middles = statistics.median(spent[-10:]), statistics.median(spent[SETTLING : SETTLING + 10])
     yield Figure("arena.cycles.last-against-first", arguments.lane, *middles, "s", 1.1, arguments.cycles)
     for what, count in after.items():
-        bar = SCRATCH_BAR if what in ("vram", "arena") else 1.0
+        bar = SCRATCH_BAR if what in ("vram", "arena", "resident") else 1.0
         used = max(count, 1), max(before[what], 1)  # nothing is kept of what cannot be hashed
         yield Figure(f"arena.cycles.{what}", arguments.lane, *used, "", bar, arguments.cycles)
 
 
 async def _held(helper: CudaHelper, program: Program, socket: Path) -> dict[str, int]:
-    """Return what is in use: of the GPU and of the arena in MiB, by the program, by the helper and its workers."""
+    """Return what the program, the helper and its workers hold: of the GPU, the arena and memory in MiB, and others."""
     (gpu, *_) = (await helper.info()).gpus
     (theirs,) = (pid for pid in _pids() if str(socket) in _arguments(pid))
     workers = [pid for pid in _pids() if _parent(pid) == theirs]
     counted = [_holdings(pid) for pid in (program.process.pid, theirs, *workers)]
     return {
-        "vram": gpu.used_bytes >> 20,
+        "vram": sum(gpu.holdings.get(pid, 0) for pid in (program.process.pid, theirs, *workers)) >> 20,
         "arena": total(Memory(0, FOLDER).copies(ArenaOwner.of(program.process.pid)).extents) >> 20,
         "descriptors": sum(descriptors for descriptors, _ in counted),
         "threads": sum(threads for _, threads in counted),
+        "resident": sum(_resident(pid) for pid in (program.process.pid, theirs, *workers)) >> 20,
     }
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _pids() -> list[int]:
@@ -323,7 +328,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gib", default="16,40", help="sizes, separated by commas (16,40)")
     parser.add_argument("--changed", help="shares of it that change between suspends (0.05,1; with --against 1)")
-    parser.add_argument("--cycles", type=int, default=200, help="of the endurance run of 4 GiB; 0: left out (200)")
+    parser.add_argument("--cycles", type=int, default=200, help="of the endurance run; 0: left out (200)")
+    parser.add_argument("--cycles-gib", type=float, default=ENDURANCE_GIB, help="payload of the endurance run (4)")
     parser.add_argument("--rounds", type=int, default=5, help="through the arena (5)")
     parser.add_argument("--plain-rounds", type=int, default=3, help="the driver's way, of these; 0: left out (3)")
     parser.add_argument("--swap-rounds", type=int, default=5, help="of two programs of up to 16 GiB; 0: left out (5)")
@@ -348,7 +354,7 @@ def main(argv: Sequence[str]) -> int:
         record(found, arguments.output)
     if arguments.cycles:
         print(f"{arguments.cycles} cycles", flush=True)
-        found += endurance(ENDURANCE_GIB, shares[0], arguments, library)
+        found += endurance(arguments.cycles_gib, shares[0], arguments, library)
         record(found, arguments.output)
     if arguments.move_rounds:
         print("from GPU to GPU", flush=True)

@@ -1,8 +1,8 @@
 """Containers that get their GPUs from NVIDIA's own runtime, by a specification that `nvidia-ctk` makes of the machine.
 
-A container has the machine's /usr and /etc as an image would bring them: overlays, or copies where the machine's own
-root is an overlay, in which hooks can write, and in which nothing is of the machine's driver. What it computes with,
-the runtime has given it.
+A container has the machine's /usr and /etc as an image would bring them: overlays of its own, in which hooks can
+write, and in which nothing is of the machine's driver. What it computes with, the runtime has given it. Where the
+machine's own root is an overlay, they are copies, of which /usr is the same for all.
 """
 
 from __future__ import annotations
@@ -51,28 +51,49 @@ class Toolkit:
         for path in SHOWN:
             toolkit._overlay(path)
         toolkit._hide(json.loads(specification.read_text()))
+        toolkit.remove()  # what is below a container's overlay must not be mounted itself
         return toolkit
 
     @property
     def specification(self) -> str:
         return (self.root / "cdi/nvidia.json").read_text()
 
-    def shown(self, path: str) -> Path:
-        """Return the overlay of one of the machine's directories."""
-        return self.root / path.strip("/") / "merged"
+    def shown(self, path: str, container: str = "") -> Path:
+        """Return the overlay of one of the machine's directories: a container's, or the one below them all."""
+        return self.root / path.strip("/") / (f"of-{container}" if container else "") / "merged"
 
-    def mounts(self) -> list[str]:
-        """Return ctr's flags that show the overlays to a container."""
+    def mounts(self, container: str) -> list[str]:
+        """Return ctr's flags that show a container its own overlays, which are made.
+
+        One that is restored from another, and has its name with a number at the end, has what that one's hooks wrote.
+        """
+        owner = re.sub(r"-\d+$", "", container)
+        for path in SHOWN:
+            self._own(path, owner)
         return [
             word
             for path in SHOWN
-            for word in ("--mount", f"type=bind,src={self.shown(path)},dst={path},options=rbind:rw")
+            for word in ("--mount", f"type=bind,src={self.shown(path, owner)},dst={path},options=rbind:rw")
         ]
 
     def remove(self) -> None:
-        for merged in map(self.shown, SHOWN):
+        for merged in (*self.root.glob("*/merged"), *self.root.glob("*/of-*/merged")):
             if merged.is_mount():
                 subprocess.run(["umount", merged], check=True)
+
+    def _own(self, path: str, owner: str) -> None:
+        """Make a container's overlay, or its copy of what is small."""
+        merged, base = self.shown(path, owner), self.shown(path)
+        if merged.exists() or merged.is_symlink():
+            return
+        if not base.with_name("upper").is_dir():
+            merged.parent.mkdir(parents=True)
+            if path == "/usr":
+                merged.symlink_to(base)
+            else:
+                subprocess.run(["cp", "--archive", f"{base}/.", merged], check=True)
+            return
+        self._mount(merged, f"{base.with_name('upper')}:{path}")
 
     def _overlay(self, path: str) -> None:
         merged = self.shown(path)
@@ -80,10 +101,13 @@ class Toolkit:
             merged.mkdir(parents=True)
             subprocess.run(["cp", "--archive", "--one-file-system", f"{path}/.", merged], check=True)
             return
+        self._mount(merged, path)
+
+    def _mount(self, merged: Path, lower: str) -> None:
         upper, work = merged.with_name("upper"), merged.with_name("work")
         for directory in (merged, upper, work):
             directory.mkdir(parents=True)
-        options = f"lowerdir={path},upperdir={upper},workdir={work}"
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
         subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", merged], check=True)
 
     def _hide(self, specification: Any) -> None:

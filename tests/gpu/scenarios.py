@@ -48,11 +48,11 @@ class Bench:
     toolkit: Toolkit | None = None
     rows: list[Row] = field(default_factory=list)
 
-    def flags_of(self, flags: Sequence[str]) -> list[str]:
-        """Return ctr's flags for a container: its view of the machine, and its GPUs."""
+    def flags_of(self, flags: Sequence[str], name: str) -> list[str]:
+        """Return ctr's flags for a container of that name: its view of the machine, and its GPUs."""
         if self.toolkit is None:
             return [*mounts(), *self.flags, *flags]
-        return [*mounts(without=SHOWN), *self.toolkit.mounts(), *by_runtime([*self.flags, *flags])]
+        return [*mounts(without=SHOWN), *self.toolkit.mounts(name), *by_runtime([*self.flags, *flags])]
 
     def kybernate(self, *argv: str, status: int | None = 0) -> str:
         return self.machine("kybernate", *argv, status=status)
@@ -138,7 +138,7 @@ def container(
     log = log or bench.images / f"{name}.log"
     ctr = [
         "ctr", "run", "-d", "--runtime", RUNTIME, "--log-uri", f"file://{log}",
-        *bench.flags_of(flags), IMAGE, name, *argv,
+        *bench.flags_of(flags, name), IMAGE, name, *argv,
     ]  # fmt: skip
     try:
         bench.machine(*ctr)
@@ -234,7 +234,7 @@ def driver_is_given(bench: Bench) -> None:
     """
     name, image = "driver-is-given", bench.images / "given"
     assert bench.toolkit is not None
-    shown = [*mounts(without=SHOWN), *bench.toolkit.mounts()]
+    shown = [*mounts(without=SHOWN), *bench.toolkit.mounts(f"{name}-without")]
     without = ["ctr", "run", "--rm", "--runtime", RUNTIME, *shown, IMAGE, f"{name}-without"]
     said = bench.machine(*without, "sh", "-c", f"echo found $({{ {GIVEN}; }} | wc -l)")
     assert "found 0" in said, said

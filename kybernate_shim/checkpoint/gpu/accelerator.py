@@ -27,11 +27,11 @@ from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload, prefaulte
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack, Target
 from kybernate_shim.gpu import gpu_map, sequence
+from kybernate_shim.gpu.claims import claimed
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.gpu_map import GpuMismatch
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper
-from kybernate_shim.gpu.lock import claimed
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.logs import Log
 from kybernate_shim.steps import Step
@@ -168,20 +168,24 @@ class CudaAccelerator:
         """Bring back what is checkpointed, and unlock what is only locked."""
         steps: list[Step] = []
         try:
-            async with claimed([gpu.uuid for gpu in left.gpus]):
+            async with claimed({gpu.uuid: bytes_on(gpu) for gpu in left.gpus}) as claim:
                 waiting = await self._gpus.in_state(helper, State.CHECKPOINTED, State.LOCKED, among=left.pids)
                 locked = [process.pid for process in waiting if process.state is State.LOCKED]
                 await helper.unlock(locked, limits.unlock)
                 pids = [process.pid for process in waiting if process.state is State.CHECKPOINTED]
                 at_first, later = needs(left.gpus, waiting, split=room_seconds > 0)
-                node = await await_room(helper, at_first, room_seconds)
+                node = await await_room(helper, at_first, room_seconds, claim)
+                crowded = bool(claim.others())
+                claim.grant()
                 plan = gpu_map.GpuPlan((), {gpu.uuid: bytes_on(gpu) for gpu in left.gpus})
                 names = {name: pid for pid in pids if (name := inner_pid(pid)) is not None}
                 with operation.showing("cuda-resume"):
-                    first, coming = arriving_room(later, room_seconds)
-                    room = partial(await_room, helper, first, room_seconds) if first else None
+                    first, coming = arriving_room(later, room_seconds, alone=not crowded)
+                    room = partial(await_room, helper, first, room_seconds, claim) if first else None
                     early = ahead(left.gpus, names, plan, node) or ahead_in_room(coming, waiting, at_first)
-                    steps = await sequence.resume(helper, pids, limits=limits, room=room, coming=coming, ahead=early)
+                    steps = await sequence.resume(
+                        helper, pids, limits=limits, room=room, coming=coming, ahead=early, taken=claim.end
+                    )
         except GpuMismatch as error:
             self._gpus.suspended = left
             raise NotBack(f"{error}; until then the container stays suspended, `kybernate resume` retries") from error

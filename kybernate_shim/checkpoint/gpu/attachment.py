@@ -19,10 +19,10 @@ from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
 from kybernate_shim.gpu import gpu_map, sequence
+from kybernate_shim.gpu.claims import claimed
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.gpu_map import GpuMismatch
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu, State
-from kybernate_shim.gpu.lock import claimed
 from kybernate_shim.linux.device_nodes import make_char_device
 from kybernate_shim.oci.gpu_spec import VISIBLE
 from kybernate_shim.sizes import NO_NODE
@@ -95,14 +95,15 @@ class Attachment:
                 inner = {name: pid for name, pid in names.items() if name is not None}
                 await self._back.fill(image, inner, operation)
                 await self._arena_back.hand_over(image, inner, operation)
-                async with claimed(plan.bytes):
-                    node = (await helper.info()).gpus
-                    gpu_map.require_room(plan, node)
+                # What is copied ahead, as bytes come from the image, may take more than is claimed: alone to the end.
+                async with claimed(plan.bytes, alone_seconds=None) as claim:
+                    node = await await_room(helper, plan.bytes, 0, claim)
+                    claim.grant()
                     with operation.showing("cuda-resume"):
                         proof = partial(self._prove, image) if manifest.vram or manifest.arena else None
                         early = ahead(manifest.gpus, inner, plan, node)
                         steps = await sequence.resume(
-                            helper, pids, plan.pairs, self._gpus.limits, proof=proof, ahead=early
+                            helper, pids, plan.pairs, self._gpus.limits, proof=proof, ahead=early, taken=claim.end
                         )
         except (CudaError, GpuMismatch, VramError) as error:
             raise NotBack("; ".join([str(error), *getattr(error, "__notes__", [])])) from error

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kybernate_shim.arena.control import PLACEHOLDERS
 from kybernate_shim.checkpoint.image.manifest import UsedGpu
 from kybernate_shim.gpu import gpu_map
+from kybernate_shim.gpu.claims import Claim
 from kybernate_shim.gpu.gpu_map import GpuMismatch
 from kybernate_shim.gpu.helper_answers import CudaProcess, NodeGpu, RoomComing
 from kybernate_shim.gpu.helper_client import CudaHelper
@@ -40,13 +41,15 @@ def needs(
     return {uuid: size - later.get(uuid, 0) for uuid, size in whole.items()}, later
 
 
-def arriving_room(later: Mapping[str, int], seconds: float) -> tuple[dict[str, int], RoomComing | None]:
+def arriving_room(
+    later: Mapping[str, int], seconds: float, *, alone: bool = True
+) -> tuple[dict[str, int], RoomComing | None]:
     """Return for what of the room that is needed `later` to wait before the arena's bytes are copied, and what comes.
 
     On one GPU, the copies begin with the first of the room. On several, they wait for all of it: which block needs
-    which is known to the process alone.
+    which is known to the process alone. So they do where it is not `alone`: others have claimed some of what comes.
     """
-    if len(later) != 1:
+    if len(later) != 1 or not alone:
         return dict(later), None
     ((gpu, size),) = later.items()
     return {gpu: min(size, FIRST_BYTES)}, RoomComing(gpu, min(seconds, STALLED_SECONDS))
@@ -65,24 +68,33 @@ def ahead_in_room(
     return [Ahead(pids[0], coming.gpu, at_first[coming.gpu], room_comes=True)]
 
 
-async def await_room(helper: CudaHelper, needed: Mapping[str, int], seconds: float) -> Sequence[NodeGpu]:
+async def await_room(
+    helper: CudaHelper, needed: Mapping[str, int], seconds: float, claim: Claim | None = None
+) -> Sequence[NodeGpu]:
     """Wait until the GPUs have `needed` bytes free, by UUID, and return how all are then.
 
-    Raises GpuMismatch when that takes longer than `seconds`. The driver's own figures count: no other source knows of
-    a process that is not ours.
+    What others have claimed and not taken is not free beside `claim`, and is waited for until they have, or have not
+    got it. Raises GpuMismatch when the GPUs themselves have no room for longer than `seconds`. The driver's own figures
+    count: no other source knows of a process that is not ours.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while True:
-        node = (await helper.info()).gpus
-        try:
+        node: Sequence[NodeGpu] = (await helper.info()).gpus
+        left = node if claim is None else claim.left(node)
+        if _has_room(needed, left):
+            return left
+        if loop.time() >= until:
             gpu_map.require_room(gpu_map.GpuPlan((), needed), node)
-        except GpuMismatch:
-            if loop.time() >= until:
-                raise
-            await asyncio.sleep(PAUSE)
-        else:
-            return node
+        await asyncio.sleep(PAUSE)
+
+
+def _has_room(needed: Mapping[str, int], node: Sequence[NodeGpu]) -> bool:
+    try:
+        gpu_map.require_room(gpu_map.GpuPlan((), needed), node)
+    except GpuMismatch:
+        return False
+    return True
 
 
 def ahead(

@@ -4,7 +4,8 @@
  * value after N steps the host knows, so that a single lost or stale word ends the program with status 3.
  * With BUSY_MS the GPU works that long in each step, which a lock has to wait for. With COMPUTES_MANAGED in the
  * environment, its memory is managed memory. With COMPUTES_POLLS, a thread asks whether work is done, so many
- * microseconds apart, or for "usr1" at each SIGUSR1. With COMPUTES_FORKS, a thread forks so many microseconds apart; a
+ * microseconds apart, or for "usr1" at each SIGUSR1. With COMPUTES_NVML, a thread asks NVML for the GPU's memory, so
+ * many microseconds apart or at each SIGUSR1 ("usr1"). With COMPUTES_FORKS, a thread forks so many microseconds apart; a
  * child that has a descriptor of exported memory ends the program with status 4.
  * It loads libcuda.so.1 at run time. A test workload.
  */
@@ -105,22 +106,22 @@ static void name_wrong(const uint32_t *words, uint32_t factor, uint32_t offset, 
 
 typedef CUresult (*of_object)(void *);
 
-static bool polls_by_signal(sigset_t *wanted)
+static bool polls_by_signal(const char *variable, sigset_t *wanted)
 {
-    const char *how = getenv("COMPUTES_POLLS");
+    const char *how = getenv(variable);
     sigemptyset(wanted);
     sigaddset(wanted, SIGUSR1);
     return how && !strcmp(how, "usr1");
 }
 
-static void wait_to_poll(void)
+static void wait_to_poll(const char *variable)
 {
     sigset_t wanted;
     int number;
-    if (polls_by_signal(&wanted))
+    if (polls_by_signal(variable, &wanted))
         sigwait(&wanted, &number);
     else
-        usleep((useconds_t)atoi(getenv("COMPUTES_POLLS")));
+        usleep((useconds_t)atoi(getenv(variable)));
 }
 
 static void *poll_gpu(void *context)
@@ -137,11 +138,27 @@ static void *poll_gpu(void *context)
     elapsed = (CUresult(*)(float *, void *, void *))dlsym(library, "cuEventElapsedTime");
     for (int i = 0; i < COUNT; i++) /* before it begins, for dlsym has a lock */
         calls[i] = (of_object)dlsym(library, CALLS[i]);
-    for (;; wait_to_poll()) {
+    for (;; wait_to_poll("COMPUTES_POLLS")) {
         for (int i = 0; i < COUNT; i++)
             check(calls[i](event), CALLS[i]);
         check(elapsed(&milliseconds, event, event), "cuEventElapsedTime");
     }
+    return NULL;
+}
+
+static void *poll_nvml(void *variable)
+{
+    unsigned long long memory[3];
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW), *device;
+    int (*init)(void), (*handle)(unsigned int, void **), (*look)(void *, unsigned long long *);
+    check(nvml ? CUDA_SUCCESS : 999, "dlopen of NVML");
+    *(void **)&init = dlsym(nvml, "nvmlInit_v2");
+    *(void **)&handle = dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    *(void **)&look = dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    check(init(), "nvmlInit_v2");
+    check(handle(0, &device), "nvmlDeviceGetHandleByIndex_v2");
+    for (;; wait_to_poll(variable))
+        check(look(device, memory), "nvmlDeviceGetMemoryInfo");
     return NULL;
 }
 
@@ -206,7 +223,7 @@ int main(int argc, char **argv)
 
     library = dlopen("libcuda.so.1", RTLD_NOW);
     sigset_t wanted;
-    if (polls_by_signal(&wanted))
+    if (polls_by_signal("COMPUTES_POLLS", &wanted) || polls_by_signal("COMPUTES_NVML", &wanted))
         pthread_sigmask(SIG_BLOCK, &wanted, NULL); /* for the thread that waits for it */
     if (!library || !words) {
         printf("cannot start: %s\n", library ? "no memory" : dlerror());
@@ -216,6 +233,8 @@ int main(int argc, char **argv)
     CUfunction advance = find(module, "advance"), spin = find(module, "spin");
     if (getenv("COMPUTES_POLLS"))
         start_polling();
+    if (getenv("COMPUTES_NVML"))
+        start_thread(poll_nvml, "COMPUTES_NVML");
     if (getenv("COMPUTES_FORKS"))
         start_thread(fork_children, getenv("COMPUTES_FORKS"));
     for (uint64_t step = 1;; step++) {

@@ -1,6 +1,7 @@
 /* A pretended libnvidia-ml.so.1: what can be asked of a GPU without a CUDA context. A test double: see abi.h. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,6 +17,26 @@ struct memory {
     unsigned long long total, free, used;
 };
 
+/* In a process that computes, the driver's lock keeps NVML's calls waiting, too. As measured with driver 580.159.04, a
+ * call reads a lock of the C library that is written meanwhile, with the habits of the gate (see gate.c). */
+static pthread_rwlock_t gate = PTHREAD_RWLOCK_INITIALIZER;
+
+EXPORT bool fake_nvml_shut(const struct timespec *until)
+{
+    return (until ? pthread_rwlock_timedwrlock(&gate, until) : pthread_rwlock_wrlock(&gate)) == 0;
+}
+
+EXPORT void fake_nvml_open(void)
+{
+    pthread_rwlock_unlock(&gate);
+}
+
+static void pass(void)
+{
+    pthread_rwlock_rdlock(&gate);
+    pthread_rwlock_unlock(&gate);
+}
+
 /* A handle is the GPU's index plus one: opaque, and never NULL. */
 typedef uintptr_t handle;
 
@@ -30,17 +51,20 @@ static int gpu_at(handle device, struct gpu *gpu)
 
 EXPORT int nvmlInit_v2(void)
 {
+    pass();
     struct machine machine;
     return read_machine(&machine) ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
 }
 
 EXPORT int nvmlShutdown(void)
 {
+    pass();
     return NVML_SUCCESS;
 }
 
 EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned int size)
 {
+    pass();
     int api;
     read_driver(&api, version, size);
     return NVML_SUCCESS;
@@ -48,6 +72,7 @@ EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned int size)
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned int *count)
 {
+    pass();
     struct machine machine;
     *count = read_machine(&machine) ? (unsigned int)machine.count : 0;
     return NVML_SUCCESS;
@@ -55,6 +80,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned int *count)
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned int index, handle *device)
 {
+    pass();
     struct gpu gpu;
     *device = index + 1;
     return gpu_at(*device, &gpu);
@@ -70,6 +96,7 @@ static void format_uuid(const CUuuid *uuid, char *text, size_t size)
 
 EXPORT int nvmlDeviceGetUUID(handle device, char *uuid, unsigned int size)
 {
+    pass();
     struct gpu gpu;
     int result = gpu_at(device, &gpu);
     if (result == NVML_SUCCESS)
@@ -79,6 +106,7 @@ EXPORT int nvmlDeviceGetUUID(handle device, char *uuid, unsigned int size)
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, handle *device)
 {
+    pass();
     char text[64];
     struct gpu gpu;
     for (*device = 1; gpu_at(*device, &gpu) == NVML_SUCCESS; ++*device) {
@@ -91,6 +119,7 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, handle *device)
 
 EXPORT int nvmlDeviceGetName(handle device, char *name, unsigned int size)
 {
+    pass();
     struct gpu gpu;
     int result = gpu_at(device, &gpu);
     if (result == NVML_SUCCESS)
@@ -100,6 +129,7 @@ EXPORT int nvmlDeviceGetName(handle device, char *name, unsigned int size)
 
 EXPORT int nvmlDeviceGetMemoryInfo(handle device, struct memory *memory)
 {
+    pass();
     struct gpu gpu;
     uint64_t used[MAX_GPUS];
     int result = gpu_at(device, &gpu);
@@ -113,6 +143,7 @@ EXPORT int nvmlDeviceGetMemoryInfo(handle device, struct memory *memory)
 /* The state directory's file `mig` switches the mode on for every GPU, as a pre-flight check has to refuse it. */
 EXPORT int nvmlDeviceGetMigMode(handle device, unsigned int *current, unsigned int *pending)
 {
+    pass();
     char text[8];
     struct gpu gpu;
     *current = *pending = read_state("mig", text, sizeof text) && text[0] == '1';
@@ -121,6 +152,7 @@ EXPORT int nvmlDeviceGetMigMode(handle device, unsigned int *current, unsigned i
 
 EXPORT int nvmlDeviceGetMinorNumber(handle device, unsigned int *number)
 {
+    pass();
     struct gpu gpu;
     *number = (unsigned int)device - 1;
     return gpu_at(device, &gpu);
@@ -128,6 +160,7 @@ EXPORT int nvmlDeviceGetMinorNumber(handle device, unsigned int *number)
 
 EXPORT int nvmlDeviceGetMaxMigDeviceCount(handle device, unsigned int *count)
 {
+    pass();
     struct gpu gpu;
     *count = 0;
     return gpu_at(device, &gpu);
@@ -142,6 +175,7 @@ struct pci_place {
 /* Each GPU on a bus that no machine has, so that nothing is found below the kernel's directories of it. */
 EXPORT int nvmlDeviceGetPciInfo_v3(handle device, struct pci_place *place)
 {
+    pass();
     struct gpu gpu;
     int result = gpu_at(device, &gpu);
     *place = (struct pci_place){.domain = 0xfa4e, .bus = (unsigned int)device};
@@ -177,6 +211,7 @@ static unsigned int owner(const struct stat *file)
 /* The state directory's file `hidden` makes it name no process, as in a container or on a virtual GPU. */
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *count, struct holder *holders)
 {
+    pass();
     char path[512], text[8];
     struct gpu gpu;
     unsigned int room = *count;
@@ -212,6 +247,7 @@ struct sample {
 EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples, unsigned int *count,
                                            unsigned long long since)
 {
+    pass();
     char text[4096], *line, *rest = text;
     struct gpu gpu;
     unsigned int room = *count, current, pending;
@@ -234,6 +270,7 @@ EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples
 
 EXPORT int nvmlDeviceGetPersistenceMode(handle device, unsigned int *mode)
 {
+    pass();
     struct gpu gpu;
     *mode = 1;
     return gpu_at(device, &gpu);

@@ -256,3 +256,31 @@ bool maps_imported_memory(void)
             return true;
     return false;
 }
+
+/* Legacy IPC, which names what cuMemAlloc has made; none of that can be opened by another process here. */
+typedef struct {
+    char reserved[64];
+} CUipcMemHandle;
+
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+    (void)handle, (void)address;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    (void)address, (void)handle, (void)flags;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    return cuIpcOpenMemHandle_v2(address, handle, flags);
+}
+
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    (void)address;
+    return CUDA_ERROR_INVALID_VALUE;
+}

@@ -22,6 +22,7 @@ WORKS = {
     "bindings_program": ("bindings",),
     "process_programs": ("children", "ipc", "nccl"),
     "refused_programs": ("managed", "imported"),
+    "monitor_programs": ("nvml", "nvml_in_c", "torch_watched"),
     "torch_programs": ("allocator", "amp", "libraries", "torch_graph", "compiled", "loader"),
     "transformer_programs": ("generate", "http"),
 }

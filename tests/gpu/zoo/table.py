@@ -83,6 +83,11 @@ ZOO: tuple[Entry, ...] = (
     Entry("virtual", "virtual", "cuMemCreate, map, unmap and release without a pause", pretended=True),
     Entry("pools", "pools", "cuMemAllocAsync and cuMemFreeAsync on two streams"),
     Entry("threads", "threads", "four threads that allocate all the time", pretended=True),
+    Entry("nvml", "nvml", "a thread that polls NVML as pynvml does"),
+    Entry("nvml-c", "nvml_in_c", "a thread of C that polls NVML"),
+    Entry(
+        "torch-watched", "torch_watched", "a thread that asks PyTorch for memory and load without a pause", FIXED_SUMS
+    ),
     Entry(
         "children",
         "children",

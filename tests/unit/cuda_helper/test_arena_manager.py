@@ -218,8 +218,6 @@ READY = "CUDA_ERROR_NOT_READY"
 def test_process_that_is_not_locked_again_is_let_go_and_taken_again(
     tell: Callable[[Story], list[str]], monkeypatch: pytest.MonkeyPatch, refusals: int, takes: int, moved: bool
 ) -> None:
-    """`refusals` of the driver, each of both of its attempts."""
-
     @asynccontextmanager
     async def stopped(pid: int) -> AsyncIterator[None]:
         yield
@@ -227,7 +225,7 @@ def test_process_that_is_not_locked_again_is_let_go_and_taken_again(
     async def library(pid: int) -> bool:
         return True
 
-    driver = Driver(*[error for _ in range(refusals) for error in ("", READY, READY, "")])
+    driver = Driver(*[error for _ in range(refusals) for error in ("", READY, "")])
 
     async def story(manager: ArenaManager, worker: Worker) -> None:
         monkeypatch.setattr(manager.threads, "stopped", stopped)
@@ -240,6 +238,42 @@ def test_process_that_is_not_locked_again_is_let_go_and_taken_again(
     assert jobs.count("offload") == takes
     assert jobs.count("settle") == refusals
     assert driver.free[-1] == "lock"
+
+
+@pytest.mark.parametrize("error", [READY, "no answer"])
+def test_process_with_its_memory_that_is_not_locked_again_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    async def main() -> None:
+        driver = Driver("", *[error] * (1 if error == READY else 2))
+        manager = ArenaManager(tmp_path, ((0, MIB),), driver, PretendedHolders(driver), structlog.get_logger())
+        monkeypatch.setattr(manager.arena, "worker", Worker())
+        monkeypatch.setattr(manager, "kept_bytes", lambda pid: MIB)
+        await manager.reload(os.getpid(), 1)
+        assert driver.errors == driver.free == []
+        assert driver.stopped
+        assert os.getpid() in manager.held
+        await manager.tidy(0)
+        assert os.getpid() in manager.held
+        await manager.let_go(os.getpid())
+        assert not driver.stopped
+        assert not manager.held
+
+    asyncio.run(main())
+
+
+def test_held_process_runs_where_the_driver_has_to_lock_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        driver = Driver("", READY)
+        manager = ArenaManager(tmp_path, ((0, MIB),), driver, PretendedHolders(driver), structlog.get_logger())
+        monkeypatch.setattr(manager.arena, "worker", Worker())
+        monkeypatch.setattr(manager, "kept_bytes", lambda pid: MIB)
+        await manager.reload(os.getpid(), 1)
+        await manager.lock_held(os.getpid(), 1)
+        await manager.lock_held(os.getpid(), 1)  # not any more
+        assert driver.free == ["lock"]
+
+    asyncio.run(main())
 
 
 def test_process_whose_unlock_was_given_up_is_locked_before_it_goes_on(reload: Give) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from kybernate_shim.arena.control import PLACEHOLDERS
-from kybernate_shim.checkpoint.gpu.room import KEPT_FREE, ahead, ahead_in_room, await_room, needs
+from kybernate_shim.checkpoint.gpu.room import (
+    FIRST_BYTES,
+    KEPT_FREE,
+    ahead,
+    ahead_in_room,
+    arriving_room,
+    await_room,
+    needs,
+)
 from kybernate_shim.checkpoint.image.manifest import GpuMemory, UsedGpu
+from kybernate_shim.gpu.claims import claimed
 from kybernate_shim.gpu.errors import GpuPair
 from kybernate_shim.gpu.gpu_map import GpuMismatch, GpuPlan
 from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, NodeGpu, RoomComing, State
@@ -86,6 +96,43 @@ class Gpu:
 def test_room_that_somebody_has_for_a_moment_is_waited_for() -> None:
     node = asyncio.run(await_room(cast("CudaHelper", Gpu(0, 20)), {"a": 100}, seconds=10))
     assert [gpu.free_bytes for gpu in node] == [100]
+
+
+def test_room_that_others_have_claimed_is_waited_for_until_they_have_taken_it(tmp_path: Path) -> None:
+    """However long that takes: the GPU itself has the room."""
+
+    async def main() -> None:
+        async with (
+            claimed({"a": 50}, alone_seconds=0, directory=tmp_path) as other,
+            claimed({"a": 100}, directory=tmp_path) as mine,
+        ):
+            waiting = asyncio.create_task(await_room(cast("CudaHelper", Gpu(120, 0)), {"a": 100}, 0, mine))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            other.end()
+            assert [gpu.free_bytes for gpu in await waiting] == [120]
+
+    asyncio.run(main())
+
+
+def test_room_beside_what_others_have_claimed_is_had_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            claimed({"a": 50}, alone_seconds=0, directory=tmp_path),
+            claimed({"a": 100}, directory=tmp_path) as mine,
+        ):
+            found = await await_room(cast("CudaHelper", Gpu(150, 0)), {"a": 100}, 0, mine)
+            assert [gpu.free_bytes for gpu in found] == [100]
+            with pytest.raises(GpuMismatch, match="GPU a has 0 MiB free"):
+                await await_room(cast("CudaHelper", Gpu(99, 0)), {"a": 100}, 0, mine)
+
+    asyncio.run(main())
+
+
+def test_room_that_comes_where_others_have_claimed_some_is_waited_for_as_a_whole() -> None:
+    gib = 1 << 30
+    assert arriving_room({"a": gib}, 5) == ({"a": FIRST_BYTES}, RoomComing("a", 5))
+    assert arriving_room({"a": gib}, 5, alone=False) == ({"a": gib}, None)
 
 
 @pytest.mark.parametrize("seconds", [0, 0.05])
