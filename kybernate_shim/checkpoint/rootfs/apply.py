@@ -135,7 +135,7 @@ class _Work:
 
 def apply_diff(
     tar: Path,
-    root: Path,
+    root: Path | int,
     *,
     size: int | None = None,
     powers: Powers | None = None,
@@ -146,13 +146,15 @@ def apply_diff(
 ) -> Diff:
     """Apply the layer in the file `tar`, of `size` bytes, to the tree at `root`, and say what was done; blocks.
 
+    `root` is a path, or a descriptor of a directory.
+
     Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
     it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
     makes of a user and a group those that a file gets. Raises DiffInvalid, and Stopped soon after `stopped` returns
     true; the tree is then half changed and must be thrown away.
     """
     try:
-        with beneath.closing(beneath.open_top(root)) as top, Headers(open_plain(tar)) as headers:
+        with beneath.closing(_opened(root)) as top, Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")
@@ -166,6 +168,10 @@ def apply_diff(
         raise DiffInvalid(f"{tar}: {error}") from error
     except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise DiffInvalid(f"{tar}: {error}") from error
+
+
+def _opened(root: Path | int) -> int:
+    return beneath.open_directory(root, ".") if isinstance(root, int) else beneath.open_top(root)
 
 
 def _apply_all(work: _Work) -> list[tuple[str, int]]:

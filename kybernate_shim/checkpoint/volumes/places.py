@@ -8,6 +8,7 @@ Source: Kubernetes' pkg/kubelet/kubelet_getters.go and pkg/volume/emptydir; cont
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,10 @@ from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.mounts.configured import declared, located
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.mount.mountinfo import MountPoint
+from kybernate_shim.linux.beneath import closing, path_of
+from kybernate_shim.linux.descriptors import mount_of
+from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
+from kybernate_shim.linux.plain_files import LOOK
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import POD_UID, requester_of
 
@@ -38,6 +42,17 @@ RENEWED_KINDS: Final = ("configmap", "secret", "projected", "downward-api")
 SANDBOX_FILE: Final = re.compile(r".*/sandboxes/([^/]+)/(?:hostname|hosts|resolv\.conf)")
 
 Kind = Literal["empty-dir", "shm"]
+
+
+ABOVE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+IN_MEMORY: Final = frozenset({"tmpfs", "hugetlbfs"})
+
+
+class VolumeCovered(OSError):
+    """Another filesystem is mounted on the directory of a volume of the pod's own, which the kubelet has not mounted."""
+
+    def __init__(self, source: str, kind: str) -> None:
+        super().__init__(errno.EXDEV, f"a filesystem of the kind {kind} is mounted on the volume", source)
 
 
 class VolumesInvalid(Refused):
@@ -96,6 +111,29 @@ def pod_volumes(spec: Spec) -> list[PodVolume]:
         known = found.get(volume.source, replace(volume, destinations=()))
         found[volume.source] = replace(known, destinations=(*known.destinations, *volume.destinations))
     return list(found.values())
+
+
+def open_volume(source: str) -> int:
+    """Open the directory of a volume of the pod's own. Raises VolumeCovered and other OSErrors.
+
+    A program with the right to mount on the node can cover the directory with a filesystem of its own, which answers or
+    does not. So it is pinned by a descriptor that asks no filesystem, and opened only where it lies in the filesystem
+    of the kubelet's directories, or is one in memory.
+    """
+    directory, name = os.path.split(source)
+    with (
+        closing(os.open(directory, ABOVE)) as above,
+        closing(os.open(name, LOOK | os.O_DIRECTORY, dir_fd=above)) as top,
+    ):
+        if (mount := _mount_of(top)) != _mount_of(above):
+            kind = next((one.type for one in read_mountinfo() if one.id == mount), "unknown")
+            if kind not in IN_MEMORY:
+                raise VolumeCovered(source, kind)
+        return os.open(path_of(top), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _mount_of(fd: int) -> int:
+    return mount_of(f"/proc/self/fdinfo/{fd}")
 
 
 def without_huge_pages(volumes: Iterable[PodVolume], mounts: Sequence[MountPoint]) -> list[PodVolume]:
