@@ -153,7 +153,7 @@ class Containerd:
                 yield message.container
 
     def _names(self, namespace: str, snapshotters: Iterable[str]) -> set[str]:
-        """Return names that containers may have: those of tasks, and of snapshots, which CRI and ctr name after them."""
+        """Return names that containers may have: of tasks, and of snapshots, which CRI and ctr name after them."""
         stub = snapshots_pb2_grpc.SnapshotsStub(self.channel)
         names = set(self.tasks(namespace))
         for snapshotter in snapshotters:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kybernate.agent.access.caller import Caller, OwnContainer, Role
 from kybernate.agent.access.certificates import Certificates, is_over, names_of
 from kybernate.agent.access.front import Connected
-from kybernate.agent.access.limits import Places
+from kybernate.agent.access.limits import Pending, Places
 from kybernate.agent.access.own_container import NoOwnContainer, container_of
 from kybernate.agent.access.peers import Peer, peer_of, process_of
 from kybernate.agent.access.relay import Stream, stream_of
@@ -93,19 +93,24 @@ class Inhabitant:
 
 @dataclass
 class CertificateEntryPoint:
-    """TCP with mutual TLS. `changed` is called when connections of an earlier CA or certificate must end."""
+    """TCP with mutual TLS. `changed` is called when connections of an earlier CA or certificate must end.
+
+    Peers may share an address, behind a node or a gateway, with anything else there. So an address counts until the end
+    of the handshake alone, where the oldest gives way, and the certificate from then on.
+    """
 
     settings: Callable[[], Settings]
     changed: Callable[[], None]
     certificates: Certificates = field(default_factory=Certificates)
+    handshakes: Pending = field(default_factory=Pending)
     places: Places = field(default_factory=Places)
 
     @asynccontextmanager
     async def enter(self, connection: socket.socket, quiet_since: float) -> AsyncIterator[tuple[Stream, Connected]]:
         context = self.refreshed()
         limit = self.settings().connections
-        with self.places.one(f"handshakes of {connection.getpeername()[0]}", limit):
-            stream = await stream_of(connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+        async with self.handshakes.one(f"handshakes of {connection.getpeername()[0]}", limit, HANDSHAKE_SECONDS):
+            stream = await stream_of(connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS + 1)
         try:
             holder = Holder(stream.writer.get_extra_info("peercert") or {}, self.settings)
             with self.places.one(holder.caller().key, limit):

@@ -65,8 +65,8 @@ def message_of(
 ) -> api.Container:
     """Return the agent's message; `started_ns` is when the task's first process began, 0 where unknown.
 
-    `had_gpu`: it had a GPU state before, whatever its spec says. A text is at most LONGEST_TEXT characters long, so that
-    a list of all containers fits into a message whatever their annotations are.
+    `had_gpu`: it had a GPU state before, whatever its spec says. A text has at most LONGEST_TEXT characters, so that a
+    list of all containers fits into a message whatever their annotations are.
     """
     container, status = one.container, reported.status or wire.Container()
     gpu_uuids = sorted(gpu_uuids)

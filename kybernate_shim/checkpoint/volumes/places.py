@@ -49,7 +49,7 @@ IN_MEMORY: Final = frozenset({"tmpfs", "hugetlbfs"})
 
 
 class VolumeCovered(OSError):
-    """Another filesystem is mounted on the directory of a volume of the pod's own, which the kubelet has not mounted."""
+    """A filesystem that the kubelet has not mounted covers the directory of a volume of the pod's own."""
 
     def __init__(self, source: str, kind: str) -> None:
         super().__init__(errno.EXDEV, f"a filesystem of the kind {kind} is mounted on the volume", source)

@@ -212,6 +212,21 @@ def test_names_of_a_certificate_decide_the_role(place: Path) -> None:
     asyncio.run(main())
 
 
+def test_silent_connections_of_its_address_keep_no_client_out(place: Path) -> None:
+    ca = Authority()
+
+    async def main() -> None:
+        async with secured(place, ca, operators=("*",)) as served:
+            port = int(served.address.rpartition(":")[2])
+            silent = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2 * Settings().connections)]
+            assert await served.ask(ca.client("a"), seconds=5) == "a (operator)"
+            assert any("gave way to newer ones" in reason for reason in served.log.reasons())
+            for writer in silent:
+                writer.close()
+
+    asyncio.run(main())
+
+
 def test_client_of_another_ca_or_without_certificate_does_not_get_through(place: Path) -> None:
     ca, other = Authority(), Authority("another")
 
