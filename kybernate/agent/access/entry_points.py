@@ -11,9 +11,10 @@ from typing import Any, Final
 from kybernate.agent.access.caller import Caller, OwnContainer, Role
 from kybernate.agent.access.certificates import Certificates, is_over, names_of
 from kybernate.agent.access.front import Connected
-from kybernate.agent.access.limits import Pending, Places
+from kybernate.agent.access.limits import Places
 from kybernate.agent.access.own_container import NoOwnContainer, container_of
 from kybernate.agent.access.peers import Peer, peer_of, process_of
+from kybernate.agent.access.pending import Pending
 from kybernate.agent.access.relay import Stream, stream_of
 from kybernate.agent.access.roles import role_of_names, role_of_user
 from kybernate.agent.settings import Settings

@@ -15,7 +15,8 @@ from typing import Final
 
 import h11
 
-from kybernate.agent.access.limits import LimitReached, Pending
+from kybernate.agent.access.limits import LimitReached
+from kybernate.agent.access.pending import Pending
 
 MOST_CONNECTIONS: Final = 64
 SECONDS: Final = 10.0  # for a request and its answer
