@@ -14,9 +14,9 @@ from kybernate.agent.access.front import Connected
 from kybernate.agent.access.limits import Places
 from kybernate.agent.access.own_container import NoOwnContainer, container_of
 from kybernate.agent.access.peers import Peer, peer_of, process_of
-from kybernate.agent.access.pending import Pending
 from kybernate.agent.access.relay import Stream, stream_of
 from kybernate.agent.access.roles import role_of_names, role_of_user
+from kybernate.agent.pending import Pending
 from kybernate.agent.settings import Settings
 from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure

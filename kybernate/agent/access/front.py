@@ -18,6 +18,7 @@ from kybernate.agent.access.certificates import HTTP
 from kybernate.agent.access.limits import LimitReached
 from kybernate.agent.access.peers import PeerUnknown, now
 from kybernate.agent.access.relay import PREFACE, NoClient, Stream, both_ways, inside, preface_of
+from kybernate.agent.pending import PlaceLost
 from kybernate.node.failure import Failure
 
 PAUSE_SECONDS: Final = 0.5  # without free descriptors, accepting again immediately would fail again
@@ -40,7 +41,7 @@ class EntryPoint(Protocol):
         """Learn who has connected, and take one of the caller's places for as long as the connection lasts.
 
         No connection that is accepted now was made before `quiet_since` (see `peers.process_of`).
-        Raises LimitReached, PeerUnknown, Failure and OSError.
+        Raises LimitReached, PlaceLost, PeerUnknown, Failure and OSError.
         """
 
 
@@ -133,7 +134,7 @@ class Front:
                 else:
                     await preface_of(client)
                     await self._carry(client, connected)
-        except (NoClient, PeerUnknown, LimitReached, Failure, OSError) as error:
+        except (NoClient, PeerUnknown, LimitReached, PlaceLost, Failure, OSError) as error:
             self.log.info("connection.refused", reason=str(error))
         finally:
             connection.close()

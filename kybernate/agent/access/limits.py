@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 class LimitReached(Exception):
-    """A caller has as many connections as it may, or its connection has said too little for too long."""
+    """A caller has as many connections as it may."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.messages import operation_message, submission
 from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, Operation, State, Suspend
-from kybernate.agent.operations.store import Wanted
+from kybernate.agent.operations.store import MOST_LIST, Wanted
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
@@ -82,12 +82,24 @@ class Own(SelfServicer):
         directory = place_of(own, self._root())
         name = image_name(own, request.options.idempotency_key)
         arguments = Checkpoint(own.id, own.namespace, str(directory / name), exit=request.exit)
-        async with self._locks.setdefault(caller.key, asyncio.Lock()):
+        async with (
+            self._locks.setdefault(caller.key, asyncio.Lock()),
+            self._locks.setdefault(f"images {directory}", asyncio.Lock()),
+        ):
             if (known := await self._pending(own, request.options, caller)) is not None:
                 return operation_message(known)
             found = self._find(own)
-            await self._quota.require_room(directory, PREFIX, found.pid if found else 0)
+            others = await self._written(directory)
+            await self._quota.require_room(directory, PREFIX, found.pid if found else 0, others)
             return await self._submit(caller, arguments, request.options)
+
+    async def _written(self, directory: Path) -> list[int]:
+        """Return the first processes of the containers whose images are being written to a directory."""
+        found = await self._engine.list(Wanted(states=ACTIVE, limit=MOST_LIST))
+        targets = [one.target for one in found if isinstance(one.arguments, Checkpoint)]
+        there = [target for target in targets if target.image and Path(target.image).parent == directory]
+        known = [self._find(OwnContainer(target.namespace, target.container)) for target in there]
+        return [one.pid for one in known if one is not None]
 
     async def SuspendWhenIdle(self, request: wire.SuspendWhenIdleRequest, context: Any) -> wire.Operation:
         caller, own = self._caller(interrupts=False)

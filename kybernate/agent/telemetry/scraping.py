@@ -15,8 +15,7 @@ from typing import Final
 
 import h11
 
-from kybernate.agent.access.limits import LimitReached
-from kybernate.agent.access.pending import Pending
+from kybernate.agent.pending import Pending, PlaceLost
 
 MOST_CONNECTIONS: Final = 64
 SECONDS: Final = 10.0  # for a request and its answer
@@ -52,7 +51,7 @@ class Scraping:
         try:
             async with self._pending.one("metrics", MOST_CONNECTIONS, SECONDS):
                 await self._answer(reader, writer)
-        except (LimitReached, OSError, h11.RemoteProtocolError):
+        except (PlaceLost, OSError, h11.RemoteProtocolError):
             pass
         finally:
             writer.transport.abort()

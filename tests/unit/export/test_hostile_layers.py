@@ -25,8 +25,8 @@ from kybernate.export.pull import fetching
 from kybernate.export.sources import exported
 from kybernate.export.tar_stream import MOST_EXTENDED_BYTES
 from kybernate.export.unpack import Unpacking
-from kybernate.node import archives
-from kybernate.node.archives import ArchiveOdd
+from kybernate.export import archives
+from kybernate.export.archives import ArchiveOdd
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import NAME, File, encode
 from kybernate_shim.checkpoint.image.store import Image, TierFull

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kybernate.agent.access.limits import LimitReached
+
+class PlaceLost(Exception):
+    """A connection has said too little for too long, or gave way to a newer one."""
 
 
 @dataclass
@@ -23,7 +25,7 @@ class Pending:
 
     @asynccontextmanager
     async def one(self, key: str, limit: int, seconds: float) -> AsyncIterator[None]:
-        """Let the block run for `seconds`, or until its place is taken by a newer one. Raises LimitReached."""
+        """Let the block run for `seconds`, or until its place is taken by a newer one. Raises PlaceLost."""
         same = [timeout for timeout, other in self._since.items() if other == key]
         for oldest in same[: max(0, len(same) + 1 - limit)] or list(self._since)[: len(self._since) + 1 - self.most]:
             self._end(oldest)
@@ -34,7 +36,7 @@ class Pending:
                 yield
         except TimeoutError:
             why = f"had not ended within {seconds:g} s" if mine in self._since else "gave way to newer ones"
-            raise LimitReached(f"one of the {key} {why}") from None
+            raise PlaceLost(f"one of the {key} {why}") from None
         finally:
             self._since.pop(mine, None)
 
