@@ -171,7 +171,7 @@ class RegistryClient:
                 self.failed(error, attempt)
             except (httpx.RequestError, httpx.InvalidURL) as error:  # redirects without end, an address that is none
                 raise ImageRegistryRefused(
-                    f"{self.reference.host} gives no answer that can be used: {error}"
+                    f"{self.reference.host} gives nothing that can be used: {error}"
                 ) from error
         raise AssertionError("the last attempt returns or raises")
 
