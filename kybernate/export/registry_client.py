@@ -170,9 +170,7 @@ class RegistryClient:
             except httpx.TransportError as error:
                 self.failed(error, attempt)
             except (httpx.RequestError, httpx.InvalidURL) as error:  # redirects without end, an address that is none
-                raise ImageRegistryRefused(
-                    f"{self.reference.host} gives nothing that can be used: {error}"
-                ) from error
+                raise ImageRegistryRefused(f"{self.reference.host} gives nothing that can be used: {error}") from error
         raise AssertionError("the last attempt returns or raises")
 
     def failed(self, error: httpx.TransportError, attempt: int) -> None:
