@@ -11,7 +11,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.operations.engine import Engine
+from kybernate.agent.operations.errors import RequestInvalid
 from kybernate.agent.operations.messages import operation_message, submission
 from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, Operation, State, Suspend
 from kybernate.agent.operations.store import MOST_LIST, Wanted
@@ -29,6 +30,7 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import SelfServicer
 from kybernate.node.failure import Failure
 
+RESERVED: Final = "kybernate.io/"  # begins the names of labels that mean something to the agent
 PREFIX: Final = "self-"  # begins the names of images that containers have asked for
 ACTIVE: Final = tuple(state for state in State if state not in FINAL)
 # Nothing of the node.
@@ -79,6 +81,7 @@ class Own(SelfServicer):
 
     async def Checkpoint(self, request: wire.SelfCheckpointRequest, context: Any) -> wire.Operation:
         caller, own = self._caller()
+        require_no_meaning(request.options.labels)
         directory = place_of(own, self._root())
         name = image_name(own, request.options.idempotency_key)
         arguments = Checkpoint(own.id, own.namespace, str(directory / name), exit=request.exit)
@@ -163,6 +166,14 @@ class Own(SelfServicer):
         if not _is_about(found, own):
             raise NotYours(f"no operation {id} of this container")
         return found
+
+
+def require_no_meaning(labels: Iterable[str]) -> None:
+    """Raise RequestInvalid for labels by which the agent marks operations itself, such as those of parked containers."""
+    if meant := sorted(name for name in labels if name.startswith(RESERVED)):
+        raise RequestInvalid(
+            f"labels: {meant[0]!r} begins with {RESERVED}, which containers may not set", state="no operation was begun"
+        )
 
 
 def _is_about(operation: Operation, own: OwnContainer) -> bool:

@@ -16,7 +16,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kybernate.export import archives
 from kybernate.export import unpack as unpacking
+from kybernate.export.archives import ArchiveOdd
 from kybernate.export.documents import LAYER, Descriptor, descriptor_of
 from kybernate.export.errors import ArtefactOdd, NotPulled
 from kybernate.export.layers import Compression
@@ -25,8 +27,6 @@ from kybernate.export.pull import fetching
 from kybernate.export.sources import exported
 from kybernate.export.tar_stream import MOST_EXTENDED_BYTES
 from kybernate.export.unpack import Unpacking
-from kybernate.export import archives
-from kybernate.export.archives import ArchiveOdd
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import NAME, File, encode
 from kybernate_shim.checkpoint.image.store import Image, TierFull

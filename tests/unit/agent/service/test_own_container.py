@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.inventory.gpus import Activity
-from kybernate.agent.operations.errors import AgentStopping, OperationNotFound
+from kybernate.agent.keeping.parking import PARKED
+from kybernate.agent.operations.errors import AgentStopping, OperationNotFound, RequestInvalid
 from kybernate.agent.operations.model import Checkpoint, Operation, State, Submission, Suspend, Target
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service import idle, quota
@@ -219,6 +220,15 @@ def test_containers_of_a_namespace_share_its_limit_while_they_write(
         await world.checkpoint(next(own for own, one in zip(others, ended, strict=True) if isinstance(one, Exception)))
 
     asyncio.run(main())
+
+
+def test_container_sets_no_label_that_means_something_to_the_agent(world: World) -> None:
+    for name in (PARKED, "kybernate.io/anything"):
+        request = wire.SelfCheckpointRequest(options=wire.Options(labels={name: "x", "mine": "y"}))
+        with pytest.raises(RequestInvalid, match="which containers may not set"):
+            asyncio.run(called(MINE, world.service.Checkpoint(request, None)))
+    request = wire.SelfCheckpointRequest(options=wire.Options(labels={"mine": "y"}))
+    asyncio.run(called(MINE, world.service.Checkpoint(request, None)))
 
 
 def test_container_without_a_pod_has_its_images_beside_others(tmp_path: Path) -> None:
