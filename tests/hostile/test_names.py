@@ -13,7 +13,7 @@ from tests.system.cri import Pod
 
 # Threads, mapped files, sockets, files and environment with names that are no UTF-8, or have characters that end lines.
 NAMING = """
-import ctypes, mmap, os, socket
+import ctypes, mmap, os, socket, time
 ctypes.CDLL(None).prctl(15, b"\\xff\\x1cUid:\\t0")
 os.mkdir("/tmp/odd"); os.chdir(b"/tmp/odd")
 open(b"file \\xff\\xc2\\x85", "wb").write(bytes(4096))
@@ -21,12 +21,15 @@ kept = mmap.mmap(os.open(b"file \\xff\\xc2\\x85", os.O_RDONLY), 4096, prot=mmap.
 one = socket.socket(socket.AF_UNIX); one.bind(b"\\0odd \\xff"); one.listen()
 two = socket.socket(socket.AF_UNIX); two.bind(b"socket \\xff"); two.listen()
 print("ready", flush=True)
-while True: pass if input() else None
+while True: time.sleep(1)
 """
 
 
+QUIET = "import time; print('ready', flush=True); time.sleep(600)"
+
+
 def first_process(tenant: Tenant, pod: Pod, name: str, program: str) -> tuple[str, int]:
-    id = tenant.cri.run(pod, name, ["python3", "-c", program], image=PYTHON, stdin=True)
+    id = tenant.cri.run(pod, name, ["python3", "-c", program], image=PYTHON)
     tenant.cri.await_log(pod, name, "ready")
     return id, int(Path(f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}/init.pid").read_text())
 
@@ -34,7 +37,7 @@ def first_process(tenant: Tenant, pod: Pod, name: str, program: str) -> tuple[st
 def test_names_in_a_pods_network_are_no_trouble_of_its_other_containers(tenant: Tenant, tmp_path: Path) -> None:
     pod = tenant.pod()
     odd, pid = first_process(tenant, pod, "odd", NAMING)
-    other, quiet = first_process(tenant, pod, "other", "print('ready', flush=True)\nwhile True: input()")
+    other, quiet = first_process(tenant, pod, "other", QUIET)
     assert [one.pid for one in look([quiet])] == [quiet]
     assert [one.pid for one in look([pid])] == [pid]
     bound = {os.fsencode(one.local) for one in container_sockets([pid])}

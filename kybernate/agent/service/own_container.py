@@ -169,7 +169,7 @@ class Own(SelfServicer):
 
 
 def require_no_meaning(labels: Iterable[str]) -> None:
-    """Raise RequestInvalid for labels by which the agent marks operations itself, such as those of parked containers."""
+    """Raise RequestInvalid for labels by which the agent marks operations, such as those of parked containers."""
     if meant := sorted(name for name in labels if name.startswith(RESERVED)):
         raise RequestInvalid(
             f"labels: {meant[0]!r} begins with {RESERVED}, which containers may not set", state="no operation was begun"
