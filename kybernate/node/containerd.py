@@ -198,11 +198,16 @@ class Containerd:
             return None
 
     def find(self, query: str, namespace: str = "") -> KnownContainer:
-        """Return the container that `query` means, see `resolve`. Raises RecordTooLarge."""
-        found = resolve(query, self.containers(namespace))
-        if found.problem:
-            raise RecordTooLarge(found.id)
-        return found
+        """Return the container that `query` means, see `resolve`. Raises RecordTooLarge.
+
+        By a whole id, no other record is read.
+        """
+        names = [namespace] if namespace else self.namespaces()
+        exact = [found[0] for name in names if query and (found := self.container(name, query)) is not None]
+        one = resolve(query, exact or self.containers(namespace))
+        if one.problem:
+            raise RecordTooLarge(one.id)
+        return one
 
 
 def metadata(namespace: str, lease: str = "") -> tuple[tuple[str, str | bytes], ...]:

@@ -138,6 +138,15 @@ def test_environments_of_all_containers_need_not_fit_into_one_message(node: Node
     assert len(node.json("ps")) == 8
 
 
+def test_container_is_found_by_its_whole_id_though_no_list_can_be_read(node: Node) -> None:
+    node.containerd.most_bytes = 1 << 14
+    node.containerd.add("c")
+    node.shim("c").add("c")
+    node.containerd.add("a", environment="x" * (1 << 15), state="")  # neither task nor snapshot has its name
+    node.run("ps", status=1)
+    assert node.run("status", "c").exit_code == 0
+
+
 def test_container_of_a_record_too_large_is_named_and_the_others_are_listed(node: Node) -> None:
     node.containerd.most_bytes = 1 << 14
     for id in ("a", "c", "e"):
