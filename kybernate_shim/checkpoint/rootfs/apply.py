@@ -131,7 +131,10 @@ class Headers(io.BufferedReader):
 def _records(header: bytes, most: int) -> int:
     """Return the number of the records `LENGTH KEY=VALUE` at the beginning of a header, counted to one above `most`."""
     count = begin = 0
-    while count <= most and 0 < (space := header.find(b" ", begin, begin + 8)) and (digits := header[begin:space]).isdigit():
+    while count <= most:
+        digits = header[begin : begin + 8].partition(b" ")[0]
+        if not digits.isdigit() or len(digits) == 8:
+            break
         begin += int(digits) or len(header)
         count += 1
     return count
