@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -27,8 +27,8 @@ class Pending:
     async def one(self, key: str, limit: int, seconds: float) -> AsyncIterator[None]:
         """Let the block run for `seconds`, or until its place is taken by a newer one. Raises PlaceLost."""
         same = [timeout for timeout, other in self._since.items() if other == key]
-        for oldest in same[: max(0, len(same) + 1 - limit)] or list(self._since)[: len(self._since) + 1 - self.most]:
-            self._end(oldest)
+        self._end_oldest(same, limit)
+        self._end_oldest(list(self._since), self.most)
         mine = asyncio.timeout(seconds)
         try:
             async with mine:
@@ -44,6 +44,10 @@ class Pending:
         """End all blocks."""
         for one in list(self._since):
             self._end(one)
+
+    def _end_oldest(self, those: Sequence[asyncio.Timeout], limit: int) -> None:
+        for oldest in those[: max(0, len(those) + 1 - limit)]:
+            self._end(oldest)
 
     def _end(self, one: asyncio.Timeout) -> None:
         del self._since[one]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from kybernate_shim.linux.beneath import closing, path_of
 from kybernate_shim.linux.descriptors import mount_of
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
 from kybernate_shim.linux.plain_files import LOOK
+from kybernate_shim.linux.statx import status_of
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import POD_UID, requester_of
 
@@ -132,6 +134,14 @@ def open_volume(source: str) -> int:
         return os.open(path_of(top), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def _is_directory(path: Path) -> bool:
+    """Return whether a path is that of a directory, without a question to a filesystem that covers it."""
+    try:
+        return stat.S_ISDIR(status_of(str(path)).st_mode)
+    except OSError:
+        return False
+
+
 def _mount_of(fd: int) -> int:
     return mount_of(f"/proc/self/fdinfo/{fd}")
 
@@ -149,7 +159,7 @@ def _volume(spec: Spec, mount: Mapping[str, Any]) -> PodVolume | None:
         return PodVolume(match[2], "empty-dir", source, (destination,))
     if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
         volume = Path(match[1], "volumes/kubernetes.io~empty-dir", match[3])
-        return PodVolume(match[3], "empty-dir", str(volume), (destination,)) if volume.is_dir() else None
+        return PodVolume(match[3], "empty-dir", str(volume), (destination,)) if _is_directory(volume) else None
     if destination == "/dev/shm" and (match := SANDBOX_SHM.fullmatch(source)):
         return PodVolume(SHM, "shm", source, (destination,)) if match[1] == spec.annotations.get(SANDBOX_ID) else None
     return None
@@ -171,7 +181,9 @@ def _is_renewed(spec: Spec, source: str) -> bool:
     if match := SANDBOX_FILE.fullmatch(source):
         return match[1] == spec.annotations.get(SANDBOX_ID)
     if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
-        return any(Path(match[1], "volumes", f"kubernetes.io~{kind}", match[3]).is_dir() for kind in RENEWED_KINDS)
+        return any(
+            _is_directory(Path(match[1], "volumes", f"kubernetes.io~{kind}", match[3])) for kind in RENEWED_KINDS
+        )
     return any((match := form.fullmatch(source)) and _is_own(spec, match[1]) for form in RENEWED)
 
 
