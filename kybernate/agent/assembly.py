@@ -116,7 +116,7 @@ class Agent:
             self._replicas = Replicas(self._registry, self._config, self._look_soon, lambda: self._settings().store.url)
             self._parking = Parking(self._registry, str(settings.containerd), self._log)
             self._uses = Uses(self.journal, self._owner_of, self._log)
-            self._open_telemetry(closing, name)
+            await self._open_telemetry(closing, name)
             self._leases = Leases(self._log)
             await asyncio.to_thread(self._remove_left)
             self._engine = self._open_engine()
@@ -200,7 +200,7 @@ class Agent:
         closing.push_async_callback(self._events.close)
         await self._webhooks.configure(hooks_of(self._live.current.webhooks))
 
-    def _open_telemetry(self, closing: AsyncExitStack, name: str) -> None:
+    async def _open_telemetry(self, closing: AsyncExitStack, name: str) -> None:
         """Prometheus and OpenTelemetry are loaded where they are configured."""
         settings = self._live.current
         hears = [self._registrar.ended, self._parking.ended, self._uses.ended]
@@ -208,9 +208,8 @@ class Agent:
             from kybernate.agent.telemetry.metrics import Metrics
 
             metrics = Metrics()
-            server = metrics.serve(settings.metrics.listen, self._hub)
-            closing.callback(server.server_close)
-            closing.push_async_callback(asyncio.to_thread, server.shutdown)
+            scraping, _ = await metrics.serve(settings.metrics.listen, self._hub)
+            closing.push_async_callback(scraping.close)
             hears.append(metrics.ended)
         if settings.tracing.endpoint:
             from kybernate.agent.telemetry.tracing import Tracing, TracingUnavailable

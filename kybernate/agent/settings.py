@@ -46,7 +46,9 @@ class Tls:
     client_ca: Path | None = setting(
         None, OPTIONAL_PATH, "file with the CAs whose clients are accepted, as PEM", unset="none"
     )
-    operators: tuple[str, ...] = setting((), TEXTS, "names of clients that may do everything; `*` stands for any text")
+    operators: tuple[str, ...] = setting(
+        (), TEXTS, "names of clients that may do everything; `*` is any text between dots, or slashes"
+    )
     readers: tuple[str, ...] = setting((), TEXTS, "names of clients that may look")
     peers: tuple[str, ...] = setting((), TEXTS, "names of agents of other nodes, that may read images")
 

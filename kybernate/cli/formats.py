@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import typer
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from kybernate.cli.output import GAP, printable, show_columns, show_json
+from kybernate.cli.output import GAP, json_of, printable, show_columns, show_json
 
 Item = TypeVar("Item")
 
@@ -55,7 +54,7 @@ class Table(Generic[Item]):
     def show_change(self, format: Format, item: Item) -> None:
         """Print one entry that has changed: a line of JSON for programs, its cells for people."""
         if format in (Format.JSON, Format.YAML):
-            typer.echo(json.dumps(self.document(item), ensure_ascii=False))
+            typer.echo(json_of(self.document(item)))
         else:
             typer.echo(GAP.join(printable(str(cell)) for cell in self.row(item)[: self._columns(format)]))
 

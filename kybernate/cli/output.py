@@ -13,7 +13,21 @@ GAP = "   "
 
 def show_json(document: object) -> None:
     """Print a document for programs."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(json_of(document, indent=2))
+
+
+def json_of(document: object, indent: int | None = None) -> str:
+    """Return JSON for people, with its letters as they are, unless some of them are no text: then all are escaped."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    return text if text.isascii() or _is_text(text) else json.dumps(document, indent=indent)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, indent: str = "") -> None:

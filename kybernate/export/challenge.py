@@ -76,7 +76,10 @@ class RegistryAuth(httpx.Auth):
         return f"Bearer {_token(response)}"
 
     def _token_request(self, challenge: Challenge) -> httpx.Request:
-        realm = httpx.URL(challenge.parameters.get("realm", ""))
+        try:
+            realm = httpx.URL(challenge.parameters.get("realm", ""))
+        except httpx.InvalidURL as error:
+            raise ImageRegistryRefused(f"{self._origin.host} names no address for tokens: {error}") from error
         if not realm.host or (realm.scheme != "https" and self._origin.scheme == "https"):
             raise ImageRegistryRefused(f"{self._origin.host} names {str(realm)!r} for tokens, which is not https")
         service = challenge.parameters.get("service", "")
@@ -112,7 +115,7 @@ def _token(response: httpx.Response) -> str:
     try:
         document = document_of(response)
         token = document.get("token") or document.get("access_token")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read") from error
     if not isinstance(token, str) or not token.isprintable() or len(token) > MOST_TOKEN:
         raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read")

@@ -78,7 +78,7 @@ def _part(client: RegistryClient, descriptor: Descriptor, start: int) -> bytes |
 def _append(client: RegistryClient, descriptor: Descriptor, start: int, size: int, found: bytearray) -> bool:
     """Add what one request gives; return whether the registry knows ranges."""
     wanted = {"Range": f"bytes={start + len(found)}-{start + size - 1}", "Accept-Encoding": "identity"}
-    with client.streamed("GET", client.blob_url(descriptor), blob=True, headers=wanted) as response:
+    with client.streamed("GET", client.blob_url(descriptor), headers=wanted) as response:
         if response.status_code == httpx.codes.OK:
             return False
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
@@ -110,7 +110,7 @@ def _whole(client: RegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
 
 def _from_begin(client: RegistryClient, descriptor: Descriptor, skip: int) -> Iterator[bytes]:
     headers = {"Accept-Encoding": "identity"}
-    with client.streamed("GET", client.blob_url(descriptor), blob=True, headers=headers) as response:
+    with client.streamed("GET", client.blob_url(descriptor), headers=headers) as response:
         client.require(response, {200}, f"blob {descriptor.digest} cannot be pulled")
         for piece in response.iter_raw(PIECE):
             client.require_running()

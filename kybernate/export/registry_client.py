@@ -19,11 +19,12 @@ from typing import Any
 
 import httpx
 
-from kybernate.export.answers import BLOB, bound, document_of
+from kybernate.export.answers import document_of
 from kybernate.export.challenge import RegistryAuth
 from kybernate.export.credentials import Credentials
 from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, Descriptor
 from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable
+from kybernate.export.guard import CONTENT, Guard
 from kybernate.export.reference import Reference
 
 ATTEMPTS = 6
@@ -63,13 +64,14 @@ class RegistryClient:
         scopes = [f"repository:{reference.repository}:{'pull,push' if push else 'pull'}"]
         if how.mount_from:
             scopes.append(f"repository:{how.mount_from}:pull")
+        guard = Guard(self._origin)
         self._http = httpx.Client(
             auth=RegistryAuth(self._origin, how.credentials, tuple(scopes)),
             verify=_trust(how.ca),
             timeout=TIMEOUT,
             limits=httpx.Limits(max_connections=how.parallel * 2 + 2),
             headers={"User-Agent": "kybernate", "Accept-Encoding": "identity"},
-            event_hooks={"response": [bound]},
+            event_hooks={"request": [guard.before], "response": [guard.after]},
         )
 
     def close(self) -> None:
@@ -132,7 +134,10 @@ class RegistryClient:
         found = response.headers.get("location", "")
         if not found:
             raise ImageRegistryUnreachable(f"{self.reference.host} names no place for an upload")
-        place = response.request.url.join(found)
+        try:
+            place = response.request.url.join(found)
+        except httpx.InvalidURL as error:
+            raise ImageRegistryRefused(f"{self.reference.host} names {found[:400]!a} for an upload") from error
         self._require_secure(place)
         return place
 
@@ -165,6 +170,8 @@ class RegistryClient:
                 self.pause(attempt, response.headers.get("retry-after", ""))
             except httpx.TransportError as error:
                 self.failed(error, attempt)
+            except (httpx.RequestError, httpx.InvalidURL) as error:  # redirects without end, an address that is none
+                raise ImageRegistryRefused(f"{self.reference.host} gives nothing that can be used: {error}") from error
         raise AssertionError("the last attempt returns or raises")
 
     def failed(self, error: httpx.TransportError, attempt: int) -> None:
@@ -188,18 +195,17 @@ class RegistryClient:
             time.sleep(min(left, 0.2))
 
     @contextmanager
-    def streamed(self, method: str, url: str, *, blob: bool = False, **options: Any) -> Iterator[httpx.Response]:
-        """Give the response to a request whose body is read within the block, redirects followed.
-
-        The caller counts the bytes of a `blob`; of all else, a few MiB come.
-        """
-        request = self._http.build_request(method, url, extensions={BLOB: blob}, **options)
+    def streamed(self, method: str, url: str, **options: Any) -> Iterator[httpx.Response]:
+        """Give the response to a request whose body is read within the block, redirects followed."""
+        request = self._http.build_request(method, url, extensions={CONTENT: True}, **options)
         response = self.attempts(lambda: self._http.send(request, stream=True, follow_redirects=True))
         try:
             self._require_secure(response.url)
             yield response
         except httpx.TransportError as error:
             raise ImageRegistryUnreachable(f"{self.reference.host} broke off: {error}") from error
+        except httpx.RequestError as error:
+            raise ImageRegistryRefused(f"{self.reference.host} gives nothing that can be used: {error}") from error
         finally:
             response.close()
 
@@ -228,7 +234,7 @@ def _said(response: httpx.Response) -> str:
     try:
         errors = document_of(response)["errors"]
         said = "; ".join(f"{one.get('code', '')} {one.get('message', '')}".strip() for one in errors[:3])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return words
     return f"{words}: {said[:400]}" if said else words
 

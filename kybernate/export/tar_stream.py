@@ -18,9 +18,12 @@ from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
 MOST_EXTENDED = 64 << 10  # bytes of an extended header: it has a name and a size
+MOST_RECORDS = 64  # in it
+MOST_EXTENDED_BYTES = 64 << 20  # of an archive
 EXTENDED = (tarfile.XHDTYPE,)
 IGNORED = (tarfile.XGLTYPE,)  # what some programs note about an archive as a whole
 FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+SPACE = ord(" ")
 
 Read = Callable[[int], bytes]
 
@@ -65,11 +68,15 @@ def members(read: Read) -> Iterator[Member]:
     After a file, the caller reads its content with `read`, and `members` the padding. Raises ArtefactOdd.
     """
     extended: dict[str, str] = {}
+    left = MOST_EXTENDED_BYTES
     while (block := read(BLOCK)) and any(block):
         info = _header(block)
         if info.type in EXTENDED or info.type in IGNORED:
-            records = _extended(info, read)
-            extended = records if info.type in EXTENDED else extended
+            content = _content(info, read)
+            left -= BLOCK + len(content)
+            if left < 0:
+                raise ArtefactOdd(f"more than {MOST_EXTENDED_BYTES} bytes of extended headers")
+            extended = _records(content) if info.type in EXTENDED else extended
             continue
         member = _member(info, extended)
         extended = {}
@@ -96,17 +103,25 @@ def _member(info: tarfile.TarInfo, extended: dict[str, str]) -> Member:
     return Member(name, int(size), is_directory=False)
 
 
-def _extended(info: tarfile.TarInfo, read: Read) -> dict[str, str]:
-    """Return the records `LENGTH KEY=VALUE` of an extended header."""
+def _content(info: tarfile.TarInfo, read: Read) -> bytes:
     if not 0 <= info.size <= MOST_EXTENDED:
         raise ArtefactOdd(f"an extended header of {info.size} bytes, at most {MOST_EXTENDED} are accepted")
-    content = read(info.size + -info.size % BLOCK)[: info.size]
-    records = {}
-    while content:
-        length, space, _ = content.partition(b" ")
-        if not space or not length.isdigit() or not len(length) + 2 < int(length[:9]) <= len(content):
+    return read(info.size + -info.size % BLOCK)[: info.size]
+
+
+def _records(content: bytes) -> dict[str, str]:
+    """Return the records `LENGTH KEY=VALUE` of an extended header."""
+    records: dict[str, str] = {}
+    begin = 0
+    while begin < len(content):
+        digits = content[begin : begin + 9].partition(b" ")[0]
+        length = int(digits) if digits.isdigit() else 0
+        end = begin + length
+        if not len(digits) + 2 < length or end > len(content) or content[begin + len(digits)] != SPACE:
             raise ArtefactOdd("an extended header that cannot be read")
-        key, _, value = content[len(length) + 1 : int(length) - 1].partition(b"=")
+        key, _, value = content[begin + len(digits) + 1 : end - 1].partition(b"=")
         records[key.decode(errors="surrogateescape")] = value.decode(errors="surrogateescape")
-        content = content[int(length) :]
+        if len(records) > MOST_RECORDS:
+            raise ArtefactOdd(f"an extended header of more than {MOST_RECORDS} records")
+        begin = end
     return records

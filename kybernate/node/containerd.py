@@ -6,7 +6,7 @@ Source: containerd's api/services; CRI's labels from its pkg/cri/labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ from kybernate.messages import (
     containers_pb2_grpc,
     namespaces_pb2,
     namespaces_pb2_grpc,
+    snapshots_pb2,
+    snapshots_pb2_grpc,
     tasks_pb2,
     tasks_pb2_grpc,
 )
@@ -29,7 +31,10 @@ from kybernate_shim.messages import process_pb2
 
 DEFAULT_ADDRESS = "/run/containerd/containerd.sock"
 CALL_SECONDS = 20.0
-MAX_MESSAGE = 16 << 20  # bytes, as containerd's own clients allow
+LIST_SECONDS = 120.0  # the records of a node may be gigabytes: their environments are the tenants' own
+MAX_MESSAGE = 16 << 20  # bytes, as containerd's own clients allow, and as it sends without `max_send_message_size`
+TOO_LARGE = grpc.StatusCode.RESOURCE_EXHAUSTED.name  # how either side of gRPC refuses a message for its size
+SNAPSHOTTER = "overlayfs"
 POD, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
 NAME, KIND = "io.kubernetes.container.name", "io.cri-containerd.kind"
 
@@ -48,6 +53,18 @@ class ContainerdRefused(Failure):
     def __init__(self, message: str, *, code: str, state: str = "", advice: str = "") -> None:
         super().__init__(message, state=state, advice=advice)
         self.code = code
+
+
+class RecordTooLarge(Failure):
+    """containerd cannot send the record of a container: it is larger than a message may be."""
+
+    advice = (
+        "its environment, labels and annotations are too large: make them smaller,"
+        " containerd's `max_send_message_size` is the limit"
+    )
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"containerd's record of container {id} is larger than one of its messages may be")
 
 
 class Containerd:
@@ -95,10 +112,63 @@ class Containerd:
         """Yield the containers of a namespace, of all namespaces where it is empty, with their tasks' states."""
         for name in [namespace] if namespace else self.namespaces():
             tasks = self.tasks(name)
-            stub = containers_pb2_grpc.ContainersStub(self.channel)
-            reply = self.call(stub.List, containers_pb2.ListContainersRequest(), namespace=name)
-            for record in reply.containers:
-                yield described(name, record, tasks.get(record.id))
+            for id, record in self.records(name):
+                yield described(name, record, tasks.get(id)) if record else nameless(name, id, tasks.get(id))
+
+    def records(self, namespace: str) -> Iterator[tuple[str, containers_pb2.Container | None]]:
+        """Yield the id and the record of each container of a namespace; None for one that is larger than a message.
+
+        Each record comes in a message of its own, because one of all would have the size of all tenants' environments.
+        containerd ends such a list at the first record that it cannot send, and does not name it. Then those that are
+        missing are read one by one, by the names that tasks and snapshots have, and the list is read without those
+        that are too large.
+        """
+        seen: set[str] = set()
+        too_large: set[str] = set()
+        snapshotters: set[str] = set()
+        while True:
+            try:
+                for record in self._streamed(namespace, too_large):
+                    snapshotters.add(record.snapshotter)
+                    if record.id not in seen:
+                        seen.add(record.id)
+                        yield record.id, record
+                return
+            except ContainerdRefused as error:
+                if error.code != TOO_LARGE:
+                    raise
+                missing = self._names(namespace, snapshotters or {SNAPSHOTTER}) - seen - too_large
+                found = {id for id in missing if self._is_too_large(namespace, id)}
+                if not found:
+                    raise
+            yield from ((id, None) for id in sorted(found))
+            too_large |= found
+
+    def _streamed(self, namespace: str, without: Collection[str]) -> Iterator[containers_pb2.Container]:
+        stub = containers_pb2_grpc.ContainersStub(self.channel)
+        filters = [",".join(f'id!="{id}"' for id in sorted(without))] if without else []
+        request = containers_pb2.ListContainersRequest(filters=filters)
+        with translated(self.address):
+            for message in stub.ListStream(request, metadata=metadata(namespace), timeout=LIST_SECONDS):
+                yield message.container
+
+    def _names(self, namespace: str, snapshotters: Iterable[str]) -> set[str]:
+        """Return names that containers may have: of tasks, and of snapshots, which CRI and ctr name after them."""
+        stub = snapshots_pb2_grpc.SnapshotsStub(self.channel)
+        names = set(self.tasks(namespace))
+        for snapshotter in snapshotters:
+            request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
+            with translated(self.address):
+                for answer in stub.List(request, metadata=metadata(namespace), timeout=LIST_SECONDS):
+                    names |= {info.name for info in answer.info if info.kind == snapshots_pb2.ACTIVE}
+        return names
+
+    def _is_too_large(self, namespace: str, id: str) -> bool:
+        try:
+            self._record(namespace, id)
+        except RecordTooLarge:
+            return True
+        return False
 
     def tasks(self, namespace: str) -> dict[str, process_pb2.Process]:
         """Return the tasks of a namespace by their containers' ids."""
@@ -107,19 +177,37 @@ class Containerd:
         return {task.container_id or task.id: task for task in reply.tasks}
 
     def container(self, namespace: str, id: str) -> tuple[KnownContainer, Mapping[str, str]] | None:
-        """Return the container of exactly this id, and the labels of its record; None where there is none."""
-        stub = containers_pb2_grpc.ContainersStub(self.channel)
-        try:
-            record = self.call(stub.Get, containers_pb2.GetContainerRequest(id=id), namespace=namespace).container
-        except ContainerdRefused as error:
-            if error.code != "NOT_FOUND":
-                raise
+        """Return the container of exactly this id, and the labels of its record; None where there is none.
+
+        Raises RecordTooLarge.
+        """
+        record = self._record(namespace, id)
+        if record is None:
             return None
         return described(namespace, record, self.tasks(namespace).get(id)), dict(record.labels)
 
+    def _record(self, namespace: str, id: str) -> containers_pb2.Container | None:
+        stub = containers_pb2_grpc.ContainersStub(self.channel)
+        try:
+            return self.call(stub.Get, containers_pb2.GetContainerRequest(id=id), namespace=namespace).container
+        except ContainerdRefused as error:
+            if error.code == TOO_LARGE:
+                raise RecordTooLarge(id) from error
+            if error.code != "NOT_FOUND":
+                raise
+            return None
+
     def find(self, query: str, namespace: str = "") -> KnownContainer:
-        """Return the container that `query` means, see `resolve`."""
-        return resolve(query, self.containers(namespace))
+        """Return the container that `query` means, see `resolve`. Raises RecordTooLarge.
+
+        By a whole id, no other record is read.
+        """
+        names = [namespace] if namespace else self.namespaces()
+        exact = [found[0] for name in names if query and (found := self.container(name, query)) is not None]
+        one = resolve(query, exact or self.containers(namespace))
+        if one.problem:
+            raise RecordTooLarge(one.id)
+        return one
 
 
 def metadata(namespace: str, lease: str = "") -> tuple[tuple[str, str | bytes], ...]:
@@ -157,6 +245,17 @@ def described(namespace: str, record: containers_pb2.Container, task: process_pb
         sandbox=labels.get(KIND) == "sandbox",
         state=process_pb2.Status.Name(task.status).lower() if task else "",
         pid=task.pid if task else 0,
+    )
+
+
+def nameless(namespace: str, id: str, task: process_pb2.Process | None) -> KnownContainer:
+    """Return what is known of a container whose record containerd cannot send."""
+    return KnownContainer(
+        namespace=namespace,
+        id=id,
+        state=process_pb2.Status.Name(task.status).lower() if task else "",
+        pid=task.pid if task else 0,
+        problem=str(RecordTooLarge(id)),
     )
 
 

@@ -27,7 +27,10 @@ from kybernate.node.containerd import (
     CALL_SECONDS,
     DEFAULT_ADDRESS,
     MAX_MESSAGE,
+    TOO_LARGE,
+    Containerd,
     ContainerdRefused,
+    RecordTooLarge,
     metadata,
     translated,
 )
@@ -80,12 +83,21 @@ class AsyncContainerd:
 
     async def ids(self, namespace: str) -> list[str]:
         """Return the ids of all containers of a namespace."""
-        reply = await self._call(self._containers.List, containers_pb2.ListContainersRequest(), namespace)
-        return [record.id for record in reply.containers]
+
+        def listed() -> list[str]:
+            with Containerd(self.address) as containerd:
+                return [id for id, _ in containerd.records(namespace)]
+
+        return await asyncio.to_thread(listed)
 
     async def container(self, namespace: str, id: str) -> containers_pb2.Container | None:
-        """Return a record, None where there is none."""
-        reply = await self._found(self._containers.Get, containers_pb2.GetContainerRequest(id=id), namespace)
+        """Return a record, None where there is none. Raises RecordTooLarge."""
+        try:
+            reply = await self._found(self._containers.Get, containers_pb2.GetContainerRequest(id=id), namespace)
+        except ContainerdRefused as error:
+            if error.code == TOO_LARGE:
+                raise RecordTooLarge(id) from error
+            raise
         return reply.container if reply is not None else None
 
     async def task(self, namespace: str, id: str) -> process_pb2.Process | None:

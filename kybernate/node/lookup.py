@@ -42,6 +42,7 @@ class KnownContainer:
     sandbox: bool = False  # holds a pod's namespaces and runs nothing of the user's
     state: str = ""  # of the task; empty without one
     pid: int = field(default=0, compare=False)
+    problem: str = ""  # why nothing but id and task are known
 
     @property
     def title(self) -> str:

@@ -25,14 +25,18 @@ class SurveyedContainer:
 async def survey(containers: Iterable[KnownContainer], address: str) -> list[SurveyedContainer]:
     """Return what the shims say about those containers that have a task and are Kybernate's, sorted by name.
 
-    A container that carries the name of our runtime is listed even when its shim does not answer.
+    A container that carries the name of our runtime is listed even when its shim does not answer, and one whose record
+    containerd cannot send with that as its problem.
     """
     shims: dict[Path, list[KnownContainer]] = {}
+    found: list[SurveyedContainer] = []
     for container in containers:
-        if container.state:
+        if container.problem and container.state:
+            found.append(SurveyedContainer(container, problem=container.problem))
+        elif container.state:
             shims.setdefault(socket_of(container, address), []).append(container)
     answers = await asyncio.gather(*(_ask(group, address) for group in shims.values()))
-    found = [seen for answer in answers for seen in answer]
+    found += [seen for answer in answers for seen in answer]
     return sorted(found, key=lambda seen: (seen.container.namespace, seen.container.title))
 
 

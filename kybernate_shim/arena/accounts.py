@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from kybernate_shim.arena.records import Record
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 
 POD = re.compile(r"\bpod([0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12})\b|-pod([0-9a-f_]{36})\.slice")
 CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
@@ -21,7 +22,7 @@ def account_of(pid: int) -> str:
     Empty for a process that is gone.
     """
     try:
-        return account_in(Path(f"/proc/{pid}/cgroup").read_text())
+        return account_in(text_of(f"/proc/{pid}/cgroup"))
     except OSError:
         return ""
 
@@ -32,7 +33,7 @@ def account_in(text: str) -> str:
         return f"pod {(found[1] or found[2]).replace('_', '-')}"
     if found := CONTAINER.search(text):
         return f"container {found[1]}"
-    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
+    paths = [line.split(":", 2)[2] for line in lines_of(text) if line.count(":") >= 2]
     return f"cgroup {max(paths, key=len, default='/')}"
 
 

@@ -25,6 +25,7 @@ from kybernate_shim.linux.held_files import DELETED
 from kybernate_shim.linux.libc import pidfd_getfd
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
 from kybernate_shim.linux.process import title_of
+from kybernate_shim.linux.statx import FileStatus, status_at
 
 SIOCUNIXFILE: Final = 0x89E0
 SHOWN: Final = 3
@@ -99,7 +100,7 @@ def _without_directory(sockets: Iterable[Socket], init_pid: int, overlay: Overla
                 yield Unbindable(path.removesuffix(DELETED), pid)
 
 
-def file_of(socket: Socket) -> tuple[str, int, os.stat_result]:
+def file_of(socket: Socket) -> tuple[str, int, FileStatus]:
     """Return the path of a socket's file in its mount namespace, the id of the mount, and the file. Raises OSError."""
     with ExitStack() as undo:
         copy = pidfd_getfd(*socket.holder)
@@ -107,7 +108,7 @@ def file_of(socket: Socket) -> tuple[str, int, os.stat_result]:
         file = ioctl(copy, SIOCUNIXFILE)
         undo.callback(os.close, file)
         path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115
-        return path, mount_of(f"/proc/self/fdinfo/{file}"), os.fstat(file)
+        return path, mount_of(f"/proc/self/fdinfo/{file}"), status_at(file)
 
 
 def _parts(directory: Path, mount: MountPoint) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim.linux.cgroup.hierarchies import directories, parse_names
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import CLONE_NEWNS, in_namespace
@@ -53,7 +54,7 @@ def _too_wide(init: int) -> Iterator[_View]:
     mounts = [mount for mount in read_mountinfo(init) if mount.type == "cgroup"]
     if not mounts:
         return
-    names = parse_names(Path(f"/proc/{init}/cgroup").read_text())
+    names = parse_names(text_of(f"/proc/{init}/cgroup"))
     own = {path.stat().st_dev: (names[kind], path) for kind, path in directories(init).items() if kind in names}
     for mount in mounts:
         name, part = own.get(os.makedev(*map(int, mount.device.split(":"))), (mount.root, Path()))

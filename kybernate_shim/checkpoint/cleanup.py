@@ -12,8 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,6 +28,7 @@ from kybernate_shim.linux.mount.rootfs import unmount_tree
 SCRATCH = ".criu.cgyard."  # begins the name of the directory where CRIU mounts the cgroup hierarchies
 POLL_SECONDS = 0.005
 ROUND_SECONDS = 0.001
+PATIENCE_SECONDS = 1.0  # for the environment of one process of a tenant
 EXEC_SECONDS = 0.5  # longer than any exec takes that is not stuck
 MOST_ENVIRONMENT = 1 << 20  # bytes; the runtime's is the daemon's, and begins with what containerd was given
 
@@ -118,7 +121,7 @@ def _pids() -> set[int]:
 
 
 def _look(pid: int, sign: bytes, ours: int, *, everywhere: bool) -> Look:
-    """Look at a process once, and never wait for it.
+    """Look at a process once, and never wait for it without end.
 
     The kernel shows no environment in the middle of exec. It shows none either of a process that hides its own, by
     prctl(2) or by unmapping it, which neither the runtime nor CRIU does. Of those in exec, only programs in our own pid
@@ -128,7 +131,7 @@ def _look(pid: int, sign: bytes, ours: int, *, everywhere: bool) -> Look:
         inside = _pid_namespace(pid) == ours
         if not inside and not everywhere:
             return Look.OTHER
-        environment = _beginning(f"/proc/{pid}/environ")
+        environment = _beginning(f"/proc/{pid}/environ") if inside else _patiently(f"/proc/{pid}/environ")
         if not environment and inside:
             os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115  # fails for zombies and threads of the kernel
             before = _bounds(pid)
@@ -153,6 +156,23 @@ def _beginning(path: str) -> bytes:
         return os.read(fd, MOST_ENVIRONMENT)
     finally:
         os.close(fd)
+
+
+def _patiently(path: str) -> bytes:
+    """As `_beginning`, for memory of a tenant's process, whose pages may come from a filesystem that does not answer.
+
+    It is empty then, and the thread is left behind: none of CRIU's processes has such an environment.
+    """
+    found: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):
+            found.append(_beginning(path))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(PATIENCE_SECONDS)
+    return found[0] if found else b""
 
 
 def _pid_namespace(pid: int | str) -> int:

@@ -47,7 +47,7 @@ from kybernate_shim.errors import Failed
 from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
 from kybernate_shim.linux.thread_settings import ThreadSettings
-from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import RuntimeFailed
@@ -150,7 +150,7 @@ async def _steps(
         begin = await _stand_still(target, operation, detached)
         await require_directories(target, request)
         await require_common_state(target, request)
-        threads = await to_the_end(partial(chosen_settings, target))
+        threads = await as_long_as_wanted(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
             await _write_state(target, request, operation, plan, digester, detached)
             if not request.exit:
@@ -221,14 +221,17 @@ async def _complete_state(
     if request.rootfs_diff:
         with operation.step("rootfs") as step:
             stop = threading.Event()
-            step.bytes = await to_the_end(partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set)
+            step.bytes = await as_long_as_wanted(
+                partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set
+            )
     if plan.volumes.volumes:
         with operation.step("volumes") as step:
             stop = threading.Event()
             work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
-            step.bytes = await to_the_end(work, stop.set)
+            step.bytes = await as_long_as_wanted(work, stop.set)
     with operation.step("proof"):
-        await to_the_end(partial(make_restorable, target, request, [volume.name for volume in plan.volumes.saved]))
+        saved = [volume.name for volume in plan.volumes.saved]
+        await as_long_as_wanted(partial(make_restorable, target, request, saved))
     if detached is not None:
         await detached.complete()
 

@@ -24,7 +24,7 @@ from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_m
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, wanted
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
-from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.linux.threads import as_long_as_wanted
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import Key, signing_key
@@ -47,7 +47,7 @@ async def require_directories(target: Target, request: DumpRequest, log: Log | N
         found = sockets.container_sockets(target.cgroup.processes())
         return bound_sockets.without_directory(found, target.init_pid, target.bundle.rootfs)
 
-    unbindable = await to_the_end(look)
+    unbindable = await as_long_as_wanted(look)
     if unbindable and not lenient:
         raise bound_sockets.SocketDirectoryNotSaved(target.id, unbindable)
     if unbindable and log is not None:
@@ -61,11 +61,11 @@ async def require_common_state(target: Target, request: DumpRequest, log: Log | 
     """
     assert target.cgroup is not None
     pids = await asyncio.to_thread(target.cgroup.processes)
-    if nested := await to_the_end(lambda: own_state.nested_namespaces(pids, target.init_pid)):
+    if nested := await as_long_as_wanted(lambda: own_state.nested_namespaces(pids, target.init_pid)):
         raise own_state.NamespaceNested(target.id, nested)
     if request.force and log is None:
         return
-    found = await to_the_end(lambda: own_state.own_thread_state(pids))
+    found = await as_long_as_wanted(lambda: own_state.own_thread_state(pids))
     if found and not request.force:
         raise own_state.ThreadStateNotSaved(target.id, found)
     if found and log is not None:
@@ -92,21 +92,21 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     pids = await asyncio.to_thread(target.cgroup.processes)
-    found = await asyncio.to_thread(sockets.container_sockets, pids)
-    unnamed = await asyncio.to_thread(sockets.of_other_users, found)
+    found = await as_long_as_wanted(partial(sockets.container_sockets, pids))
+    unnamed = await as_long_as_wanted(partial(sockets.of_other_users, found))
     for line in sockets.what_happens(found, request.tcp, unnamed):
         log.info("socket.examined", outcome=line)
-    held = await asyncio.to_thread(undumpable.look, pids)
+    held = await as_long_as_wanted(partial(undumpable.look, pids))
     if problems := [*undumpable.configured(target.spec), *held.problems]:
         raise undumpable.Undumpable(target.id, problems)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)
-    hooks = await asyncio.to_thread(
+    hooks = await as_long_as_wanted(
         lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
     )
     stop = Event()
     find_volumes = partial(wanted, target.spec, target.config, stopped=stop.is_set)
-    volumes = await to_the_end(find_volumes, stop.set)
+    volumes = await as_long_as_wanted(find_volumes, stop.set)
     require_room(request, memory_bytes(target) + volumes.bytes)
     options = CriuOptions(
         tcp=request.tcp,

@@ -14,6 +14,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from kybernate_shim.linux.credentials import of_process, process_tree
 from kybernate_shim.linux.descriptors import outside
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting, oom_score_adj, set_oom_score_adj
-from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance, excess
@@ -108,8 +109,8 @@ class Gate:
             if action == "post-restore":
                 return PASS
             try:
-                await asyncio.to_thread(self.settle, int(init))
-                self.refusals = await asyncio.to_thread(self.look, int(init))
+                await as_long_as_wanted(partial(self.settle, int(init)))
+                self.refusals = await as_long_as_wanted(partial(self.look, int(init)))
                 if self.awaited is not None and not self.refusals:
                     await self.awaited.wait()
                 self.passed = not self.refusals

@@ -16,6 +16,7 @@ from kybernate_shim.checkpoint.sockets import Socket
 from kybernate_shim.linux.find_inodes import Identity, find_names, look, real_path, root_of
 from kybernate_shim.linux.held_files import DELETED, HeldFile, held_files
 from kybernate_shim.linux.process import title_of
+from kybernate_shim.linux.statx import FileStatus, status_of
 from kybernate_shim.messages import criu_pb2 as criu
 
 
@@ -83,7 +84,7 @@ def _holders(directory: Path, number: int, held: Sequence[HeldFile]) -> dict[Ide
 
 def _identity(held: HeldFile) -> Identity | None:
     try:
-        status = os.stat(held.place)  # noqa: PTH116  # a link of the kernel's
+        status = status_of(held.place)
     except OSError:
         return None
     return (status.st_dev, status.st_ino) if status.st_nlink else None
@@ -141,7 +142,7 @@ def _obstacle(bound: str, opened: OpenedFiles, init: int) -> str:
     return ""
 
 
-def _is_socket(status: os.stat_result) -> bool:
+def _is_socket(status: FileStatus) -> bool:
     return status.st_mode & 0o170000 == 0o140000
 
 

@@ -48,7 +48,7 @@ from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.linux.private_files import close_files
-from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
@@ -135,8 +135,8 @@ async def prepare(
     if fillings:
         with operation.step("volumes") as step:
             step.bytes = await _fill(target, image, fillings)
-    await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
-    await to_the_end(partial(_make_names, prepared.settled.names, target))
+    await as_long_as_wanted(partial(make_mount_points, matching, target.bundle.rootfs))
+    await as_long_as_wanted(partial(_make_names, prepared.settled.names, target))
     return prepared
 
 
@@ -163,7 +163,7 @@ async def _apply(target: Target, image: Image) -> int:
         owners=moved_owners(image.path, target.spec),
         stopped=stop.is_set,
     )
-    return (await to_the_end(apply, stop.set)).bytes
+    return (await as_long_as_wanted(apply, stop.set)).bytes
 
 
 def _chosen_volumes(target: Target) -> str:
@@ -176,7 +176,7 @@ async def _fill(target: Target, image: Image, fillings: Sequence[PlacedVolume]) 
     sizes = {file.name: file.size for file in image.manifest.files}
     owners = moved_owners(image.path, target.spec)
     work = partial(fill, fillings, image.path, sizes, target.spec, owners=owners, stopped=stop.is_set)
-    return await to_the_end(work, stop.set)
+    return await as_long_as_wanted(work, stop.set)
 
 
 async def _verify(image: Image, operation: Operation) -> None:
@@ -199,7 +199,8 @@ async def _compare(
     place = RestorePlace(read_host(hierarchy_version()), criu.version, runtime.name)
     matching, unmatched = Matching(), None
     try:
-        matching = match_mounts(
+        work = partial(
+            match_mounts,
             inspection.mounts,
             image.manifest.mounts,
             target.spec,
@@ -209,6 +210,7 @@ async def _compare(
             strict=not may(requester_of(target.spec), Right.UNKNOWN_MOUNTS, target.config),
             root_writable=inspection.root_writable,
         )
+        matching = await as_long_as_wanted(work)  # the sources of volumes may be of filesystems that do not answer
     except MountUnmatched as error:
         unmatched = error
     force = target.config.pods_choice(target.spec.annotations, FORCE) == "true"

@@ -16,6 +16,7 @@ from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, SOCK_DGRAM
 from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.image.manifest import TcpPolicy
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.linux.sock_diag import diag_socket
 
@@ -139,7 +140,7 @@ def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
 def _user_of(pid: int) -> int:
     """Return the effective user of a process; 0 for one that has ended."""
     try:
-        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:\t")[2].split()[1])
+        return int(text_of(f"/proc/{pid}/status").partition("\nUid:\t")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -187,7 +188,9 @@ def _address(host: str, port: int) -> str:
 
 
 def _unix(message: Any) -> Socket:
-    name = str(message.get_attr("UNIX_DIAG_NAME") or "")
+    name = message.get_attr("UNIX_DIAG_NAME") or ""
+    if isinstance(name, bytes):  # no UTF-8
+        name = name.decode(errors="surrogateescape")
     # The NUL that begins an abstract name is lost in decoding; but only a name in the filesystem comes with a file.
     is_file = bool(message.get_attr("UNIX_DIAG_VFS"))
     return Socket(

@@ -25,6 +25,7 @@ from kybernate_shim.errors import Refused
 from kybernate_shim.linux.find_inodes import Identity, find_names, root_of
 from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.oci.spec import Spec
@@ -151,4 +152,4 @@ def _find_watched(found: Looked, watches: dict[Identity, HeldFile]) -> None:
 
 
 def _fdinfo(held: HeldFile) -> str:
-    return Path(held.place.replace("/fd/", "/fdinfo/")).read_text()
+    return text_of(held.place.replace("/fd/", "/fdinfo/"))

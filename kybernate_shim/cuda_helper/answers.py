@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from kybernate_shim.cuda_helper import workers as pool
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.worker_protocol.cuda_jobs import DriverAnswer, DriverGpu
 
@@ -34,4 +35,4 @@ def outcome_of(pid: int, results: pool.Results[A], seconds: float) -> wire.Outco
         )
     if results.timed_out:
         return wire.Outcome(pid=pid, kind=wire.Outcome.DEADLINE, text=f"no answer after {seconds:g} s", seconds=seconds)
-    return wire.Outcome(pid=pid, kind=wire.Outcome.WORKER_DIED, text=results.failure)
+    return wire.Outcome(pid=pid, kind=wire.Outcome.WORKER_DIED, text=plain(results.failure))

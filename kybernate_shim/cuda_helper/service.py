@@ -26,6 +26,7 @@ from kybernate_shim.cuda_helper.holders import Holders, Uncovered
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved
 from kybernate_shim.cuda_helper.turns import Turns
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.live_config import LiveConfig
 from kybernate_shim.messages import cuda_pb2 as wire
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Services
@@ -325,9 +326,11 @@ class CudaService:
             except NotMoved as error:
                 self._log.warning(f"arena.{verb}_failed", pid=pid, error=str(error), away=error.away)
                 name = ArenaRefusal.AWAY if error.away else ArenaRefusal.FAILED
-                return wire.Outcome(pid=pid, kind=wire.Outcome.REFUSED, name=name, text=str(error))
+                return wire.Outcome(pid=pid, kind=wire.Outcome.REFUSED, name=name, text=plain(str(error)))
             took = loop.time() - began
-            return wire.Outcome(pid=pid, bytes=moved.bytes, spared_bytes=moved.spared, text=moved.reason, seconds=took)
+            return wire.Outcome(
+                pid=pid, bytes=moved.bytes, spared_bytes=moved.spared, text=plain(moved.reason), seconds=took
+            )
 
         return await asyncio.shield(asyncio.gather(*(one(pid) for pid in dict.fromkeys(pids))))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kybernate_shim.cuda_worker import driver
 from kybernate_shim.cuda_worker.running_calls import RunningCalls
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Checkpoint,
     CudaJob,
@@ -23,7 +24,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     StateAnswer,
     Unlock,
 )
-from kybernate_shim.worker_protocol.errors import MessageInvalid, plain
+from kybernate_shim.worker_protocol.errors import MessageInvalid
 from kybernate_shim.worker_protocol.messages import JobDone, changed
 from kybernate_shim.worker_protocol.server import JobCall
 

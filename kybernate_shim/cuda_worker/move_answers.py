@@ -11,8 +11,8 @@ from kybernate_shim.arena.errors import ArenaFull, ArenaInUse, ArenaUnavailable
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.deadline import JobOverdue
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
-from kybernate_shim.worker_protocol.errors import plain
 from kybernate_shim.worker_protocol.messages import changed
 
 OUT_OF_MEMORY = 2  # the driver's

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from kybernate_shim.linux.kernel_text import lines_of, plain, text_of
 from kybernate_shim.linux.own_thread import in_own_thread
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Evidence:
 def holds_driver(pid: int) -> bool:
     """Return whether a process has loaded libcuda, without which it can hold no CUDA state. False when it is gone."""
     try:
-        return "libcuda.so" in Path(f"/proc/{pid}/maps").read_text()
+        return "libcuda.so" in text_of(f"/proc/{pid}/maps")
     except OSError:
         return False
 
@@ -87,11 +88,11 @@ def _environment(process: Path) -> bytes:
 def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
     process = Path(f"/proc/{pid}")
     try:
-        maps = (process / "maps").read_text()
+        maps = text_of(process / "maps")
         files = _mapped_files(maps)
         return Evidence(
             pid=pid,
-            name=(process / "comm").read_text().strip(),
+            name=plain(text_of(process / "comm").strip()),
             libraries=frozenset(path for path in files if Path(path).name.startswith(LIBRARIES)),
             segments=frozenset(path for path in files if path.startswith("/dev/shm/")),
             descriptors=frozenset(_links(process / "fd")),
@@ -106,13 +107,13 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
 
 
 def _mapped_files(maps: str) -> set[str]:
-    return {path for line in maps.splitlines() if (path := line[73:].removesuffix(" (deleted)")).startswith("/")}
+    return {path for line in lines_of(maps) if (path := line[73:].removesuffix(" (deleted)")).startswith("/")}
 
 
 def _managed_bytes(maps: str) -> int:
     sizes = [
         int(end, 16) - int(start, 16)
-        for line in maps.splitlines()
+        for line in lines_of(maps)
         if line.endswith(UNIFIED_DEVICE)
         for start, end in [line.split(None, 1)[0].split("-")]
     ]
@@ -136,7 +137,7 @@ def _links(directory: Path) -> Iterator[str]:
 
 
 def _unix_sockets(process: Path) -> Iterator[str]:
-    for line in (process / "net/unix").read_text().splitlines()[1:]:
+    for line in lines_of(text_of(process / "net/unix"))[1:]:
         if len(words := line.split(None, 7)) == 8:
             yield words[7]
 
@@ -168,7 +169,7 @@ def _connections(pids: Sequence[int]) -> Iterator[tuple[str, str, str]]:
     """Yield the ends and the inode of each established connection in the processes' network namespaces."""
     for table in (Path(f"/proc/{pid}/net/{kind}") for pid in pids[:1] for kind in ("tcp", "tcp6")):
         try:
-            rows = [line.split() for line in table.read_text().splitlines()[1:]]
+            rows = [line.split() for line in lines_of(text_of(table))[1:]]
         except OSError:
             continue
         yield from ((row[1], row[2], row[9]) for row in rows if row[3] == ESTABLISHED)

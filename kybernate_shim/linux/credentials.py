@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.linux.cgroup.hierarchies import parse_names
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 
 # By the names that OCI gives them; /proc's names are in `_FILES` where they differ.
 NAMESPACES: Final = ("pid", "network", "ipc", "uts", "mount", "user", "cgroup", "time")
@@ -146,7 +147,7 @@ def _process_facts(place: Path) -> _ThreadGroup:
 
 def _thread(place: str, tid: int, process: _ThreadGroup, cgroups: Mapping[str, str]) -> ProcessCredentials | None:
     """Return the privileges of a thread, None for one that has ended and only waits to be noticed."""
-    status = dict(line.split(":\t", 1) for line in _read(f"{place}/status").splitlines() if ":\t" in line)
+    status = dict(line.split(":\t", 1) for line in lines_of(text_of(f"{place}/status")) if ":\t" in line)
     if status["State"][0] in "ZX":
         return None
     uids, gids, groups = (tuple(map(int, status[name].split())) for name in ("Uid", "Gid", "Groups"))
@@ -166,7 +167,7 @@ def _thread(place: str, tid: int, process: _ThreadGroup, cgroups: Mapping[str, s
         node_namespaces=process.node_namespaces,
         uid_map=tuple(" ".join(map(str, one)) for one in users) if own_users else (),
         gid_map=tuple(" ".join(map(str, one)) for one in process.groups) if own_users else (),
-        stray_cgroup=_stray(parse_names(_read(f"{place}/cgroup")), cgroups),
+        stray_cgroup=_stray(parse_names(text_of(f"{place}/cgroup")), cgroups),
         limits=process.limits,
         login=process.login,
         boost=max(0, -os.getpriority(os.PRIO_PROCESS, tid)),

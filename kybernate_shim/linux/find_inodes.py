@@ -16,6 +16,7 @@ from typing import Final
 
 from kybernate_shim.linux import openat2
 from kybernate_shim.linux.plain_files import DIRECTORY, LOOK
+from kybernate_shim.linux.statx import FileStatus, status_at
 
 RULES: Final = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
 INSIDE: Final = RULES | openat2.RESOLVE_NO_XDEV
@@ -85,14 +86,14 @@ def identity_of(top: int, name: str) -> Identity | None:
     return (status.st_dev, status.st_ino) if status is not None else None
 
 
-def look(top: int, path: str) -> os.stat_result | None:
+def look(top: int, path: str) -> FileStatus | None:
     """Return the status of what is at a path below an open directory, or of a link itself; None where there is none."""
     try:
         found = openat2.openat2(top, path.strip("/") or ".", LOOK, RULES)
     except OSError:
         return None
     try:
-        return os.fstat(found)
+        return status_at(found)
     finally:
         os.close(found)
 

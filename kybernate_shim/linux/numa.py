@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.libc import mbind
 from kybernate_shim.sizes import NO_NODE
 
@@ -59,7 +60,7 @@ def processors_near(tid: int, nodes: Path = NODES) -> set[int]:
     """Return the CPUs of the node on which thread `tid` runs, of those that we may use; all if none is known."""
     ours = os.sched_getaffinity(0)
     try:
-        fields = Path(f"/proc/{tid}/stat").read_text().rpartition(")")[2].split()
+        fields = text_of(f"/proc/{tid}/stat").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ours
     here = int(fields[CPU])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from kybernate_shim.linux.process_memory import Region, read_maps
-from kybernate_shim.linux.statx import kind_of
+from kybernate_shim.linux.statx import status_of
 
 DEVICES: Final = Path("/proc/devices")
 DRIVER: Final = "nvidia"
@@ -142,7 +142,8 @@ def _number(path: str, wanted: Majors) -> int:
     driver has the container locked.
     """
     try:
-        mode, device = kind_of(path)
+        found = status_of(path)
+        mode, device = found.st_mode, found.st_rdev
     except OSError:
         return -1  # closed or unmapped while we looked
     return device if (stat.S_IFMT(mode), os.major(device)) in wanted else -1

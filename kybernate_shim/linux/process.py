@@ -12,6 +12,8 @@ import errno
 import os
 from pathlib import Path
 
+from kybernate_shim.linux.kernel_text import text_of
+
 PF_EXITING = 0x4
 
 
@@ -105,7 +107,7 @@ def _stat(pid: int) -> list[str]:
 
 def _read(pid: int, name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+        return text_of(f"/proc/{pid}/{name}")
     except OSError as error:
         raise _translated(error, pid) from None
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from pathlib import Path
 from typing import NamedTuple
+
+from kybernate_shim.linux.kernel_text import text_of
 
 MOST_VECTORS = 1024  # of one call: the kernel's UIO_MAXIOV
 
@@ -61,7 +62,7 @@ def parse_maps(text: str) -> list[Region]:
 
 def read_maps(pid: int) -> list[Region]:
     """Read the map of process `pid`; a zombie's is empty. Raises OSError (ENOENT, ESRCH, EACCES)."""
-    return parse_maps(Path(f"/proc/{pid}/maps").read_bytes().decode(errors="surrogateescape"))
+    return parse_maps(text_of(f"/proc/{pid}/maps"))
 
 
 class _IoVec(ctypes.Structure):

@@ -1,7 +1,7 @@
 """What the kernel knows of a file by itself: statx(2) with AT_STATX_DONT_SYNC.
 
 stat(2) asks the server of a filesystem such as FUSE or NFS, and waits without limit where that does not answer. The
-kind of a file, and of which device it is, never change, so the kernel need not ask.
+kind of a file, of which device it is, and its number never change, so the kernel need not ask.
 """
 
 from __future__ import annotations
@@ -18,28 +18,50 @@ if TYPE_CHECKING:
 
 AT_FDCWD: Final = -100
 AT_STATX_DONT_SYNC: Final = 0x4000
-TYPE_AND_MODE: Final = 0x3
+AT_EMPTY_PATH: Final = 0x1000
+WANTED: Final = 0x107  # type, mode, number of links, inode
 BYTES: Final = 256  # struct statx
+NLINK_AT: Final = 16
 MODE_AT: Final = 28
+INODE_AT: Final = 32
 RDEV_AT: Final = 128
+DEV_AT: Final = 136
 
 
-class FileKind(NamedTuple):
-    """The mode of a file with its type, and the number of the device that it stands for."""
+class FileStatus(NamedTuple):
+    """What is known of a file, by the names of os.stat_result. `st_nlink` is what its server has said last."""
 
-    mode: int
-    device: int
+    st_mode: int
+    st_nlink: int
+    st_dev: int
+    st_ino: int
+    st_rdev: int
+
+    def is_same(self, other: FileStatus) -> bool:
+        """Return whether both are of one file."""
+        return (self.st_dev, self.st_ino) == (other.st_dev, other.st_ino)
 
 
-def kind_of(path: str) -> FileKind:
-    """Return what kind of file `path` leads to, without a question to the server of its filesystem. Raises OSError."""
+def status_of(path: str) -> FileStatus:
+    """Return what is known of the file that `path` leads to, without a question to its server. Raises OSError."""
+    return _status(AT_FDCWD, path, 0)
+
+
+def status_at(fd: int) -> FileStatus:
+    """Return what is known of an open file, without a question to its server. Raises OSError."""
+    return _status(fd, "", AT_EMPTY_PATH)
+
+
+def _status(directory: int, path: str, flags: int) -> FileStatus:
     import ctypes  # here, as in libc.py
 
     found = ctypes.create_string_buffer(BYTES)
-    if _statx()(AT_FDCWD, os.fsencode(path), AT_STATX_DONT_SYNC, TYPE_AND_MODE, found):
+    if _statx()(directory, os.fsencode(path), AT_STATX_DONT_SYNC | flags, WANTED, found):
         raise OSError(number := ctypes.get_errno(), os.strerror(number), path)
-    (mode,) = struct.unpack_from("=H", found, MODE_AT)
-    return FileKind(mode, os.makedev(*struct.unpack_from("=II", found, RDEV_AT)))
+    (links,), (mode,) = struct.unpack_from("=I", found, NLINK_AT), struct.unpack_from("=H", found, MODE_AT)
+    (inode,) = struct.unpack_from("=Q", found, INODE_AT)
+    device, special = (os.makedev(*struct.unpack_from("=II", found, at)) for at in (DEV_AT, RDEV_AT))
+    return FileStatus(mode, links, device, inode, special)
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import Final
 
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories
 from kybernate_shim.linux.credentials import process_tree
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.libc import syscall
 from kybernate_shim.linux.numa import parse_list
 from kybernate_shim.linux.process import oom_score_adj, set_oom_score_adj
@@ -173,9 +174,7 @@ def _numbers(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
 def _inside(status: str) -> tuple[int, int]:
     """Return a thread's process and its own number as its pid namespace has them."""
-    lines = dict(
-        line.split(":\t", 1) for line in Path(status).read_text(errors="replace").splitlines() if ":\t" in line
-    )
+    lines = dict(line.split(":\t", 1) for line in lines_of(text_of(status)) if ":\t" in line)
     return int(lines.get("NStgid", lines["Tgid"]).split()[-1]), int(lines.get("NSpid", lines["Pid"]).split()[-1])
 
 

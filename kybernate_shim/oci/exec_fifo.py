@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kybernate_shim.linux.readiness import until_readable
+from kybernate_shim.linux.statx import status_of
 from kybernate_shim.oci.commands import Cli
 
 # NVIDIA's pass everything but `create` on, to runc or to crun, whose state directory looks different.
@@ -65,7 +66,7 @@ async def release(fifo: Path, init: int, seconds: float) -> bool:
 def program_of(pid: int) -> tuple[int, int] | None:
     """Return which file a process executes, None where it has ended or is a zombie."""
     try:
-        status = os.stat(f"/proc/{pid}/exe")  # noqa: PTH116  # pathlib would stay with each daemon
+        status = status_of(f"/proc/{pid}/exe")  # on a volume whose server may not answer
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.steps import Step
 from kybernate_shim.task.outcomes import Ledger, Outcome
@@ -22,14 +23,14 @@ def ended(outcome: Outcome) -> wire.Ended:
         verb=outcome.verb,
         outcome=outcome.ending,
         code=outcome.code,
-        error=outcome.error,
-        state=outcome.state,
+        error=plain(outcome.error),
+        state=plain(outcome.state),
         steps=steps_of(outcome.steps),
         bytes=outcome.image_bytes,
         frozen_ms=outcome.frozen_ms,
         vram_bytes=outcome.vram_bytes,
         source=outcome.source,
-        path=outcome.path,
+        path=plain(outcome.path),
         manifest_digest=outcome.manifest_digest,
         seconds=outcome.seconds,
         seconds_ago=time.monotonic() - outcome.at,

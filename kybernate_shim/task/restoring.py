@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.mounts.sources import follow_links
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
+from kybernate_shim.linux.threads import as_long_as_wanted
 from kybernate_shim.logs import Log
 from kybernate_shim.oci import gpu_spec
 from kybernate_shim.oci.spec import edit_spec
@@ -88,7 +90,7 @@ async def _restore(
                     await restore.run(container, prepared, operation, log, fds=stdio.fds, console=stdio.console_socket)
                     await stdio.started()
                     container.find_init()
-                    await asyncio.to_thread(prepared.settled.settle_late, container.init_pid)
+                    await as_long_as_wanted(partial(prepared.settled.settle_late, container.init_pid))
                     await _switch_loopback_on(container, log)
                     if gpus is not None:
                         await gpus.attach(image, operation)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate_shim.linux.process_memory import Region, read_maps
+from kybernate_shim.linux.statx import status_of
 from kybernate_shim.vram_io.image_files import SavedMemory, VramFile
 
 FILES = "kybernate-vram-*.bin"
@@ -79,8 +80,8 @@ def open_files(pid: int, directory: Path) -> list[int]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir() if files else ():
             with suppress(OSError):  # it has closed that one
-                status = descriptor.stat()
-                if any(os.path.samestat(status, one) for one in files):
+                status = status_of(str(descriptor))
+                if any((status.st_dev, status.st_ino) == (one.st_dev, one.st_ino) for one in files):
                     found.append(int(descriptor.name))
     return found
 

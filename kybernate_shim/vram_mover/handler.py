@@ -13,6 +13,7 @@ from typing import assert_never
 from kybernate_shim.arena.control import DRIVER_THREADS
 from kybernate_shim.arena.extents import Kept
 from kybernate_shim.arena.memory import Memory
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.linux.process import comm_of
 from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.linux.ptrace.covers import Span, cover, shared_mappings
@@ -31,7 +32,6 @@ from kybernate_shim.vram_mover.prefault import prefaulting
 from kybernate_shim.vram_mover.regions import appeared
 from kybernate_shim.vram_mover.release import NotReleased, release
 from kybernate_shim.vram_mover.save import move_out
-from kybernate_shim.worker_protocol.errors import plain
 from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.mover_jobs import (
     AwaitArena,

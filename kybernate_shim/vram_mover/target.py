@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kybernate_shim.linux import process_memory
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.vram_io.errors import RegionChanged, TargetGone, TargetRefused, VramError
 
 
@@ -76,7 +77,7 @@ def _has_ended(pid: int) -> bool:
     try:
         if not Path(f"/proc/{pid}/maps").read_bytes():
             return True
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        status = text_of(f"/proc/{pid}/status")
     except (FileNotFoundError, ProcessLookupError):
         return True
     waiting = (int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s+(\w+)$", status, re.MULTILINE))

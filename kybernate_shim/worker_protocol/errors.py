@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from kybernate_shim.linux.kernel_text import plain
+
 E = TypeVar("E", bound=Exception)
 
 
@@ -56,8 +58,3 @@ class ErrorTypes(Generic[E]):
         for note in fault.notes:
             error.add_note(note)
         return error
-
-
-def plain(text: str) -> str:
-    """Return a text that can be sent: bytes that are no UTF-8, as in names of files, are shown by their numbers."""
-    return text.encode(errors="backslashreplace").decode()

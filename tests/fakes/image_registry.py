@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+Answer = tuple[int, bytes, dict[str, str]]
 PATH = re.compile(r"/v2/(?P<name>.+?)/(?P<kind>manifests|blobs)/(?P<rest>.+|)")
 
 
@@ -26,7 +27,7 @@ PATH = re.compile(r"/v2/(?P<name>.+?)/(?P<kind>manifests|blobs)/(?P<rest>.+|)")
 class FakeRegistry:
     """The registry. `faults` by the request's first words, such as `GET blobs`, is called before each of them.
 
-    A fault may raise Broken, which closes the connection, or return a status.
+    A fault may raise Broken, which closes the connection, or return a status, or one with a body and headers.
     """
 
     user: str = ""  # with a password of the same letters, by a token
@@ -38,7 +39,7 @@ class FakeRegistry:
     uploads: dict[str, bytearray] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     authorizations: set[str | None] = field(default_factory=set)
-    faults: dict[str, Callable[[int], int | None]] = field(default_factory=dict)
+    faults: dict[str, Callable[[int], int | Answer | None]] = field(default_factory=dict)
     server: Any = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,8 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(401, headers={"WWW-Authenticate": where})
         fault = self.registry.faults.get(what, lambda number: None)
         self.body = body
-        if status := fault(number):
-            return self._answer(status)
+        if found_fault := fault(number):
+            return self._answer(*(found_fault if isinstance(found_fault, tuple) else (found_fault,)))
         return getattr(self, f"_{what.lower().replace(' ', '_')}")(found["name"], found["rest"])
 
     do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815

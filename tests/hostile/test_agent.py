@@ -8,13 +8,18 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+import tarfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate_shim.linux.cgroup.hierarchies import directories, read_names
 from tests.hostile.tenant import Tenant
 from tests.system import node_agent
 from tests.system.ctr import eventually
@@ -74,6 +79,72 @@ def test_container_is_itself_whatever_it_claims(agent: NodeAgent, tenant: Tenant
             assert answer.get("id") == mine, (trick, answer)
     with client(agent.own_address, SELF, cgroups_of=other) as process:
         assert process.next()["id"] == theirs
+
+
+@contextmanager
+def cgroups_below(pid: int, other: int) -> Iterator[Callable[[int], None]]:
+    """Make cgroups below those of `pid` whose names look like lines of /proc/PID/cgroup about `other`."""
+    names, made = read_names(other), []
+    hierarchies: dict[Path, list[str]] = {}
+    for controller, directory in directories(pid).items():
+        hierarchies.setdefault(directory, []).append(controller)
+    for directory, controllers in hierarchies.items():
+        forged = f"x\x1c9:{','.join(controllers)}:"
+        made.append(directory / forged / names[controllers[0]].strip("/"))
+        for one in [*reversed(made[-1].relative_to(directory).parents), made[-1].relative_to(directory)][1:]:
+            (directory / one).mkdir(exist_ok=True)
+            for file in ("cpuset.cpus", "cpuset.mems"):  # of version 1, no process comes in without
+                if "cpuset" in controllers:
+                    (directory / one / file).write_text((directory / file).read_text())
+
+    def enter(process: int) -> None:
+        for one in made:
+            (one / "cgroup.procs").write_text(str(process))
+
+    try:
+        yield enter
+    finally:
+        for directory, one in zip(hierarchies, made, strict=True):
+            while one != directory:
+                eventually(lambda: not os.path.isdir(one) or not subprocess.run(["rmdir", one], check=False).returncode)  # noqa: B023, PTH112
+                one = one.parent
+
+
+def test_name_of_a_cgroup_makes_no_process_another_containers(
+    agent: NodeAgent, tenant: Tenant, other_tenant: Tenant
+) -> None:
+    mine = tenant.cri.run(tenant.pod(), "app", SLEEP)
+    theirs = other_tenant.cri.run(other_tenant.pod(), "app", SLEEP)
+    pid, other = first_process(agent, mine), first_process(agent, theirs)
+    with cgroups_below(pid, other) as enter, client(agent.own_address, SELF, cgroups_of=pid) as process:
+        enter(process.process.pid)
+        assert process.next().get("id") == mine
+
+
+def test_idle_connections_to_the_metrics_cost_no_threads_and_keep_none_out(place: Path) -> None:
+    listen = "127.0.0.1:7448"
+    with node_agent.running(place, f'[metrics]\nlisten = "{listen}"\n') as agent, ExitStack() as ending:
+        assert agent.process is not None
+        before = psutil.Process(agent.process.pid).num_threads()
+        for _ in range(1000):
+            ending.enter_context(socket.create_connection(("127.0.0.1", 7448), 10))
+        with urllib.request.urlopen(f"http://{listen}/metrics", timeout=20) as answer:
+            assert b"kybernate_build_info" in answer.read()
+        assert psutil.Process(agent.process.pid).num_threads() < before + 20
+        assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < 300  # noqa: PTH208
+
+
+def test_archive_with_headers_of_gigabytes_takes_no_memory(agent: NodeAgent, tmp_path: Path) -> None:
+    assert agent.process is not None
+    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
+        header = tarfile.TarInfo("x")
+        header.type, header.size = kind, 2 << 30
+        (archive := tmp_path / "archive").write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+        os.truncate(archive, 3 << 30)
+        with pytest.raises(grpc.RpcError) as refused:
+            agent.call("Checkpoints", "ImportImage", wire.ImportImageRequest(path=str(archive)))
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+    assert psutil.Process(agent.process.pid).memory_info().rss < 500 << 20
 
 
 def test_container_reaches_nothing_but_itself(agent: NodeAgent, tenant: Tenant, other_tenant: Tenant) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -46,3 +47,43 @@ def test_classes_of_one_name_would_be_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("class One: ...\n")
     assert classes_below(tmp_path) == {"One": ["a.py", "b.py"]}
+
+
+# What is split into lines there is text of the node's root, of a program of ours, or numbers of the kernel's alone.
+SPLITS_LINES = {
+    "kybernate/node/runtimes.py", "kybernate_shim/checkpoint/criu/config.py",
+    "kybernate_shim/checkpoint/script.py",
+    "kybernate_shim/checkpoint/image/plaintext_memory.py", "kybernate_shim/fork_server",
+    "kybernate_shim/gpu/mover_client.py", "kybernate_shim/linux/cgroup/files.py",
+    "kybernate_shim/linux/cgroup/headroom.py",
+    "kybernate_shim/linux/cgroup/v1.py", "kybernate_shim/linux/cgroup/v2.py", "kybernate_shim/linux/credentials.py",
+    "kybernate_shim/linux/file_pages.py", "kybernate_shim/linux/nvidia_devices.py", "kybernate_shim/oci/runtime.py",
+    "kybernate_shim/task/stdio.py", "kybernate_shim/trust/encryption_keys.py",
+}  # fmt: skip
+# Files of a process that have no name which a program chooses, or are the own process's.
+NAMELESS = (
+    "oom_score_adj", "children", "loginuid", "limits", "statm", "syscall", "wchan", "uid_map", "/self/", "uptime",
+)  # fmt: skip
+
+
+def lines_with(pattern: str) -> list[tuple[str, str]]:
+    """Return the file and the text of each line of the code that has a pattern."""
+    found = []
+    for package in ("kybernate", "kybernate_shim"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for line in path.read_text().splitlines():
+                if re.search(pattern, line):
+                    found.append((str(path.relative_to(ROOT)), line.strip()))
+    return found
+
+
+def test_names_in_the_kernels_files_end_no_line() -> None:
+    """str.splitlines ends lines at characters that names may have; `linux.kernel_text` does not."""
+    used = lines_with(r"\.splitlines\(")
+    assert [one for one in used if not one[0].startswith(tuple(SPLITS_LINES))] == []
+    assert [place for place in SPLITS_LINES if not any(file.startswith(place) for file, _ in used)] == []
+
+
+def test_names_in_the_kernels_files_are_any_bytes() -> None:
+    read = lines_with(r"/proc/\{.*read_text\(\)")
+    assert [line for line in read if not any(name in line[1] for name in NAMELESS)] == []

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from kybernate.agent.access.roles import Name
 from kybernate.agent.settings import Tls
 from kybernate.node.failure import Failure
 from kybernate_shim.linux.private_files import NO_OTHERS
@@ -54,9 +55,9 @@ class Certificates:
         return self._context
 
 
-def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+def names_of(certificate: Mapping[str, Any]) -> tuple[Name, ...]:
     """Return URIs and DNS names of a certificate as `ssl` describes it, in its order."""
-    return tuple(value for kind, value in certificate.get("subjectAltName", ()) if kind in KINDS)
+    return tuple(Name(kind, value) for kind, value in certificate.get("subjectAltName", ()) if kind in KINDS)
 
 
 def is_over(certificate: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from kybernate.agent.access.own_container import NoOwnContainer, container_of
 from kybernate.agent.access.peers import Peer, peer_of, process_of
 from kybernate.agent.access.relay import Stream, stream_of
 from kybernate.agent.access.roles import role_of_names, role_of_user
+from kybernate.agent.pending import Pending
 from kybernate.agent.settings import Settings
 from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure
@@ -93,19 +94,24 @@ class Inhabitant:
 
 @dataclass
 class CertificateEntryPoint:
-    """TCP with mutual TLS. `changed` is called when connections of an earlier CA or certificate must end."""
+    """TCP with mutual TLS. `changed` is called when connections of an earlier CA or certificate must end.
+
+    Peers may share an address, behind a node or a gateway, with anything else there. So an address counts until the end
+    of the handshake alone, where the oldest gives way, and the certificate from then on.
+    """
 
     settings: Callable[[], Settings]
     changed: Callable[[], None]
     certificates: Certificates = field(default_factory=Certificates)
+    handshakes: Pending = field(default_factory=Pending)
     places: Places = field(default_factory=Places)
 
     @asynccontextmanager
     async def enter(self, connection: socket.socket, quiet_since: float) -> AsyncIterator[tuple[Stream, Connected]]:
         context = self.refreshed()
         limit = self.settings().connections
-        with self.places.one(f"handshakes of {connection.getpeername()[0]}", limit):
-            stream = await stream_of(connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+        async with self.handshakes.one(f"handshakes of {connection.getpeername()[0]}", limit, HANDSHAKE_SECONDS):
+            stream = await stream_of(connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS + 1)
         try:
             holder = Holder(stream.writer.get_extra_info("peercert") or {}, self.settings)
             with self.places.one(holder.caller().key, limit):

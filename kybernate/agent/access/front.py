@@ -15,13 +15,15 @@ from typing import Any, Final, Protocol
 
 from kybernate.agent.access.caller import Caller
 from kybernate.agent.access.certificates import HTTP
-from kybernate.agent.access.limits import LimitReached
+from kybernate.agent.access.limits import Buckets, LimitReached
 from kybernate.agent.access.peers import PeerUnknown, now
 from kybernate.agent.access.relay import PREFACE, NoClient, Stream, both_ways, inside, preface_of
+from kybernate.agent.pending import PlaceLost
 from kybernate.node.failure import Failure
 
 PAUSE_SECONDS: Final = 0.5  # without free descriptors, accepting again immediately would fail again
 ENDING_SECONDS: Final = 10.0
+REFUSALS_PER_MINUTE: Final = 120  # that have a line in the log
 
 
 class Connected(Protocol):
@@ -40,7 +42,7 @@ class EntryPoint(Protocol):
         """Learn who has connected, and take one of the caller's places for as long as the connection lasts.
 
         No connection that is accepted now was made before `quiet_since` (see `peers.process_of`).
-        Raises LimitReached, PeerUnknown, Failure and OSError.
+        Raises LimitReached, PlaceLost, PeerUnknown, Failure and OSError.
         """
 
 
@@ -80,6 +82,8 @@ class Front:
     files: Handler | None = None
     _quiet: float = field(default_factory=now)
     _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _lines: Buckets = field(default_factory=lambda: Buckets(now))
+    _left_out: int = 0  # refusals without a line
 
     def start(self) -> None:
         """Accept from now on."""
@@ -133,10 +137,18 @@ class Front:
                 else:
                     await preface_of(client)
                     await self._carry(client, connected)
-        except (NoClient, PeerUnknown, LimitReached, Failure, OSError) as error:
-            self.log.info("connection.refused", reason=str(error))
+        except (NoClient, PeerUnknown, LimitReached, PlaceLost, Failure, OSError) as error:
+            self._note_refusal(str(error))
         finally:
             connection.close()
+
+    def _note_refusal(self, reason: str) -> None:
+        """Log it, within a limit: connections without end must fill no disk, and leave the log to other lines."""
+        if not self._lines.take("refusals", REFUSALS_PER_MINUTE):
+            self._left_out += 1
+            return
+        self.log.info("connection.refused", reason=reason, left_out=self._left_out)
+        self._left_out = 0
 
     async def _carry(self, client: Stream, connected: Connected) -> None:
         async with inside(self.server) as (name, server):

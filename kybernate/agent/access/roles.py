@@ -5,11 +5,11 @@ A test compares the table with the methods of the services that the agent serves
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from kybernate.agent.access.caller import Role
 from kybernate.agent.settings import Tls
@@ -90,13 +90,40 @@ def role_of_user(uid: int, groups: Collection[int], readers: int | None) -> Role
     return Role.READER if readers is not None and readers in groups else Role.NONE
 
 
-def role_of_names(names: Collection[str], tls: Tls) -> tuple[Role, str]:
-    """Return the role of a certificate with these names (SAN), and the name that gives it."""
+class Name(NamedTuple):
+    """A name of a certificate (SAN): its kind, "URI" or "DNS", and its text."""
+
+    kind: str
+    text: str
+
+
+def role_of_names(names: Collection[Name], tls: Tls) -> tuple[Role, str]:
+    """Return the role of a certificate with these names, and the name that gives it."""
     for role, patterns in ((Role.OPERATOR, tls.operators), (Role.READER, tls.readers), (Role.PEER, tls.peers)):
         for name in names:
-            if any(fnmatchcase(name, pattern) for pattern in patterns):
-                return role, name
-    return Role.NONE, next(iter(names), "a certificate without names")
+            if any(fits(name, pattern) for pattern in patterns):
+                return role, name.text
+    return Role.NONE, next((name.text for name in names), "a certificate without names")
+
+
+def fits(name: Name, pattern: str) -> bool:
+    """Return whether a name is of the pattern's kind, which "://" makes one of URIs, and matches it.
+
+    `*` stands for any text within one part: a label of a DNS name or of a URI's host, or what is between two slashes of
+    its path. So a pattern gives no role to names that another authority below the part hands out.
+    """
+    scheme, is_uri, rest = pattern.partition("://")
+    if name.kind != ("URI" if is_uri else "DNS"):
+        return False
+    if not is_uri:
+        return re.fullmatch(_expression(pattern.lower(), "[^.]*"), name.text.lower()) is not None
+    host, slash, path = rest.partition("/")
+    expression = f"{re.escape(scheme)}://{_expression(host, '[^./]*')}{slash}{_expression(path, '[^/]*')}"
+    return re.fullmatch(expression, name.text) is not None
+
+
+def _expression(pattern: str, any_text: str) -> str:
+    return any_text.join(map(re.escape, pattern.split("*")))
 
 
 def markdown_table() -> str:

@@ -24,7 +24,14 @@ from kybernate.agent.inventory.state import LONGEST_POLL_SECONDS, Known, Reporte
 from kybernate.agent.inventory.workload import OF_PODS
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import containers_pb2
-from kybernate.node.containerd import KIND, ContainerdRefused, ContainerdUnreachable, group_of
+from kybernate.node.containerd import (
+    KIND,
+    ContainerdRefused,
+    ContainerdUnreachable,
+    RecordTooLarge,
+    group_of,
+    nameless,
+)
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import named_kybernate
 from kybernate_shim.messages import process_pb2
@@ -239,17 +246,23 @@ class Containers:
 
     async def _look(self, key: Key, kept: _Kept) -> None:
         kept.due = 0.0
-        record = await self._containerd.container(*key)
-        if record is None:
-            self._remove(kept)
-            return
-        task, problem = await self._task(key, kept)
-        pod_labels = await self._pod_labels(key, record, kept)
-        one = known(key[0], record, task, pod_labels)
-        if problem:
-            reported = Reported(problem=problem, foreign=not named_kybernate(one.container))
+        record: containers_pb2.Container | None
+        try:
+            record = await self._containerd.container(*key)
+        except RecordTooLarge:
+            task, problem = await self._task(key, kept)
+            one = Known(nameless(*key, task))
+            reported = Reported(problem=one.container.problem)
         else:
-            reported = await self._query(one, kept)
+            if record is None:
+                self._remove(kept)
+                return
+            task, problem = await self._task(key, kept)
+            one = known(key[0], record, task, await self._pod_labels(key, record, kept))
+            if problem:
+                reported = Reported(problem=problem, foreign=not named_kybernate(one.container))
+            else:
+                reported = await self._query(one, kept)
         kept.failures = kept.failures + 1 if reported.problem else 0
         first = kept.known is None and not self.ready.is_set()
         kept.known, kept.reported = one, reported
@@ -291,7 +304,10 @@ class Containers:
         sandbox = self._kept.get((key[0], group))
         if sandbox is not None and sandbox.known is not None:
             return sandbox.pod_labels
-        found = await self._containerd.container(key[0], group)
+        try:
+            found = await self._containerd.container(key[0], group)
+        except RecordTooLarge:
+            return {}
         return found.labels if found is not None else {}
 
     def _schedule(self, kept: _Kept) -> None:

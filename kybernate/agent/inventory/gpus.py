@@ -18,6 +18,7 @@ from kybernate.messages import agent_pb2 as api
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.gpu.helper_client import cuda_helper
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 
 SECONDS = 1.0
 WITHOUT_DRIVER_SECONDS = 300.0  # until a node that had no usable driver is asked again
@@ -157,7 +158,7 @@ def pci_addresses(driver: Path = DRIVER) -> dict[str, str]:
     found = {}
     for file in driver.glob("*/information"):
         try:
-            fields = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+            fields = dict(line.split(":", 1) for line in lines_of(text_of(file)) if ":" in line)
         except OSError:
             continue
         found[fields.get("GPU UUID", "").strip()] = file.parent.name
@@ -167,7 +168,7 @@ def pci_addresses(driver: Path = DRIVER) -> dict[str, str]:
 def cgroup_of(pid: int, proc: Path = PROC) -> str:
     """Return the longest path of a process's cgroups, "" where it is gone."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        lines = lines_of(text_of(proc / str(pid) / "cgroup"))
     except OSError:
         return ""
     return max((line.split(":", 2)[2] for line in lines if line.count(":") >= 2), key=len, default="")

@@ -19,6 +19,7 @@ from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 RESTORE_FROM = "kybernate.io/restore-from"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
 NO_DEVICES = frozenset({"", "void", "none"})
+LONGEST_TEXT = 1024  # characters of a text in a message: image, annotations and labels are as long as a tenant likes
 POLL_SECONDS, LONGEST_POLL_SECONDS = 1.0, 30.0
 
 
@@ -64,31 +65,32 @@ def message_of(
 ) -> api.Container:
     """Return the agent's message; `started_ns` is when the task's first process began, 0 where unknown.
 
-    `had_gpu`: it had a GPU state before, whatever its spec says.
+    `had_gpu`: it had a GPU state before, whatever its spec says. A text has at most LONGEST_TEXT characters, so that a
+    list of all containers fits into a message whatever their annotations are.
     """
     container, status = one.container, reported.status or wire.Container()
     gpu_uuids = sorted(gpu_uuids)
     message = api.Container(
         namespace=container.namespace,
         id=container.id,
-        title=container.title,
-        pod_namespace=container.pod_namespace,
-        pod=container.pod,
-        name=container.name,
-        image=container.image,
-        runtime=container.runtime,
+        title=container.title[:LONGEST_TEXT],
+        pod_namespace=container.pod_namespace[:LONGEST_TEXT],
+        pod=container.pod[:LONGEST_TEXT],
+        name=container.name[:LONGEST_TEXT],
+        image=container.image[:LONGEST_TEXT],
+        runtime=container.runtime[:LONGEST_TEXT],
         state=container.state,
         pid=container.pid,
         gpu=status.gpu if status.gpu != "attached" or had_gpu or one.has_gpu or gpu_uuids else "",  # as of all others
         operation=status.operation or status.phase,  # one that no caller has named has its verb alone
         vram_bytes=status.vram_bytes,
         arena_bytes=status.arena.bytes,
-        note=status.note,
-        problem=reported.problem,
+        note=status.note[:LONGEST_TEXT],
+        problem=reported.problem[:LONGEST_TEXT],
         sandbox=container.sandbox,
-        workload=one.workload,
+        workload=one.workload[:LONGEST_TEXT],
         gpu_uuids=gpu_uuids,
-        restored_from=one.restored_from,
+        restored_from=one.restored_from[:LONGEST_TEXT],
         foreign=reported.foreign,
     )
     if started_ns:

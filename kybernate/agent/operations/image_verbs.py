@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kybernate.agent.operations.attempt import Attempt
 from kybernate.agent.operations.model import Delete, Export, Import, Observation, Operation, Result, Seen, Verify
-from kybernate.node.archives import export, unpack
+from kybernate.export.archives import export, unpack
 from kybernate.node.deleting import delete_with_copy, trash_of
 from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING

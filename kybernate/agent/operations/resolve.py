@@ -29,7 +29,7 @@ from kybernate.agent.operations.model import (
     Verify,
 )
 from kybernate.agent.storage.arrivals import Elsewhere
-from kybernate.node.archives import manifest_in
+from kybernate.export.archives import manifest_in
 from kybernate.node.containerd import Containerd
 from kybernate.node.deleting import NotDeleted
 from kybernate.node.failure import Failure

@@ -16,6 +16,7 @@ import grpc
 from kybernate.agent.access.wrapping import Answer, wrapped
 from kybernate.messages.agent_pb2 import Error
 from kybernate.node.failure import Failure
+from kybernate_shim.linux.kernel_text import plain
 
 DETAILS: Final = "kybernate-error-bin"
 DEFAULT: Final = grpc.StatusCode.FAILED_PRECONDITION  # refused as things are
@@ -52,7 +53,7 @@ def code_of(error: Failure) -> grpc.StatusCode:
 def details_of(error: Failure) -> bytes:
     """Return what a client gets in addition to code and message."""
     texts = (str(error), error.state, error.advice)
-    message, state, advice = (text[:LONGEST] for text in texts)
+    message, state, advice = (plain(text)[:LONGEST] for text in texts)
     return Error(type=type(error).__name__, message=message, state=state, advice=advice).SerializeToString()
 
 
@@ -76,7 +77,7 @@ class Translate(grpc.aio.ServerInterceptor):
                 yield Answer()
             except Failure as error:
                 metadata = ((DETAILS, details_of(error)),)
-                await context.abort(code_of(error), str(error)[:LONGEST], trailing_metadata=metadata)
+                await context.abort(code_of(error), plain(str(error))[:LONGEST], trailing_metadata=metadata)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # libraries of the extra `store`
 SERVICE: Final = "kybernate.images.v1.Images"
 MOST: Final = 8  # images that arrive for shims at the same time
 MOST_OF_ONE: Final = 2  # of one namespace
+MOST_SECOND: Final = 2  # of namespaces that have one already; so the places are not those of four namespaces
+MOST_WAITING: Final = 64  # for a place, in the order in which they came
 
 
 class TooManyFetches(Failure):
@@ -67,6 +70,7 @@ class Fetches:
         self._arrivals, self._config, self._disk = arrivals, config, disk
         self._changed, self._log = changed, log
         self._running: dict[tuple[str, str], _Fetch] = {}
+        self._places, self._second = asyncio.Semaphore(MOST), asyncio.Semaphore(MOST_SECOND)
 
     def services(self) -> Services:
         """Return what is served."""
@@ -100,10 +104,10 @@ class Fetches:
 
     def _begin(self, namespace: str, name: str) -> _Fetch:
         busy = Counter(other for other, _ in self._running)
-        if len(self._running) >= MOST or busy[namespace] >= MOST_OF_ONE:
+        if len(self._running) >= MOST + MOST_WAITING or busy[namespace] >= MOST_OF_ONE:
             raise TooManyFetches(f"{busy[namespace]} images of {namespace or 'no namespace'} arrive already")
         fetch = self._running[namespace, name] = _Fetch()
-        fetch.task = asyncio.create_task(self._bring(namespace, name, fetch))
+        fetch.task = asyncio.create_task(self._in_turn(namespace, name, fetch, second=busy[namespace] > 0))
         fetch.task.add_done_callback(lambda task: self._ended(namespace, name, task))
         return fetch
 
@@ -116,6 +120,11 @@ class Fetches:
             self._log.warning("image.not_fetched", **about, error=str(error))
         else:
             self._log.info("image.fetched", **about)
+
+    async def _in_turn(self, namespace: str, name: str, fetch: _Fetch, *, second: bool) -> None:
+        """Bring it when there is a place: a namespace that has none waits for no other's second image."""
+        async with self._second if second else nullcontext(), self._places:
+            await self._bring(namespace, name, fetch)
 
     async def _bring(self, namespace: str, name: str, fetch: _Fetch) -> None:
         from kybernate.store.streaming.bring import bring

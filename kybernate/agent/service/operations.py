@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from kybernate.agent.access.caller import CALLER
 from kybernate.agent.keeping.parking import Parking
@@ -13,10 +13,22 @@ from kybernate.agent.operations.messages import Request, operation_message, subm
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import OperationsServicer
 
+MOST_LIST_BYTES: Final = 32 << 20  # what is older is asked for by `before`
+
 
 async def submitted(engine: Engine, request: Request) -> wire.Operation:
     """Submit what a request asks for in the caller's name."""
     return operation_message(await engine.submit(submission_of(request, str(CALLER.get()))))
+
+
+def fitting(operations: Iterable[wire.Operation]) -> Iterator[wire.Operation]:
+    """Yield as many operations as fit into a message: labels and errors of a container's are as long as it likes."""
+    left = MOST_LIST_BYTES
+    for one in operations:
+        left -= one.ByteSize()
+        if left < 0:
+            return
+        yield one
 
 
 class Operations(OperationsServicer):
@@ -56,7 +68,7 @@ class Operations(OperationsServicer):
 
     async def ListOperations(self, request: wire.ListOperationsRequest, context: Any) -> wire.ListOperationsResponse:
         found = await self._engine.list(wanted_of(request))
-        return wire.ListOperationsResponse(operations=map(operation_message, found))
+        return wire.ListOperationsResponse(operations=fitting(map(operation_message, found)))
 
     async def WatchOperation(self, request: wire.GetOperationRequest, context: Any) -> AsyncIterator[wire.Operation]:
         async with aclosing(self._engine.watch(request.id)) as operations:  # type: ignore[type-var]

@@ -11,7 +11,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,15 +20,17 @@ from weakref import WeakValueDictionary
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.operations.engine import Engine
+from kybernate.agent.operations.errors import RequestInvalid
 from kybernate.agent.operations.messages import operation_message, submission
 from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, Operation, State, Suspend
-from kybernate.agent.operations.store import Wanted
+from kybernate.agent.operations.store import MOST_LIST, Wanted
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import SelfServicer
 from kybernate.node.failure import Failure
 
+RESERVED: Final = "kybernate.io/"  # begins the names of labels that mean something to the agent
 PREFIX: Final = "self-"  # begins the names of images that containers have asked for
 ACTIVE: Final = tuple(state for state in State if state not in FINAL)
 # Nothing of the node.
@@ -79,15 +81,28 @@ class Own(SelfServicer):
 
     async def Checkpoint(self, request: wire.SelfCheckpointRequest, context: Any) -> wire.Operation:
         caller, own = self._caller()
+        require_no_meaning(request.options.labels)
         directory = place_of(own, self._root())
         name = image_name(own, request.options.idempotency_key)
         arguments = Checkpoint(own.id, own.namespace, str(directory / name), exit=request.exit)
-        async with self._locks.setdefault(caller.key, asyncio.Lock()):
+        async with (
+            self._locks.setdefault(caller.key, asyncio.Lock()),
+            self._locks.setdefault(f"images {directory}", asyncio.Lock()),
+        ):
             if (known := await self._pending(own, request.options, caller)) is not None:
                 return operation_message(known)
             found = self._find(own)
-            await self._quota.require_room(directory, PREFIX, found.pid if found else 0)
+            others = await self._written(directory)
+            await self._quota.require_room(directory, PREFIX, found.pid if found else 0, others)
             return await self._submit(caller, arguments, request.options)
+
+    async def _written(self, directory: Path) -> list[int]:
+        """Return the first processes of the containers whose images are being written to a directory."""
+        found = await self._engine.list(Wanted(states=ACTIVE, limit=MOST_LIST))
+        targets = [one.target for one in found if isinstance(one.arguments, Checkpoint)]
+        there = [target for target in targets if target.image and Path(target.image).parent == directory]
+        known = [self._find(OwnContainer(target.namespace, target.container)) for target in there]
+        return [one.pid for one in known if one is not None]
 
     async def SuspendWhenIdle(self, request: wire.SuspendWhenIdleRequest, context: Any) -> wire.Operation:
         caller, own = self._caller(interrupts=False)
@@ -151,6 +166,14 @@ class Own(SelfServicer):
         if not _is_about(found, own):
             raise NotYours(f"no operation {id} of this container")
         return found
+
+
+def require_no_meaning(labels: Iterable[str]) -> None:
+    """Raise RequestInvalid for labels by which the agent marks operations, such as those of parked containers."""
+    if meant := sorted(name for name in labels if name.startswith(RESERVED)):
+        raise RequestInvalid(
+            f"labels: {meant[0]!r} begins with {RESERVED}, which containers may not set", state="no operation was begun"
+        )
 
 
 def _is_about(operation: Operation, own: OwnContainer) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,15 +27,18 @@ class Quota:
 
     limit: Callable[[], int]
 
-    async def require_room(self, directory: Path, prefix: str, pid: int) -> None:
+    async def require_room(self, directory: Path, prefix: str, pid: int, others: Iterable[int] = ()) -> None:
         """Raise QuotaReached unless the memory of the container of `pid` fits in addition to what is there.
 
-        What is there are the images in `directory` whose names begin with `prefix`. Memory on a GPU is not counted
-        before: it counts with the next request.
+        What is there are the images in `directory` whose names begin with `prefix`, and the memory of the containers of
+        `others`, whose images are being written there. Memory on a GPU is not counted before: it counts with the next
+        request. The caller has the directory to itself until the image is one of those.
         """
-        there, more = await asyncio.gather(
-            asyncio.to_thread(taken, directory, prefix), asyncio.to_thread(memory_of, pid)
-        )
+
+        def measured() -> tuple[int, int]:
+            return taken(directory, prefix) + sum(map(memory_of, others)), memory_of(pid)
+
+        there, more = await asyncio.to_thread(measured)
         if there + more > (limit := self.limit()):
             raise QuotaReached(
                 f"images that containers have asked for take {there} bytes, and this one would take up to {more}: "

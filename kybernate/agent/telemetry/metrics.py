@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from kybernate.agent.telemetry.scraping import Rendered, Scraping
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
@@ -60,18 +62,22 @@ class Metrics:
             self._seconds.labels(operation.verb, step.name).observe(step.seconds)
             self._bytes.labels(operation.verb, step.name).inc(step.bytes)
 
-    def serve(self, listen: str, hub: Hub) -> Any:
-        """Answer Prometheus on HOST:PORT from threads, until `shutdown()` of what is returned.
+    async def serve(self, listen: str, hub: Hub) -> tuple[Scraping, int]:
+        """Answer Prometheus on HOST:PORT until what is returned is closed; return the port, too.
 
         Raises MetricsUnavailable.
         """
         self.registry.register(Gauges(hub, asyncio.get_running_loop()))
         host, _, port = listen.rpartition(":")
+        scraping = Scraping(self._rendered)
         try:
-            server, _ = start_http_server(int(port), host.strip("[]"), self.registry)
+            return scraping, await scraping.listen(host.strip("[]"), int(port))
         except OSError as error:
             raise MetricsUnavailable(f"cannot serve metrics on {listen}: {error}") from error
-        return server
+
+    def _rendered(self, accept: str) -> Rendered:
+        encode, kind = choose_encoder(accept)
+        return encode(self.registry), kind
 
 
 @dataclass(eq=False)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kybernate_shim.checkpoint.image.manifest import GpuMemory, UsedGpu
 from kybernate_shim.gpu.helper_answers import CudaInfo
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.sizes import GRAIN
 
 
@@ -60,10 +60,10 @@ def usage_of(
 def inner_pid(pid: int) -> int | None:
     """Return the pid by which a process knows itself; None where it has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = text_of(f"/proc/{pid}/status")
     except OSError:
         return None
-    return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
+    return int(next(line for line in lines_of(status) if line.startswith("NSpid:")).split()[-1])
 
 
 def own_memory(pids: Iterable[int]) -> dict[int, int]:
@@ -71,7 +71,7 @@ def own_memory(pids: Iterable[int]) -> dict[int, int]:
     found = {}
     for pid in pids:
         try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            lines = lines_of(text_of(f"/proc/{pid}/status"))
         except OSError:
             continue
         found[pid] = sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "VmSwap:")))

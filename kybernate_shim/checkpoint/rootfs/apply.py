@@ -36,6 +36,8 @@ LONGEST_NAME = beneath.LONGEST_NAME
 PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attributes that travel with a file
 CAPABILITY = "security.capability"
 CHUNK = 1 << 20
+UNCOUNTED_RECORDS = 1 << 16
+RECORD_BYTES = 32  # of a diff for each record in it
 
 
 class ApplyStopped(Exception):
@@ -99,11 +101,13 @@ class _Place:
 class Headers(io.BufferedReader):
     """The tar file as tarfile reads it: for each entry, only so much of what is not a file's content.
 
-    A header may announce any length of names, attributes and maps of holes, all of which tarfile keeps in memory.
+    A header may announce any length of names, attributes and maps of holes, all of which tarfile keeps in memory. Its
+    records may be six bytes long, and each takes as much time as one of an attribute, which has some thirty.
     """
 
     def __init__(self, fd: int) -> None:
         super().__init__(io.FileIO(fd))
+        self._bytes = self._records = 0
         self.next_entry()
 
     def next_entry(self) -> None:
@@ -114,7 +118,26 @@ class Headers(io.BufferedReader):
             self._left -= size or 0
             if size is None or size < 0 or self._left < 0:
                 raise DiffInvalid(f"an entry with more than {MOST_HEADER} bytes of names, attributes and holes")
-        return super().read(size)
+        content = super().read(size)
+        self._bytes += len(content)
+        if not self.in_content and len(content) > tarfile.BLOCKSIZE:
+            most = UNCOUNTED_RECORDS + self._bytes // RECORD_BYTES
+            self._records += _records(content, most)
+            if self._records > most:
+                raise DiffInvalid(f"entries with more than a record in {RECORD_BYTES} bytes")
+        return content
+
+
+def _records(header: bytes, most: int) -> int:
+    """Return the number of the records `LENGTH KEY=VALUE` at the beginning of a header, counted to one above `most`."""
+    count = begin = 0
+    while count <= most:
+        digits = header[begin : begin + 8].partition(b" ")[0]
+        if not digits.isdigit() or len(digits) == 8:
+            break
+        begin += int(digits) or len(header)
+        count += 1
+    return count
 
 
 @dataclass
@@ -135,7 +158,7 @@ class _Work:
 
 def apply_diff(
     tar: Path,
-    root: Path,
+    root: Path | int,
     *,
     size: int | None = None,
     powers: Powers | None = None,
@@ -146,13 +169,15 @@ def apply_diff(
 ) -> Diff:
     """Apply the layer in the file `tar`, of `size` bytes, to the tree at `root`, and say what was done; blocks.
 
+    `root` is a path, or a descriptor of a directory.
+
     Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
     it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
     makes of a user and a group those that a file gets. Raises DiffInvalid, and Stopped soon after `stopped` returns
     true; the tree is then half changed and must be thrown away.
     """
     try:
-        with beneath.closing(beneath.open_top(root)) as top, Headers(open_plain(tar)) as headers:
+        with beneath.closing(_opened(root)) as top, Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise DiffInvalid(f"{found} bytes found, {size} expected")
@@ -166,6 +191,10 @@ def apply_diff(
         raise DiffInvalid(f"{tar}: {error}") from error
     except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise DiffInvalid(f"{tar}: {error}") from error
+
+
+def _opened(root: Path | int) -> int:
+    return beneath.open_directory(root, ".") if isinstance(root, int) else beneath.open_top(root)
 
 
 def _apply_all(work: _Work) -> list[tuple[str, int]]:

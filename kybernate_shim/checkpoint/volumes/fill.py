@@ -19,9 +19,9 @@ from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
-from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, pod_volumes
+from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, open_volume, pod_volumes
 from kybernate_shim.errors import Failed, Refused
-from kybernate_shim.linux.beneath import closing, open_top
+from kybernate_shim.linux.beneath import closing
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.sizes import mib
 
@@ -102,7 +102,7 @@ def fill(
                 keep = _is_marked(top)
                 written = apply_diff(
                     image / name,
-                    Path(filling.directory),
+                    top,
                     size=sizes[name],
                     powers=Powers.in_volume(spec),
                     owners=owners,
@@ -126,7 +126,7 @@ def _alone_in(directory: Path, stopped: Callable[[], bool]) -> Iterator[int]:
         if stopped():
             raise ApplyStopped
     try:
-        with closing(open_top(directory)) as top:
+        with closing(open_volume(str(directory))) as top:
             yield top
     finally:
         _turn.release()

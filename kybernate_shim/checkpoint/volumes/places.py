@@ -8,8 +8,10 @@ Source: Kubernetes' pkg/kubelet/kubelet_getters.go and pkg/volume/emptydir; cont
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,11 @@ from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.mounts.configured import declared, located
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.mount.mountinfo import MountPoint
+from kybernate_shim.linux.beneath import closing, path_of
+from kybernate_shim.linux.descriptors import mount_of
+from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
+from kybernate_shim.linux.plain_files import LOOK
+from kybernate_shim.linux.statx import status_of
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import POD_UID, requester_of
 
@@ -38,6 +44,17 @@ RENEWED_KINDS: Final = ("configmap", "secret", "projected", "downward-api")
 SANDBOX_FILE: Final = re.compile(r".*/sandboxes/([^/]+)/(?:hostname|hosts|resolv\.conf)")
 
 Kind = Literal["empty-dir", "shm"]
+
+
+ABOVE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+IN_MEMORY: Final = frozenset({"tmpfs", "hugetlbfs"})
+
+
+class VolumeCovered(OSError):
+    """A filesystem that the kubelet has not mounted covers the directory of a volume of the pod's own."""
+
+    def __init__(self, source: str, kind: str) -> None:
+        super().__init__(errno.EXDEV, f"a filesystem of the kind {kind} is mounted on the volume", source)
 
 
 class VolumesInvalid(Refused):
@@ -98,6 +115,37 @@ def pod_volumes(spec: Spec) -> list[PodVolume]:
     return list(found.values())
 
 
+def open_volume(source: str) -> int:
+    """Open the directory of a volume of the pod's own. Raises VolumeCovered and other OSErrors.
+
+    A program with the right to mount on the node can cover the directory with a filesystem of its own, which answers or
+    does not. So it is pinned by a descriptor that asks no filesystem, and opened only where it lies in the filesystem
+    of the kubelet's directories, or is one in memory.
+    """
+    directory, name = os.path.split(source)
+    with (
+        closing(os.open(directory, ABOVE)) as above,
+        closing(os.open(name, LOOK | os.O_DIRECTORY, dir_fd=above)) as top,
+    ):
+        if (mount := _mount_of(top)) != _mount_of(above):
+            kind = next((one.type for one in read_mountinfo() if one.id == mount), "unknown")
+            if kind not in IN_MEMORY:
+                raise VolumeCovered(source, kind)
+        return os.open(path_of(top), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _is_directory(path: Path) -> bool:
+    """Return whether a path is that of a directory, without a question to a filesystem that covers it."""
+    try:
+        return stat.S_ISDIR(status_of(str(path)).st_mode)
+    except OSError:
+        return False
+
+
+def _mount_of(fd: int) -> int:
+    return mount_of(f"/proc/self/fdinfo/{fd}")
+
+
 def without_huge_pages(volumes: Iterable[PodVolume], mounts: Sequence[MountPoint]) -> list[PodVolume]:
     """Leave out volumes of huge pages, which no program reads or writes as files. `mounts` are the node's."""
     huge = {str(mount.path) for mount in mounts if mount.type == "hugetlbfs"}
@@ -111,7 +159,7 @@ def _volume(spec: Spec, mount: Mapping[str, Any]) -> PodVolume | None:
         return PodVolume(match[2], "empty-dir", source, (destination,))
     if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
         volume = Path(match[1], "volumes/kubernetes.io~empty-dir", match[3])
-        return PodVolume(match[3], "empty-dir", str(volume), (destination,)) if volume.is_dir() else None
+        return PodVolume(match[3], "empty-dir", str(volume), (destination,)) if _is_directory(volume) else None
     if destination == "/dev/shm" and (match := SANDBOX_SHM.fullmatch(source)):
         return PodVolume(SHM, "shm", source, (destination,)) if match[1] == spec.annotations.get(SANDBOX_ID) else None
     return None
@@ -133,7 +181,9 @@ def _is_renewed(spec: Spec, source: str) -> bool:
     if match := SANDBOX_FILE.fullmatch(source):
         return match[1] == spec.annotations.get(SANDBOX_ID)
     if (match := SUBPATH.fullmatch(source)) and _is_own(spec, match[2]):
-        return any(Path(match[1], "volumes", f"kubernetes.io~{kind}", match[3]).is_dir() for kind in RENEWED_KINDS)
+        return any(
+            _is_directory(Path(match[1], "volumes", f"kubernetes.io~{kind}", match[3])) for kind in RENEWED_KINDS
+        )
     return any((match := form.fullmatch(source)) and _is_own(spec, match[1]) for form in RENEWED)
 
 

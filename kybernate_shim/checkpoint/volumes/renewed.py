@@ -19,6 +19,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.criu.images import FILES, DumpedMount, entries
 from kybernate_shim.checkpoint.criu.opened import FILES_FILE, REGULAR, REMAP_FILE, REMAPS, remaps, write_entries
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.messages import criu_pb2 as criu
 
@@ -70,7 +71,7 @@ def mapped(pids: Sequence[int], destinations: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each process that has a file of such a mount mapped. What has ended has none."""
     for pid in pids if destinations else ():
         try:
-            lines = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
+            lines = lines_of(text_of(f"/proc/{pid}/maps"))
         except (FileNotFoundError, ProcessLookupError):
             continue
         names = {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}

@@ -20,12 +20,13 @@ from kybernate_shim.checkpoint.volumes.places import (
     ANNOTATION,
     Choice,
     PodVolume,
+    open_volume,
     pod_volumes,
     without_huge_pages,
 )
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
+from kybernate_shim.linux.beneath import TreeFile, closing, walk
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.private_files import create_private
 from kybernate_shim.oci.spec import Spec
@@ -99,7 +100,7 @@ def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()
     for volume in volumes:
         seen: set[tuple[int, int]] = set()
         size = 0
-        with closing(open_top(Path(volume.source))) as top:
+        with closing(open_volume(volume.source)) as top:
             for found in walk(top, check=check, changing=True, read=False):
                 size += _size(found, seen)
         sizes[volume.name] = size
@@ -142,7 +143,7 @@ def _save(
     volume: PodVolume, target: Path, check: Callable[[], None], what: ChosenVolumes, sizes: dict[str, int]
 ) -> TreeTar:
     """Write one volume, whose bytes are added to `sizes`."""
-    with create_private(target, exclusive=True) as stream, closing(open_top(Path(volume.source))) as top:
+    with create_private(target, exclusive=True) as stream, closing(open_volume(volume.source)) as top:
         tar = TreeTar(stream, target.parent, check, changing=True)
         try:
             for found in walk(top, check=check, changing=True):

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_cgroup_mounts
 from kybernate_shim.linux.process import is_exiting
 
@@ -41,7 +42,7 @@ def directories(pid: int) -> dict[str, Path]:
 def read_names(pid: int) -> dict[str, str]:
     """Return the cgroup's name in every hierarchy, by controller. Raises ProcessLookupError."""
     try:
-        return parse_names(Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape"))
+        return parse_names(text_of(f"/proc/{pid}/cgroup"))
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(f"no process {pid}") from None
 
@@ -49,7 +50,7 @@ def read_names(pid: int) -> dict[str, str]:
 def parse_names(text: str) -> dict[str, str]:
     """Parse /proc/<pid>/cgroup, lines of "id:controller,controller:name". Source: cgroups(7)."""
     names = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         _, controllers, name = line.split(":", 2)
         for controller in controllers.split(","):
             names[controller] = name.removesuffix(DELETED)

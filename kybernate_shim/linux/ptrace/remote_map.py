@@ -16,7 +16,6 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from kybernate_shim.linux import process_memory
 from kybernate_shim.linux.libc import pidfd_getfd
@@ -30,6 +29,7 @@ from kybernate_shim.linux.ptrace.seized import (
     SeizedProcess,
 )
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetInterferes
+from kybernate_shim.linux.statx import status_at, status_of
 
 PAGE = 4096
 # Where things lie in the page that is mapped in the process.
@@ -134,7 +134,7 @@ def _taken_socket(pid: int, number: int) -> socket.socket:
 
 def _is_same_file(pid: int, number: int, fd: int) -> bool:
     try:
-        return os.path.samestat(Path(f"/proc/{pid}/fd/{number}").stat(), os.fstat(fd))
+        return status_of(f"/proc/{pid}/fd/{number}").is_same(status_at(fd))
     except OSError:
         return False
 

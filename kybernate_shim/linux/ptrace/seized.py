@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
+from kybernate_shim.linux.kernel_text import plain, text_of
 from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.linux.ptrace.syscall_abi import Abi, of_this_machine
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee, TracingRefused
@@ -240,14 +241,14 @@ def _threads(pid: int) -> list[int]:
 
 def _name(pid: int, tid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/task/{tid}/comm").read_text(errors="replace").removesuffix("\n")
+        return plain(text_of(f"/proc/{pid}/task/{tid}/comm").removesuffix("\n"))
     except (FileNotFoundError, ProcessLookupError):
         raise TargetEnded(f"thread {tid} has ended") from None
 
 
 def _stops_easily(pid: int, tid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/task/{tid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        state = text_of(f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state in EASILY_STOPPED

@@ -21,8 +21,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.ptrace import requests
 from kybernate_shim.linux.ptrace.requests import CONT, DETACH, INTERRUPT, SEIZE, SETOPTIONS, SYSCALL, ptrace
 from kybernate_shim.linux.ptrace.syscall_abi import Abi
@@ -291,7 +291,7 @@ def delivered(status: int) -> int:
 
 def _status(tid: int) -> dict[str, str]:
     try:
-        text = Path(f"/proc/{tid}/status").read_text(errors="replace")  # a name may be any bytes
+        text = text_of(f"/proc/{tid}/status")
     except (FileNotFoundError, ProcessLookupError):
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.split("\n"))}

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from kybernate.agent.inventory.notices import ENDED, STARTED
 from kybernate.agent.inventory.state import Reported
 from kybernate.messages import containers_pb2
-from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
+from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable, RecordTooLarge
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.messages import events_pb2, process_pb2, types_pb2
 from kybernate_shim.messages import shim_pb2 as wire
@@ -32,6 +32,7 @@ class FakeNode:
         self.task_of: dict[str, process_pb2.Process] = {}
         self.statuses: dict[str, wire.Container] = {}
         self.silent: set[str] = set()
+        self.too_large: set[str] = set()  # containers whose records are larger than a message
         self.asked: list[str] = []
         self.looked: list[str] = []
         self.lingering: dict[str, list[process_pb2.Process]] = {}  # deleted, and still listed for some looks
@@ -136,6 +137,8 @@ class FakeNode:
     async def container(self, namespace: str, id: str) -> containers_pb2.Container | None:
         self._require_up()
         self.looked.append(id)
+        if id in self.too_large:
+            raise RecordTooLarge(id)
         return self.records.get(id)
 
     async def task(self, namespace: str, id: str) -> process_pb2.Process | None:

@@ -123,6 +123,38 @@ def test_containers_that_are_there_already_are_found_without_events() -> None:
     with_agent(node, work)
 
 
+def test_record_that_is_too_large_is_a_problem_of_its_container_alone() -> None:
+    node = FakeNode()
+    for id in ("a", "b", "c"):
+        node.create(id)
+        node.start(id)
+    node.too_large = {"b"}
+
+    async def work(agent: Agent) -> None:
+        assert {id: agent.of(id).state for id in "abc"} == dict.fromkeys("abc", "running")
+        assert "record of container b is larger" in agent.of("b").problem
+        assert not agent.of("b").foreign
+        assert not agent.of("a").problem + agent.of("c").problem
+        node.exit("b")
+        await until(lambda: agent.of("b").state == "stopped")
+
+    with_agent(node, work)
+
+
+def test_texts_of_a_tenant_are_short_in_messages() -> None:
+    node = FakeNode()
+    node.create("a")
+    long = "x" * (1 << 20)
+    node.annotate("a", **{"kybernate.io/workload": long, "kybernate.io/restore-from": long})
+    node.records["a"].image = long
+    node.start("a")
+
+    async def work(agent: Agent) -> None:
+        assert agent.of("a").ByteSize() < 1 << 14
+
+    with_agent(node, work)
+
+
 def test_suspend_behind_the_agents_back_is_noticed_and_polled_while_it_runs() -> None:
     node = FakeNode()
     node.create("a", gpu=True)

@@ -7,6 +7,7 @@ import builtins
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from kybernate.agent.telemetry import scraping
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.agent.telemetry.metrics import Metrics, MetricsUnavailable
 from kybernate.agent.telemetry.tracing import Tracing, TracingUnavailable
@@ -78,15 +80,13 @@ def test_prometheus_gets_counters_and_what_is_known_now() -> None:
     async def main() -> str:
         metrics = Metrics()
         metrics.ended(operation(wire.SUCCEEDED))
-        server = metrics.serve("127.0.0.1:0", hub)  # type: ignore[arg-type]
+        server, port = await metrics.serve("127.0.0.1:0", hub)  # type: ignore[arg-type]
         try:
-            port = server.server_address[1]
-            with pytest.raises(MetricsUnavailable, match="Address already in use"):
-                Metrics().serve(f"127.0.0.1:{port}", hub)  # type: ignore[arg-type]
+            with pytest.raises(MetricsUnavailable, match="ddress already in use"):
+                await Metrics().serve(f"127.0.0.1:{port}", hub)  # type: ignore[arg-type]
             return await asyncio.to_thread(scraped, port)
         finally:
-            await asyncio.to_thread(server.shutdown)
-            server.server_close()
+            await server.close()
 
     def scraped(port: int) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -100,6 +100,56 @@ def test_prometheus_gets_counters_and_what_is_known_now() -> None:
     assert 'kybernate_containers{gpu="none"} 1.0' in lines
     assert 'kybernate_operations_total{state="succeeded",verb="checkpoint"} 1.0' in lines
     assert any(line.startswith("kybernate_build_info{version=") for line in lines)
+
+
+async def silent(port: int, count: int) -> list[asyncio.StreamWriter]:
+    return [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(count)]
+
+
+async def asked(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def test_idle_connections_keep_neither_threads_nor_prometheus_places() -> None:
+    async def main() -> None:
+        before = threading.active_count()
+        server, port = await Metrics().serve("127.0.0.1:0", Hub())  # type: ignore[arg-type]
+        writers = await silent(port, 4 * scraping.MOST_CONNECTIONS)
+        assert b"kybernate_build_info" in await asked(port, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert threading.active_count() <= before + 1
+        assert len(server._pending._since) <= scraping.MOST_CONNECTIONS  # what it keeps is the claim
+        await server.close()
+        for writer in writers:
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n", b"HTTP/1.1 405"),
+        (b"GET /secrets HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 404"),
+        (b"GET /metrics HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (64 << 10), b""),
+        (b"\x16\x03\x01 of TLS\r\n\r\n", b""),
+    ],
+)
+def test_other_requests_to_the_metrics_port_are_refused(request_: bytes, answer: bytes) -> None:
+    async def main() -> bytes:
+        server, port = await Metrics().serve("127.0.0.1:0", Hub())  # type: ignore[arg-type]
+        try:
+            return await asked(port, request_)
+        except ConnectionResetError:
+            return b""
+        finally:
+            await server.close()
+
+    assert asyncio.run(main())[: len(b"HTTP/1.1 405")] == answer
 
 
 def traced(one: wire.Operation) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
+from kybernate_shim.linux import threads
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import NODE
@@ -197,3 +200,34 @@ def test_image_of_a_pod_is_for_its_own_container(annotation: str, source: str, c
     found = wanted_image(Spec({"annotations": notes}), Config())
     assert found is not None
     assert found.is_for(container, source) is restored
+
+
+@pytest.mark.parametrize("name", ["match_mounts", "apply_diff", "make_mount_points", "_make_names"])
+def test_restore_ends_at_its_deadline_whatever_it_waits_for(
+    target: FakeTarget, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    standing, ended = threading.Event(), threading.Event()
+
+    def stand(*_: Any, **__: Any) -> None:
+        standing.set()
+        try:
+            os.read(reading, 1)  # as in a volume whose server does not answer
+        finally:
+            ended.set()
+
+    async def story() -> None:
+        image = image_of(target)
+        monkeypatch.setattr(restore, name, stand)
+        operation = Operation("restore")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10), operation.within(0.2):
+                await prepare(cast(Any, target), image, operation, LOG, work=target.work)
+
+    asyncio.run(story())
+    assert standing.is_set()
+    os.write(writing, b"x")
+    assert ended.wait(10)
+    for fd in (reading, writing):
+        os.close(fd)

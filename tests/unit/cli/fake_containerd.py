@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -57,6 +58,7 @@ class FakeContainerd:
         self.leases: set[str] = set()
         self.calls: list[str] = []
         self.failures: dict[str, tuple[grpc.StatusCode, str]] = {}
+        self.most_bytes = 16 << 20  # of a message, as containerd's
         self.on_task: Callable[[str, str], object] = lambda namespace, id: None
         self.created: list[tasks_pb2.CreateTaskRequest] = []
         self.exit_status = 0
@@ -85,12 +87,14 @@ class FakeContainerd:
         kind: str = "container",
         sandbox: str = "",
         image: str = "",
+        environment: str = "",
     ) -> None:
         """Add a container, with a task unless `state` is empty, and with CRI's labels where it belongs to a pod."""
         labels = {"io.kubernetes.pod.name": pod, "io.kubernetes.pod.namespace": "shop"} if pod else {}
         if pod:
             labels |= {"io.cri-containerd.kind": kind} | ({"io.kubernetes.container.name": name} if name else {})
-        spec = {"annotations": {"io.kubernetes.cri.sandbox-id": sandbox}} if sandbox else {}
+        spec: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": sandbox}} if sandbox else {}
+        spec |= {"process": {"env": [f"BIG={environment}"]}} if environment else {}
         self.containers[namespace, id] = containers_pb2.Container(
             id=id,
             image=image,
@@ -158,12 +162,22 @@ class Namespaces(Service, namespaces_pb2_grpc.NamespacesServicer):
 class Containers(Service, containers_pb2_grpc.ContainersServicer):
     def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
         record = found(self.fake.containers, (namespace_of(context), request.id), "container", context)
-        return containers_pb2.GetContainerResponse(container=record)
+        return self.fits(containers_pb2.GetContainerResponse(container=record), context)
 
-    def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def ListStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         namespace = namespace_of(context)
-        records = [record for (where, _), record in self.fake.containers.items() if where == namespace]
-        return containers_pb2.ListContainersResponse(containers=records)
+        without = set(re.findall('id!="([^"]*)"', ",".join(request.filters)))
+        for (where, id), record in sorted(self.fake.containers.items()):
+            if where == namespace and id not in without:
+                yield self.fits(containers_pb2.ListContainerMessage(container=record), context)
+
+    def fits(self, message: Message, context: Any) -> Message:
+        """Return a message that is not too large; for others fail as a server in Go."""
+        size, most = message.ByteSize(), self.fake.most_bytes
+        if size > most:
+            words = f"grpc: trying to send message larger than max ({size} vs. {most})"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        return message
 
     def Create(self, request: Any, context: Any) -> Any:  # noqa: N802
         namespace = self.fake.note("containers.create", context)
@@ -245,6 +259,11 @@ class Snapshots(Service, snapshots_pb2_grpc.SnapshotsServicer):
         return snapshots_pb2.StatSnapshotResponse(
             info=snapshots_pb2.Info(name=request.key, parent=parent, labels=labels)
         )
+
+    def List(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        namespace_of(context)
+        infos = [snapshots_pb2.Info(name=name, kind=snapshots_pb2.ACTIVE) for name in self.fake.snapshots]
+        yield snapshots_pb2.ListSnapshotsResponse(info=infos)
 
     def Prepare(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.fake.note("snapshots.prepare", context)

@@ -129,3 +129,37 @@ def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> Non
     shown = node.json("status", "counter")
     assert shown["cuda"] == [{"pid": 7, "state": "locked"}]
     assert shown["arena"] == {"asked": True, "bytes": 0, "reasons": ["process 7: too little room"]}
+
+
+def test_environments_of_all_containers_need_not_fit_into_one_message(node: Node) -> None:
+    node.containerd.most_bytes = 1 << 14
+    for number in range(8):
+        node.containerd.add(f"many-{number}", environment="x" * (1 << 12))
+    assert len(node.json("ps")) == 8
+
+
+def test_container_is_found_by_its_whole_id_though_no_list_can_be_read(node: Node) -> None:
+    node.containerd.most_bytes = 1 << 14
+    node.containerd.add("c")
+    node.shim("c").add("c")
+    node.containerd.add("a", environment="x" * (1 << 15), state="")  # neither task nor snapshot has its name
+    node.run("ps", status=1)
+    assert node.run("status", "c").exit_code == 0
+
+
+def test_container_of_a_record_too_large_is_named_and_the_others_are_listed(node: Node) -> None:
+    node.containerd.most_bytes = 1 << 14
+    for id in ("a", "c", "e"):
+        node.containerd.add(id)
+        node.shim(id).add(id)
+    for id in ("b", "d"):  # one is found by its task, one by its snapshot
+        node.containerd.add(id, environment="x" * (1 << 15), state="RUNNING" if id == "b" else "")
+        node.containerd.snapshots[id] = ""
+    listed = {one["container"]: one for one in node.json("ps")}
+    assert set(listed) == {"a", "b", "c", "e"}  # what has no task is not listed
+    assert "larger than one of its messages" in listed["b"]["problem"]
+    assert [one["problem"] for id, one in listed.items() if id != "b"] == ["", "", ""]
+    assert node.run("status", "c").exit_code == 0
+    for id in ("b", "d"):
+        refused = node.run("status", id, status=1)
+        assert f"record of container {id} is larger" in refused.stderr

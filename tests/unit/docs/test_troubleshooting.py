@@ -17,7 +17,7 @@ INTERNAL = {
     "Abandoned", "ApplyStopped", "CipherStopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
     "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotInDev", "NotOnlyTheirs", "NotSealed",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
-    "PeerUnknown", "Stopped", "Vanished", "VramError", "_Again", "_Refused", "_Stopped",
+    "PeerUnknown", "PlaceLost", "Stopped", "Vanished", "VramError", "_Again", "_Refused", "_Stopped",
 }  # fmt: skip
 BUILT_IN = {"TimeoutError", "OSError", "FileNotFoundError", "LookupError"}
 SHORT = 12  # a text that has fewer letters says nothing by itself

@@ -16,13 +16,16 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kybernate.export import archives
 from kybernate.export import unpack as unpacking
+from kybernate.export.archives import ArchiveOdd
 from kybernate.export.documents import LAYER, Descriptor, descriptor_of
 from kybernate.export.errors import ArtefactOdd, NotPulled
 from kybernate.export.layers import Compression
 from kybernate.export.oci_layout import write_layout
 from kybernate.export.pull import fetching
 from kybernate.export.sources import exported
+from kybernate.export.tar_stream import MOST_EXTENDED_BYTES
 from kybernate.export.unpack import Unpacking
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import NAME, File, encode
@@ -63,6 +66,33 @@ def unpack(directory: Path, *layers: bytes, kind: str = "") -> Unpacking:
         it.layer(iter((layer,)), replace(descriptor_of(layer, LAYER), media_type=f"{LAYER}{kind}"))
     it.finish()
     return it
+
+
+def extended(content: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, len(content)
+    return info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        extended(b"6 a=b\n" * 10_000),
+        extended(b"9 a=bbbb\n", tarfile.XGLTYPE) * (2 * MOST_EXTENDED_BYTES // 1024),
+        extended(bytes(1 << 20), tarfile.GNUTYPE_LONGNAME),
+        extended(bytes(1 << 20)),
+    ],
+    ids=["records", "global headers", "long name", "length"],
+)
+def test_headers_of_any_number_and_length_are_refused(image: Image, tmp_path: Path, headers: bytes) -> None:
+    layer = archive(described(image))
+    with pytest.raises(ArtefactOdd):
+        unpack(tmp_path / "layer", headers + layer)
+    (whole := tmp_path / "archive").write_bytes(headers + layer)
+    with pytest.raises(ArchiveOdd):
+        archives.unpack(whole, tmp_path / "unpacked")
+    with pytest.raises(ArchiveOdd):
+        archives.manifest_in(whole)
 
 
 def test_archives_of_other_programs_are_unpacked(image: Image, tmp_path: Path) -> None:

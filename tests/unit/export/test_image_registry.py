@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
+import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from kybernate.export import guard, registry_client
 from kybernate.export import push as pushing
 from kybernate.export.credentials import Credentials
 from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable, NotPulled, NotWritten
+from kybernate.export.guard import Guard
 from kybernate.export.layer_record import NAME as LAYERS
 from kybernate.export.layers import Compression
 from kybernate.export.pull import fetching
@@ -25,7 +30,7 @@ from kybernate.export.sources import RegistrySource
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
-from tests.fakes.image_registry import Broken, FakeRegistry, registry
+from tests.fakes.image_registry import Answer, Broken, FakeRegistry, registry
 from tests.unit.export.conftest import content
 
 NO_PARALLEL, PARALLEL = Connection(parallel=1), Connection()
@@ -219,6 +224,83 @@ def test_credentials_go_to_no_other_host(image: Image) -> None:
         assert other.blobs
         assert "Bearer valid" in server.authorizations
         assert other.authorizations == {None}
+
+
+def refused(server: FakeRegistry, config: Config, answer: Answer) -> str:
+    """Return why nothing is pulled from a registry that answers so."""
+    server.faults["GET manifests"] = lambda number: answer
+    with pytest.raises(ImageRegistryRefused) as error:
+        pull(server, config)
+    return str(error.value)
+
+
+def test_error_that_unpacks_to_gigabytes_is_not_unpacked(server: FakeRegistry, config: Config) -> None:
+    bomb = gzip.compress(bytes(200 << 20))
+    tracemalloc.start()
+    try:
+        words = refused(server, config, (403, bomb, {"Content-Encoding": "gzip"}))
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+    assert "HTTP 403" in words
+
+
+def test_error_without_end_is_cut(server: FakeRegistry, config: Config) -> None:
+    assert "HTTP 403" in refused(server, config, (403, bytes(64 << 20), {}))
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("/v2/a/b/manifests/v1", "gives nothing that can be used"),  # to itself, again and again
+        ("http://[::1", "cannot be reached"),
+        ("gopher://127.0.0.1/x", "by another protocol"),
+        ("http://169.254.169.254/latest/meta-data", "a link-local address"),
+    ],
+)
+def test_redirect_that_leads_nowhere_good_is_refused_in_words(
+    server: FakeRegistry, config: Config, monkeypatch: pytest.MonkeyPatch, place: str, why: str
+) -> None:
+    monkeypatch.setattr(registry_client, "FIRST_PAUSE", 0.0)
+    server.faults["GET manifests"] = lambda number: (307, b"", {"Location": place})
+    with pytest.raises((ImageRegistryRefused, ImageRegistryUnreachable), match=why):
+        pull(server, config)
+
+
+ADDRESSES = {"registry": "192.0.2.7", "inside": "127.0.0.2", "clouds": "169.254.169.254", "mapped": "::ffff:127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "place", "passes"),
+    [
+        ("https://registry", "https://192.0.2.8/blob", True),
+        ("https://registry", "http://192.0.2.8/blob", False),
+        ("http://registry", "https://192.0.2.8/blob", True),
+        ("http://registry", "http://192.0.2.8/blob", True),
+        ("http://registry", "http://inside/blob", False),
+        ("http://registry", "http://mapped/blob", False),
+        ("https://registry", "https://clouds/blob", False),
+        ("http://registry", "http://0.0.0.0/blob", False),
+        ("http://inside", "http://127.0.0.1:5000/blob", True),
+        ("http://inside", "http://169.254.1.1/blob", False),
+        ("http://registry", "http://name-that-is-none/blob", True),  # it fails by itself
+    ],
+)
+def test_registry_leads_to_no_address_of_the_nodes_own(
+    monkeypatch: pytest.MonkeyPatch, origin: str, place: str, passes: bool
+) -> None:
+    def resolved(host: str, port: object) -> list[Any]:
+        if host == "name-that-is-none":
+            raise socket.gaierror
+        return [(0, 0, 0, "", (ADDRESSES.get(host, host), 0))]
+
+    monkeypatch.setattr(guard.socket, "getaddrinfo", resolved)
+    request = httpx.Request("GET", place)
+    if passes:
+        Guard(httpx.URL(origin)).before(request)
+    else:
+        with pytest.raises(ImageRegistryRefused):
+            Guard(httpx.URL(origin)).before(request)
 
 
 @pytest.mark.parametrize("where", ["manifest", "layer", "cut", "longer"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.checkpoint.sockets import container_sockets
 from kybernate_shim.gpu import evidence
 from kybernate_shim.gpu.evidence import holds_driver, look
 
@@ -94,3 +95,34 @@ def test_mapped_unified_memory_is_seen_in_a_process(tmp_path: Path) -> None:
         (found,) = look([process.pid])
         assert found.managed_bytes == 3 << 20
         process.communicate("\n")
+
+
+NAMED = """
+import ctypes, mmap, os, socket, sys
+ctypes.CDLL(None).prctl(15, b"\\xfe name")
+path = os.path.join(os.fsencode(sys.argv[1]), b"libnccl.so\\xff\\xc2\\x85")
+open(path, "wb").write(bytes(4096))
+kept = mmap.mmap(os.open(path, os.O_RDONLY), 4096, prot=mmap.PROT_READ)
+one = socket.socket(socket.AF_UNIX); one.bind(b"\\0bad \\xff name"); one.listen()
+other = socket.socket(socket.AF_UNIX)
+other.bind(os.path.join(os.fsencode(sys.argv[1]), b"socket\\xff")); other.listen()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_names_that_are_no_text_are_seen_of_it_and_of_others_in_its_network(tmp_path: Path) -> None:
+    environment = {**os.environb, b"NAME\xff": b"\xfe", b"NCCL_P2P_DISABLE": b"1"}
+    argv = [sys.executable, "-c", NAMED, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        seen, own = look([process.pid, os.getpid()])
+        bound = {one.local for one in container_sockets([process.pid])}
+        assert not holds_driver(process.pid)
+        process.communicate(b"")
+    assert own.pid == os.getpid()  # it shares the network namespace alone
+    assert os.fsencode(seen.maps("libnccl")).endswith(b"libnccl.so\xff\xc2\x85")
+    assert seen.environment["NCCL_P2P_DISABLE"] == "1"
+    assert seen.name == "\\udcfe name"
+    assert {os.fsencode(name) for name in bound} == {b"@bad \xff name", os.fsencode(tmp_path) + b"/socket\xff"}

@@ -40,8 +40,8 @@ def test_name_for_a_text_cannot_act_on_a_terminal_or_a_log() -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert name_of(child.pid) == "a??[2J\ufffd b"
-        assert title_of(child.pid) == f"a??[2J\ufffd b[{child.pid}]"
+        assert name_of(child.pid) == "a??[2J? b"
+        assert title_of(child.pid) == f"a??[2J? b[{child.pid}]"
         child.communicate()
     assert title_of(NOBODY) == f"?[{NOBODY}]"
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.task.operation_messages import ended
 from kybernate_shim.task.outcomes import (
     KEPT,
     Ending,
@@ -106,3 +107,10 @@ def test_cancel_of_an_unknown_operation_is_not_one_of_another() -> None:
 def test_cancel_where_nothing_runs() -> None:
     with pytest.raises(NothingToCancel, match="no operation runs on container c"):
         to_cancel("", [], ledger(outcome("b", "cancelled")), "c")
+
+
+def test_name_of_a_file_that_is_no_text_can_be_in_an_outcome() -> None:
+    outcome = Outcome(
+        "op", "checkpoint", "failed", 0.0, 1.0, error="/a\udcff: no space", state="\udcfe", path="/\udcfd"
+    )
+    assert ended(outcome).error == "/a\\udcff: no space"

@@ -20,6 +20,7 @@ import pytest
 
 from kybernate.agent.access import entry_points, relay
 from kybernate.agent.access.entry_points import CertificateEntryPoint, ContainerEntryPoint, UserEntryPoint
+from kybernate.agent.access.front import REFUSALS_PER_MINUTE
 from kybernate.agent.access.own_container import container_of
 from kybernate.agent.access.relay import PREFACE
 from kybernate.agent.settings import Settings, Tls
@@ -208,6 +209,34 @@ def test_names_of_a_certificate_decide_the_role(place: Path) -> None:
             assert await served.ask(ca.client("a.example")) == "a.example (reader)"
             assert await served.ask(ca.client("elsewhere")) == "elsewhere (none)"
             assert await served.ask(ca.client()) == "a certificate without names (none)"
+
+    asyncio.run(main())
+
+
+def test_refusals_without_end_fill_no_log(place: Path) -> None:
+    async def main() -> None:
+        entry_point = ContainerEntryPoint(list)
+        async with serving(place, unix_listener(place / "s"), entry_point, f"unix:{place}/s") as served:
+            for _ in range(3 * REFUSALS_PER_MINUTE):
+                reader, writer = await connect(place)
+                assert await reader.read() == b""
+                writer.close()
+            assert REFUSALS_PER_MINUTE <= len(served.log.reasons()) < 2 * REFUSALS_PER_MINUTE
+
+    asyncio.run(main())
+
+
+def test_silent_connections_of_its_address_keep_no_client_out(place: Path) -> None:
+    ca = Authority()
+
+    async def main() -> None:
+        async with secured(place, ca, operators=("*",)) as served:
+            port = int(served.address.rpartition(":")[2])
+            silent = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2 * Settings().connections)]
+            assert await served.ask(ca.client("a"), seconds=5) == "a (operator)"
+            assert any("gave way to newer ones" in reason for reason in served.log.reasons())
+            for writer in silent:
+                writer.close()
 
     asyncio.run(main())
 

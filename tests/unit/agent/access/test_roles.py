@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.agent.access.caller import Role
-from kybernate.agent.access.roles import RULES, permits, role_of_names, role_of_user
+from kybernate.agent.access.roles import RULES, Name, fits, permits, role_of_names, role_of_user
 from kybernate.agent.settings import Tls
 from kybernate.messages import agent_pb2, peer_pb2
 
@@ -73,15 +73,52 @@ def test_role_of_a_user(uid: int, groups: set[int], readers: int | None, role: R
     assert role_of_user(uid, groups, readers) is role
 
 
+def dns(*texts: str) -> list[Name]:
+    return [Name("DNS", text) for text in texts]
+
+
+def uri(*texts: str) -> list[Name]:
+    return [Name("URI", text) for text in texts]
+
+
 def test_role_of_a_certificate_is_that_of_the_first_list_with_one_of_its_names() -> None:
-    tls = Tls(operators=("spiffe://site/ops/*",), readers=("*.example", "spiffe://site/*"), peers=("node-*",))
-    assert role_of_names(["a.example", "spiffe://site/ops/eve"], tls) == (Role.OPERATOR, "spiffe://site/ops/eve")
-    assert role_of_names(["node-1", "a.example"], tls) == (Role.READER, "a.example")
-    assert role_of_names(["node-1"], tls) == (Role.PEER, "node-1")
-    assert role_of_names(["spiffe://other/ops/eve"], tls) == (Role.NONE, "spiffe://other/ops/eve")
+    tls = Tls(operators=("spiffe://site/ops/*",), readers=("*.example",), peers=("node-*",))
+    eve = uri("spiffe://site/ops/eve")
+    assert role_of_names([*dns("a.example"), *eve], tls) == (Role.OPERATOR, "spiffe://site/ops/eve")
+    assert role_of_names(dns("node-1", "a.example"), tls) == (Role.READER, "a.example")
+    assert role_of_names(dns("node-1"), tls) == (Role.PEER, "node-1")
+    assert role_of_names(uri("spiffe://other/ops/eve"), tls) == (Role.NONE, "spiffe://other/ops/eve")
     assert role_of_names([], tls)[0] is Role.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "matches"),
+    [
+        (*dns("a.example"), "*.example", True),
+        (*dns("A.Example"), "*.example", True),
+        (*dns("a.b.example"), "*.example", False),
+        (*dns("example"), "*.example", False),
+        (*dns("a.example"), "*", False),
+        (*dns("node-1"), "*", True),
+        (*dns("node-1.evil"), "node-*", False),
+        (*dns("axexample"), "*.example", False),
+        (*uri("spiffe://site/ops/eve"), "spiffe://site/ops/*", True),
+        (*uri("spiffe://site/ops/eve/of/another"), "spiffe://site/ops/*", False),
+        (*uri("spiffe://site/ops/eve"), "spiffe://*/ops/eve", True),
+        (*uri("spiffe://site.evil/ops/eve"), "spiffe://*/ops/eve", False),
+        (*uri("spiffe://evil/x/ops/eve"), "spiffe://*/ops/eve", False),
+        (*dns("spiffe://site/ops/eve"), "spiffe://site/ops/*", False),
+        (*uri("a.example"), "*.example", False),
+        (*dns("node-[1]"), "node-[1]", True),
+        (*dns("node-1"), "node-[1]", False),
+    ],
+)
+def test_star_stands_for_text_within_a_part_of_a_name_of_the_patterns_kind(
+    name: Name, pattern: str, matches: bool
+) -> None:
+    assert fits(name, pattern) is matches
 
 
 @given(st.lists(st.text(), max_size=3))
 def test_without_lists_no_certificate_has_a_role(names: list[str]) -> None:
-    assert role_of_names(names, Tls())[0] is Role.NONE
+    assert role_of_names(dns(*names), Tls())[0] is Role.NONE

@@ -23,8 +23,8 @@ from kybernate.agent.operations.model import (
     Seen,
     Verify,
 )
+from kybernate.export.archives import ArchiveOdd, export, unpack
 from kybernate.node import verdict
-from kybernate.node.archives import ArchiveOdd, export, unpack
 from kybernate.node.deleting import trash_of
 from kybernate.node.failure import Failure
 from kybernate.node.importing import NotImported

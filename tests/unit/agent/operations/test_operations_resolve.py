@@ -21,7 +21,7 @@ from kybernate.agent.operations.model import (
 )
 from kybernate.agent.operations.resolve import ImageNotFound, ImagePinned
 from kybernate.agent.storage.arrivals import Elsewhere
-from kybernate.node.archives import ArchiveOdd
+from kybernate.export.archives import ArchiveOdd
 from kybernate.node.deleting import NotDeleted
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import ContainerNotFound

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.inventory.gpus import Activity
-from kybernate.agent.operations.errors import AgentStopping, OperationNotFound
+from kybernate.agent.keeping.parking import PARKED
+from kybernate.agent.operations.errors import AgentStopping, OperationNotFound, RequestInvalid
 from kybernate.agent.operations.model import Checkpoint, Operation, State, Submission, Suspend, Target
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service import idle, quota
@@ -68,12 +69,13 @@ class World:
         self.engine, self.idleness, self.limit = Engine(), Idleness(), 1 << 30
         self.activities: dict[OwnContainer, Activity] = {}
         self.looks, self.computes = 0, False
+        self.everybody: dict[str, wire.Container] = {}
         self.known = wire.Container(
             namespace="k8s.io", id="c1", pid=4711, state="running", note="of the node", runtime="io.containerd.x"
         )
         self.service = Own(
             self.engine,  # type: ignore[arg-type]
-            lambda own: self.known if own.id == "c1" else None,
+            lambda own: self.known if own.id == "c1" else self.everybody.get(own.id),
             lambda: root,
             Quota(lambda: self.limit),
             self.idleness,
@@ -200,6 +202,33 @@ def test_images_of_a_namespace_have_a_limit(world: World, tmp_path: Path, monkey
     with pytest.raises(QuotaReached, match="up to 1000"):
         asyncio.run(world.checkpoint())
     assert len(world.engine.operations) == 1
+
+
+def test_containers_of_a_namespace_share_its_limit_while_they_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [replace(MINE, id=f"d{number}", name=f"app-{number}") for number in range(4)]
+    world.everybody = {own.id: wire.Container(namespace="k8s.io", id=own.id, pid=5000) for own in others}
+    monkeypatch.setattr(quota, "memory_of", lambda pid: 1000)
+    world.limit = 2500
+
+    async def main() -> None:
+        ended = await asyncio.gather(*map(world.checkpoint, others), return_exceptions=True)
+        assert [isinstance(one, QuotaReached) for one in ended].count(True) == 2
+        assert len(world.engine.operations) == 2
+        world.engine.end("op0")  # an image that takes nothing
+        await world.checkpoint(next(own for own, one in zip(others, ended, strict=True) if isinstance(one, Exception)))
+
+    asyncio.run(main())
+
+
+def test_container_sets_no_label_that_means_something_to_the_agent(world: World) -> None:
+    for name in (PARKED, "kybernate.io/anything"):
+        request = wire.SelfCheckpointRequest(options=wire.Options(labels={name: "x", "mine": "y"}))
+        with pytest.raises(RequestInvalid, match="which containers may not set"):
+            asyncio.run(called(MINE, world.service.Checkpoint(request, None)))
+    request = wire.SelfCheckpointRequest(options=wire.Options(labels={"mine": "y"}))
+    asyncio.run(called(MINE, world.service.Checkpoint(request, None)))
 
 
 def test_container_without_a_pod_has_its_images_beside_others(tmp_path: Path) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+from kybernate_shim.checkpoint import bound_sockets, dump_plan, own_state, sockets, undumpable
 from kybernate_shim.checkpoint import dump as dumping
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import read_image
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.linux import threads
 from tests.unit.checkpoint.dump.dumping import checkpoint, never
 from tests.unit.checkpoint.fake_target import LOG, FakeTarget
 
@@ -171,3 +174,50 @@ def test_dump_of_connections_is_not_waited_for_by_a_kill(target: FakeTarget) -> 
 
     asyncio.run(story())
     assert not target.image.exists()
+
+
+# What looks at files and processes of the container, which may keep it waiting.
+LOOKS = (
+    (sockets, "container_sockets", {}),
+    (undumpable, "look", {}),
+    (own_state, "nested_namespaces", {}),
+    (bound_sockets, "without_directory", {}),
+    (dump_plan, "hook_mounts", {}),
+    (dump_plan, "wanted", {}),
+    (dumping, "chosen_settings", {}),
+    (dumping, "_write_rootfs_diff", {"rootfs_diff": True}),
+    (dumping, "make_restorable", {}),
+)
+
+
+@pytest.mark.parametrize(("module", "name", "request_"), LOOKS, ids=[name for _, name, _ in LOOKS])
+def test_dump_ends_at_its_deadline_whatever_it_waits_for(
+    target: FakeTarget, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, request_: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    standing, ended, more = threading.Event(), threading.Event(), []
+
+    def stand(*_: Any, **__: Any) -> None:
+        standing.set()
+        try:
+            os.read(reading, 1)  # as in a filesystem whose server does not answer
+            more.append("what would change the image of another operation")
+        finally:
+            ended.set()
+
+    async def story() -> None:
+        monkeypatch.setattr(module, name, stand)
+        task = asyncio.ensure_future(checkpoint(target, deadline=0.2, **request_))
+        await asyncio.to_thread(standing.wait, 10)
+        await asyncio.wait({task}, timeout=10)
+        assert task.done()
+        assert isinstance(task.exception(), TimeoutError)
+
+    asyncio.run(story())
+    os.write(writing, b"x")
+    assert standing.is_set()
+    assert ended.wait(10)
+    assert (more, target.cgroup.frozen) == ([], False)
+    for fd in (reading, writing):
+        os.close(fd)

@@ -94,6 +94,18 @@ def test_header_for_all_entries_is_refused(tar: Path, root: Path) -> None:
     assert "a header for all entries" in refusal(tar, root, content)
 
 
+def test_records_without_number_are_refused_before_they_are_read(tar: Path, root: Path) -> None:
+    records = b"6 a=b\n" * 500_000
+    content = header(tarfile.XHDTYPE, len(records)) + records + bytes(-len(records) % BLOCK) + entry("f")
+    assert "more than a record in 32 bytes" in refusal(tar, root, content * 2)
+
+
+def test_attributes_of_many_files_are_not_too_many_records(tar: Path, root: Path) -> None:
+    many = {f"SCHILY.xattr.user.{number}": "" for number in range(100)}
+    tar.write_bytes(b"".join(entry(f"f{number}", **many) for number in range(1500)))
+    assert apply_diff(tar, root, powers=UNPRIVILEGED).entries == 1500
+
+
 def test_chain_of_headers_is_refused(tar: Path, root: Path) -> None:
     record = b"11 a=aaaaa\n"
     content = (header(tarfile.XHDTYPE, len(record)) + record.ljust(BLOCK, b"\0")) * 2000 + entry("f")

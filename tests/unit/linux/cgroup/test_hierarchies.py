@@ -92,3 +92,13 @@ def test_cgroup_is_searched_where_its_upper_directories_have_no_name(tmp_path: P
         (tmp_path / directory / "cgroup.procs").write_text(pids)
     assert locate([mounted(tmp_path, "/..")], "/x", 9) == tmp_path / "b" / "x"
     assert locate([mounted(tmp_path, "/..")], "/x", 10) is None
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\r"])
+def test_name_of_a_cgroup_ends_no_line(end: str) -> None:
+    below = f"/kubepods/own/x{end}0::/kubepods/others"
+    assert parse_names(f"0::{below}\n") == {"": below}
+
+
+def test_name_of_a_cgroup_is_any_bytes() -> None:
+    assert parse_names("0::/a\udcff\n") == {"": "/a\udcff"}

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from kybernate.export.errors import ArtefactOdd
+from kybernate.export.tar_stream import Member, members
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode, is_flat
 from kybernate_shim.checkpoint.image.store import LOGS, Image, require_space
-from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, Headers
 from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.atomic_write import creating
 from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE, create_private
@@ -64,18 +64,13 @@ def export(image: Image, archive: Path, staging: Path, progress: Progress = lamb
 def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
     """Return the manifest that an archive holds, and its bytes, without unpacking the rest. Raises ArchiveOdd."""
     try:
-        with _opened(archive) as (tar, headers):
-            for number, member in enumerate(tar):
-                headers.next_entry()
-                if member.name.removeprefix("./") == NAME and member.isreg() and member.size <= MOST_BYTES:
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    headers.in_content = True
-                    content = file.read()
+        with archive.open("rb") as file:
+            for member in _members(file):
+                if member.name == NAME and not member.is_directory and member.size <= MOST_BYTES:
+                    content = file.read(member.size)
                     return decode(content), content
-                if number > MOST_FILES:
-                    break
-    except (OSError, tarfile.TarError, ManifestInvalid, DiffInvalid, ValueError) as error:
+                file.seek(member.size, os.SEEK_CUR)
+    except (OSError, ArtefactOdd, ManifestInvalid, RecursionError) as error:
         raise ArchiveOdd(f"{archive} cannot be read: {error}", state="nothing was imported") from error
     raise ArchiveOdd(f"{archive} has no {NAME}", state="nothing was imported")
 
@@ -89,43 +84,45 @@ def unpack(archive: Path, directory: Path, progress: Progress = lambda done, tot
     require_space(directory.parent, total)
     directory.mkdir(mode=DIRECTORY_MODE)
     try:
-        with _opened(archive) as (tar, headers):
-            for number, member in enumerate(tar):
-                headers.next_entry()
-                name = member.name.removeprefix("./")
-                if member.isdir() and name in ("", "."):
+        with archive.open("rb") as file:
+            for member in _members(file):
+                if member.is_directory and member.name in ("", "."):
                     continue
-                if number > MOST_FILES or not member.isreg() or member.issparse() or not is_flat(name):
-                    raise ArchiveOdd(f"{archive}: {member.name!r} is no plain file of an image")
-                if not name.endswith(LOGS):
-                    headers.in_content = True
-                    _unpack_member(tar, member, directory / name, lambda done: progress(done, total))
-                    headers.next_entry()
-    except (tarfile.TarError, DiffInvalid, ValueError, FileExistsError) as error:
+                if member.is_directory or not is_flat(member.name):
+                    raise ArtefactOdd(f"{member.name!r} is no plain file of an image")
+                if member.name.endswith(LOGS):
+                    file.seek(member.size, os.SEEK_CUR)
+                else:
+                    _unpack_member(file, member, directory / member.name, lambda done: progress(done, total))
+    except (ArtefactOdd, FileExistsError) as error:
         raise ArchiveOdd(f"{archive} cannot be unpacked: {error}", state="nothing was imported") from error
 
 
-@contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Headers]]:
-    """Open an archive of which a header may announce any length: names and attributes are bounded as they are read."""
-    with (
-        Headers(os.open(archive, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as headers,
-        tarfile.open(fileobj=headers, mode="r:") as tar,
-    ):
-        yield tar, headers
+def _members(file: IO[bytes]) -> Iterator[Member]:
+    """Yield the members of an archive, of which no header is believed. Raises ArtefactOdd."""
+
+    def read(size: int) -> bytes:
+        found = file.read(size)
+        if found and len(found) < size:
+            raise ArtefactOdd("it ends in the middle of a member")
+        return found
+
+    for number, member in enumerate(members(read)):
+        if number > MOST_FILES:
+            raise ArtefactOdd(f"more than {MOST_FILES} files")
+        yield member
 
 
-def _unpack_member(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, progress: Callable[[int], object]
-) -> None:
-    source = tar.extractfile(member)
-    assert source is not None
+def _unpack_member(file: IO[bytes], member: Member, path: Path, progress: Callable[[int], object]) -> None:
+    left = member.size
     with create_private(path, exclusive=True) as out:
-        while piece := source.read(CHUNK):
+        while left:
+            piece = file.read(min(CHUNK, left))
+            if not piece:
+                raise ArtefactOdd(f"it ends in the middle of {member.name}")
             out.write(piece)
-            progress(member.offset_data + out.tell())
-    if path.stat().st_size != member.size:
-        raise ArchiveOdd(f"{tar.name!r} ends in the middle of {member.name}", state="nothing was imported")
+            left -= len(piece)
+            progress(file.tell())
 
 
 class _Counted:

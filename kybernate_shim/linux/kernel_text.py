@@ -1,0 +1,29 @@
+"""The kernel's files as text, such as those in /proc, and what of them can be sent on.
+
+A program chooses names that the kernel shows there: of threads, mapped files, sockets, cgroups. They are any bytes.
+What is no UTF-8 becomes surrogates, as in names of files everywhere in Python, and stays what it is as a file's name.
+
+A line ends with a newline and nothing else: the kernel escapes or refuses that in names, but not the other characters
+at which `str.splitlines` ends a line, by which a program would write lines of its own into these files.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """Return a file of the kernel's as text. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # some are read for thousands of processes
+        return file.readall().decode(errors="surrogateescape")
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of such a text."""
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def plain(text: str) -> str:
+    """Return a text that can be sent, which surrogates cannot: bytes that are no UTF-8 are shown by their numbers."""
+    return text.encode(errors="backslashreplace").decode()
