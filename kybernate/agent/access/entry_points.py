@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +11,7 @@ from typing import Any, Final
 from kybernate.agent.access.caller import Caller, OwnContainer, Role
 from kybernate.agent.access.certificates import Certificates, is_over, names_of
 from kybernate.agent.access.front import Connected
-from kybernate.agent.access.limits import Newest, Places
+from kybernate.agent.access.limits import Places
 from kybernate.agent.access.own_container import NoOwnContainer, container_of
 from kybernate.agent.access.peers import Peer, peer_of, process_of
 from kybernate.agent.access.relay import Stream, stream_of
@@ -24,8 +22,6 @@ from kybernate.node.failure import Failure
 
 OF_A_CONTAINER: Final = 8  # connections
 HANDSHAKE_SECONDS: Final = 10.0
-HANDSHAKES: Final = 256  # at a time, of all clients
-HOST_BITS: Final = 64  # of an IPv6 address, which a host chooses as it likes
 
 
 class CertificateExpired(Failure):
@@ -103,18 +99,12 @@ class CertificateEntryPoint:
     changed: Callable[[], None]
     certificates: Certificates = field(default_factory=Certificates)
     places: Places = field(default_factory=Places)
-    handshakes: Newest = field(default_factory=lambda: Newest(HANDSHAKES))
 
     @asynccontextmanager
     async def enter(self, connection: socket.socket, quiet_since: float) -> AsyncIterator[tuple[Stream, Connected]]:
-        """See EntryPoint. Until its handshake is done, a client has shown nothing: a host has many addresses, and a
-        network many hosts. So those that take long give way to newer ones, and a client with a certificate, which takes
-        milliseconds, gets through.
-        """
         context = self.refreshed()
         limit = self.settings().connections
-        origin = network_of(connection.getpeername()[0])
-        with self.places.one(f"handshakes of {origin}", limit), self.handshakes.one(_this_task().cancel):
+        with self.places.one(f"handshakes of {connection.getpeername()[0]}", limit):
             stream = await stream_of(connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
         try:
             holder = Holder(stream.writer.get_extra_info("peercert") or {}, self.settings)
@@ -145,22 +135,6 @@ class Holder:
         if is_over(self.certificate):
             raise CertificateExpired(f"the certificate of {name} has expired")
         return Caller(role, name=name)
-
-
-def _this_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
-
-
-def network_of(address: str) -> str:
-    """Return what addresses of one host have in common: of IPv6 the network, of IPv4 all."""
-    one = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(one, ipaddress.IPv4Address):
-        return str(one)
-    if one.ipv4_mapped is not None:
-        return str(one.ipv4_mapped)
-    return str(ipaddress.ip_network((int(one), HOST_BITS), strict=False))
 
 
 @asynccontextmanager

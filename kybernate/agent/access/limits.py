@@ -33,26 +33,6 @@ class Places:
 
 
 @dataclass
-class Newest:
-    """Of what runs at a time, the newest `most`: one more ends the oldest."""
-
-    most: int
-    _ends: dict[object, Callable[[], object]] = field(default_factory=dict)  # the oldest first
-
-    @contextmanager
-    def one(self, end: Callable[[], object]) -> Iterator[None]:
-        """Be among them while the block runs; `end` is called if too many newer ones come meanwhile."""
-        key = object()
-        self._ends[key] = end
-        if len(self._ends) > self.most:
-            self._ends.pop(next(iter(self._ends)))()
-        try:
-            yield
-        finally:
-            self._ends.pop(key, None)
-
-
-@dataclass
 class Buckets:
     """A token bucket for each key: `limit` calls in `seconds`, evenly refilled; a bucket that is full is forgotten."""
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kybernate.agent.telemetry.metrics_port import MetricsServer
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
@@ -61,7 +60,7 @@ class Metrics:
             self._seconds.labels(operation.verb, step.name).observe(step.seconds)
             self._bytes.labels(operation.verb, step.name).inc(step.bytes)
 
-    def serve(self, listen: str, hub: Hub) -> MetricsServer:
+    def serve(self, listen: str, hub: Hub) -> Any:
         """Answer Prometheus on HOST:PORT from threads, until `shutdown()` of what is returned.
 
         Raises MetricsUnavailable.
@@ -69,10 +68,9 @@ class Metrics:
         self.registry.register(Gauges(hub, asyncio.get_running_loop()))
         host, _, port = listen.rpartition(":")
         try:
-            server = MetricsServer(host.strip("[]"), int(port), self.registry)
+            server, _ = start_http_server(int(port), host.strip("[]"), self.registry)
         except OSError as error:
             raise MetricsUnavailable(f"cannot serve metrics on {listen}: {error}") from error
-        server.start()
         return server
 
 

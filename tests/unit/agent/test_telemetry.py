@@ -7,20 +7,15 @@ import builtins
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry, Counter
 
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.agent.telemetry.metrics import Metrics, MetricsUnavailable
-from kybernate.agent.telemetry.metrics_port import MOST_CONNECTIONS, MetricsServer
 from kybernate.agent.telemetry.tracing import Tracing, TracingUnavailable
 from kybernate.messages import agent_pb2 as wire
 
@@ -105,30 +100,6 @@ def test_prometheus_gets_counters_and_what_is_known_now() -> None:
     assert 'kybernate_containers{gpu="none"} 1.0' in lines
     assert 'kybernate_operations_total{state="succeeded",verb="checkpoint"} 1.0' in lines
     assert any(line.startswith("kybernate_build_info{version=") for line in lines)
-
-
-def test_clients_that_say_nothing_neither_take_threads_nor_keep_prometheus_out() -> None:
-    registry = CollectorRegistry()
-    Counter("scraped", "", registry=registry).inc()
-    server = MetricsServer("127.0.0.1", 0, registry)
-    before = threading.active_count()
-    server.start()
-    with ExitStack() as closing:
-        closing.callback(server.server_close)
-        closing.callback(server.shutdown)
-        idle = [
-            closing.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=10))
-            for _ in range(10 * MOST_CONNECTIONS)
-        ]
-        idle[-1].sendall(b"GET /metr")
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
-            assert "scraped_total 1.0" in answer.read().decode()
-        for one in idle[:-MOST_CONNECTIONS]:
-            assert one.recv(1) == b"", "it is still served"
-        end = time.monotonic() + 10
-        while threading.active_count() > before + 1 + MOST_CONNECTIONS:
-            assert time.monotonic() < end, f"{threading.active_count()} threads, {before} before"
-            time.sleep(0.01)
 
 
 def traced(one: wire.Operation) -> list[Any]:

@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from kybernate.agent.access import entry_points, relay
-from kybernate.agent.access.entry_points import CertificateEntryPoint, ContainerEntryPoint, UserEntryPoint, network_of
+from kybernate.agent.access.entry_points import CertificateEntryPoint, ContainerEntryPoint, UserEntryPoint
 from kybernate.agent.access.own_container import container_of
 from kybernate.agent.access.relay import PREFACE
 from kybernate.agent.settings import Settings, Tls
@@ -223,39 +223,6 @@ def test_client_of_another_ca_or_without_certificate_does_not_get_through(place:
                 assert error.value.code() is grpc.StatusCode.UNAVAILABLE
             assert not served.servicer.peers
             assert await served.ask(ca.client("a")) == "a (operator)"
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("fe80::1%eth0", "fe80::/64"),
-    ],
-)
-def test_addresses_of_one_host_share_a_limit(address: str, network: str) -> None:
-    assert network_of(address) == network
-
-
-def test_handshakes_that_never_end_give_way_to_newer_ones(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From any number of addresses: here the limit of one address is not reached."""
-    ca, most = Authority(), 8
-    monkeypatch.setattr(entry_points, "HANDSHAKES", most)
-
-    async def main() -> None:
-        async with secured(place, ca, operators=("*",)) as served:
-            port = int(served.address.rpartition(":")[2])
-            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * most)]
-            assert await served.ask(ca.client("a")) == "a (operator)"
-            async with asyncio.timeout(5):
-                for reader, _ in silent[: 2 * most]:
-                    assert await reader.read() == b""
-            for _, writer in silent:
-                writer.close()
 
     asyncio.run(main())
 

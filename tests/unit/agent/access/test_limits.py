@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.access.limits import Buckets, LimitReached, Newest, Places
+from kybernate.agent.access.limits import Buckets, LimitReached, Places
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 30), max_size=60))
@@ -37,16 +35,6 @@ def test_keys_have_buckets_of_their_own_and_are_forgotten() -> None:
         buckets.take(str(number), 2)
         time[0] += 1
     assert len(buckets._level) < 1100
-
-
-def test_oldest_ends_for_one_too_many() -> None:
-    newest, ended = Newest(2), []
-    with ExitStack() as running:
-        for name in "abcd":
-            running.enter_context(newest.one(lambda name=name: ended.append(name)))  # type: ignore[misc]
-        assert ended == ["a", "b"]
-    with newest.one(lambda: ended.append("e")), newest.one(lambda: ended.append("f")):
-        assert ended == ["a", "b"]
 
 
 def test_place_is_free_again_after_its_block() -> None:
