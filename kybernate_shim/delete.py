@@ -10,31 +10,36 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kybernate_shim.address import clear_away
+from kybernate_shim.address import answers, clear_away
 from kybernate_shim.invocation import Invocation
-from kybernate_shim.oci.bundle import Bundle, PidMissing
+from kybernate_shim.oci.bundle import Bundle
+
+if TYPE_CHECKING:
+    from kybernate_shim.linux.cgroup.cgroup import Cgroup  # nearly every `delete` needs none
 
 KILLED = 137
 RUNTIME_SECONDS = 4.0  # containerd gives the whole of `delete` five
 OPERATION_SECONDS = 2.0
+AT_ONCE = 16
 DEFAULT_ROOT = "/run/containerd/runc"
 
 
 def delete(invocation: Invocation) -> int:
     """Remove the container from its runtime, unmount its rootfs, and print a DeleteResponse.
 
-    The socket of its daemon goes, too, if the daemon is dead.
+    If its daemon is dead, its socket goes, too, and with the first container of a pod all that containerd has connected
+    to that daemon: it calls no `delete` for those, and their processes would run on without anybody who knows of them.
     Exits with 1, and with the reason on stderr, when something is left: containerd then keeps the bundle.
     """
-    from kybernate_shim.linux.mount.rootfs import unmount_tree
-
     bundle = Bundle(Path(invocation.bundle or Path.cwd().parent / invocation.id))
     pid = bundle.init_pid_or_zero()
-    problems = _end_and_forget(invocation, bundle)
+    problems = _remove(invocation, bundle, bundle.path)
     try:
-        unmount_tree(bundle.rootfs)
-        _clear_socket_away(bundle)
+        if socket := _dead_daemons_socket(bundle):
+            problems += _remove_connected(invocation, bundle)
+            clear_away(socket)
     except OSError as error:
         problems.append(str(error))
     sys.stdout.buffer.write(answer(pid, time.time_ns()))
@@ -43,7 +48,40 @@ def delete(invocation: Invocation) -> int:
     return 1 if problems else 0
 
 
-def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
+def _remove_connected(invocation: Invocation, first: Bundle) -> list[str]:
+    """Remove a pod's further containers, in parallel, since the runtime waits for the end of each."""
+    connected = first.connected()
+    if not connected:
+        return []
+    from concurrent.futures import ThreadPoolExecutor  # daemons seldom die
+
+    def remove(id: str) -> list[str]:
+        return _remove(invocation._replace(id=id), connected[id], first.path.parent / id)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [
+            f"{id}: {problem}"
+            for id, problems in zip(connected, pool.map(remove, connected), strict=True)
+            for problem in problems
+        ]
+
+
+def _remove(invocation: Invocation, bundle: Bundle, place: Path) -> list[str]:
+    """Remove the container and unmount its rootfs; return what went wrong, in words.
+
+    `bundle` has its records, and `place` is or was its bundle.
+    """
+    from kybernate_shim.linux.mount.rootfs import unmount_tree
+
+    problems = _end_and_forget(invocation, bundle, place)
+    try:
+        unmount_tree(Bundle(place).rootfs)
+    except OSError as error:
+        problems.append(str(error))
+    return problems
+
+
+def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list[str]:
     """End what the daemon did not live to see finished, and delete the container; return what went wrong, in words."""
     cleanup_record = bundle.cleanup_record()
     if cleanup_record is None or cleanup_record.phase not in ("checkpoint", "restore"):
@@ -58,9 +96,9 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle) -> list[str]:
 
     problems = []
     cgroups_path = _cgroups_path(bundle)
-    with inherited(cgroups_path, bundle.path) as ours:
+    with inherited(cgroups_path, place) as ours:
         traces = Traces(
-            configuration=bundle.path / EARLY_FILE_NAME,
+            configuration=place / EARLY_FILE_NAME,
             cgroups_path=cgroups_path if ours else "",
             state=Path(cleanup_record.root) / invocation.id,
             work=work_name(invocation.namespace, invocation.id),
@@ -101,7 +139,7 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
     root = Path(options.get("root") or DEFAULT_ROOT) / invocation.namespace
     if not (root / invocation.id).exists():
         return []
-    _thaw(root / invocation.id, bundle)
+    _thaw(bundle)
     cli = Cli(Path(bundle.runtime() or "runc"), root, None, bool(options.get("systemd_cgroup")))
     try:
         done = subprocess.run(
@@ -120,25 +158,34 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
     return []
 
 
-def _clear_socket_away(bundle: Bundle) -> None:
-    """A killed daemon cannot remove its socket; `start` has written the socket's address into the bundle."""
+def _dead_daemons_socket(bundle: Bundle) -> Path | None:
+    """Return where the container's daemon has listened, None where it does still, or where the bundle does not say."""
     try:
         address = (bundle.path / "address").read_text()
     except FileNotFoundError:
-        return
-    clear_away(Path(address.removeprefix("unix://")))
+        return None
+    path = Path(address.removeprefix("unix://"))
+    return None if answers(path) else path
 
 
-def _thaw(state: Path, bundle: Bundle) -> None:
+def _thaw(bundle: Bundle) -> None:
     """Let a frozen container run, so that it can be killed: on cgroup v1 SIGKILL waits for that."""
     from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
     try:
-        cgroup = Cgroup.of(bundle.init_pid())
-        if cgroup.frozen:
+        cgroup = Cgroup.of(pid) if (pid := bundle.init_pid_or_zero()) else _recorded(bundle)
+        if cgroup is not None and cgroup.frozen:
             cgroup.thaw()
-    except (OSError, LookupError, ValueError, PidMissing):
+    except (OSError, LookupError, ValueError):
         pass  # its processes are gone, and with them the cgroup
+
+
+def _recorded(bundle: Bundle) -> Cgroup | None:
+    """Return the cgroup that the daemon has recorded: the pid is in a bundle that may be gone."""
+    from kybernate_shim.linux.cgroup.cgroup import Cgroup
+
+    record = bundle.cleanup_record()
+    return Cgroup.at(Path(record.cgroup)) if record is not None and record.cgroup else None
 
 
 def answer(pid: int, now_ns: int) -> bytes:

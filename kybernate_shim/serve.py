@@ -24,6 +24,7 @@ from kybernate_shim.ttrpc import Server
 
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
 FLUSH_SECONDS = 10.0
+ANSWER_SECONDS = 1.0  # in which events shall arrive before Shutdown is answered; containerd waits for three
 UNWANTED_SECONDS, UNWANTED_LOOKS = 10.0, 3
 IMPORT_SECONDS = 2.0
 
@@ -68,12 +69,14 @@ class Daemon:
         self._publisher = Publisher(invocation.namespace, self._forwarder, log)
         self._children = Children()
         self._over = asyncio.Event()
+        self._ending = asyncio.Lock()
         self._service = TaskService(
             invocation.namespace,
             self._children,
             self._publisher.publish,
             log,
             self._shut_down,
+            f"unix://{path}",
         )
         methods = self._service.methods()
         self._server = Server(
@@ -98,7 +101,6 @@ class Daemon:
         if not await self._publisher.flush(FLUSH_SECONDS):
             self._log.error("event.dropped", error=f"containerd did not accept all events in {FLUSH_SECONDS:g} s")
         await self._forwarder.close()
-        self._log.info("shim.ended")
         return 0
 
     async def _end_if_unwanted(self) -> None:
@@ -128,11 +130,16 @@ class Daemon:
     async def _shut_down(self) -> None:
         """Free the address before the caller is answered: the pod's next container must not find a dying daemon.
 
-        Once only, because the path may belong to a successor later.
+        Once only, because the path may belong to a successor later. The last line of the log comes before the answer,
+        too: with it, containerd closes the connection, and then the FIFO.
         """
-        if not self._over.is_set():
+        async with self._ending:
+            if self._over.is_set():
+                return
             self._path.unlink(missing_ok=True)
             await self._server.stop_accepting()
+            await self._publisher.flush(ANSWER_SECONDS)
+            self._log.info("shim.ended")
             self._over.set()
 
     def _terminated(self) -> None:

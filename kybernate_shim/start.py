@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kybernate_shim.address import answers, exclusive, group_of, listen, socket_path
+from kybernate_shim.bootstrap import answer, protocol_of
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux.atomic_write import replace_file
 
@@ -37,7 +38,7 @@ def start(invocation: Invocation) -> int:
     except (OSError, ValueError, StartFailed) as error:
         sys.stderr.write(failure(invocation, str(error)))
         return 1
-    sys.stdout.write(f"unix://{path}")
+    sys.stdout.write(answer(path, protocol_of(os.getppid(), invocation.publish_binary)))
     return 0
 
 

@@ -38,7 +38,10 @@ OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),  # a client that asks again connects again by itself
     ("grpc.max_concurrent_streams", 256),  # of one connection
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Go's clients ping every ten seconds at most, some of them without a call; timers fire early, networks bunch pings.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 2),  # pings that come sooner: with one more, the connection ends
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from kybernate import addresses
 from kybernate.messages import (
     containers_pb2,
     containers_pb2_grpc,
@@ -29,7 +30,7 @@ from kybernate_shim import bounded_json
 from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.messages import process_pb2
 
-DEFAULT_ADDRESS = "/run/containerd/containerd.sock"
+DEFAULT_ADDRESS = addresses.CONTAINERD
 CALL_SECONDS = 20.0
 LIST_SECONDS = 120.0  # the records of a node may be gigabytes: their environments are the tenants' own
 MAX_MESSAGE = 16 << 20  # bytes, as containerd's own clients allow, and as it sends without `max_send_message_size`

@@ -10,7 +10,9 @@ import socket
 import sys
 from pathlib import Path
 
+from kybernate_shim import bootstrap
 from kybernate_shim.actions import explained, required, run
+from kybernate_shim.bootstrap import protocol_of
 from kybernate_shim.fork_server.place import PROGRAM
 from kybernate_shim.fork_server.process_context import ContextMismatch, ProcessContext, adopt_context
 from kybernate_shim.invocation import BadInvocation, Invocation
@@ -40,8 +42,8 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
         argv, client = _receive(connection)
     except (OSError, ValueError, Abandoned):
         return 1
-    if argv[-1] == "start" and (path := _existing(argv, client)) is not None:
-        _reply(connection, 0, f"unix://{path}")
+    if argv[-1] == "start" and (words := _existing(argv, client)) is not None:
+        _reply(connection, 0, words)
         _last_word(connection)  # an end before it would look like a failure
         return 0
     try:
@@ -59,8 +61,8 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
     return 0
 
 
-def _existing(argv: list[str], client: int) -> Path | None:
-    """Return the address of the daemon that the pod has already, None without one.
+def _existing(argv: list[str], client: int) -> str | None:
+    """Return the answer with the daemon that the pod has already, None without one.
 
     Nothing of the client has to be taken over to find it but its directory, and its root must be ours.
     """
@@ -68,7 +70,11 @@ def _existing(argv: list[str], client: int) -> Path | None:
         if not Path(f"/proc/{client}/root").samefile("/"):
             return None
         os.chdir(f"/proc/{client}/cwd")
-        return existing(required(argv))
+        invocation = required(argv)
+        path = existing(invocation)
+        if path is None:
+            return None
+        return bootstrap.answer(path, protocol_of(parent_of(client), invocation.publish_binary))
     except (BadInvocation, OSError, ValueError):
         return None  # the slow path will report what is wrong
 
@@ -90,11 +96,12 @@ def _start(connection: socket.socket, argv: list[str], client: int) -> int:
 
 
 def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) -> int:
+    version = protocol_of(containerd, invocation.publish_binary)
     path, listener = claim(invocation)
 
     def ready() -> None:
         """Answer, and continue only once the answer has arrived: until then the client may do the work itself."""
-        _reply(connection, 0, f"unix://{path}")
+        _reply(connection, 0, bootstrap.answer(path, version))
         if _last_word(connection) != TAKEN:
             raise Abandoned
         connection.close()

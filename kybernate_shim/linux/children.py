@@ -45,10 +45,15 @@ class Finished:
 
 
 class ProgramTimedOut(Exception):
-    """A helper program outlived its deadline and was killed together with its process group."""
+    """A helper program outlived its deadline and was killed together with its process group.
 
-    def __init__(self, argv: Sequence[str], seconds: float) -> None:
-        super().__init__(f"{' '.join(argv)}: killed, because it did not end within {seconds:g} s")
+    Unless it has `ended`, it waits in the kernel, where no signal reaches it: for a filesystem, say, whose server is a
+    container's own process and does not answer.
+    """
+
+    def __init__(self, argv: Sequence[str], seconds: float, *, ended: bool = True) -> None:
+        held = "" if ended else "; it has not ended yet: the kernel holds it, as where a filesystem does not answer"
+        super().__init__(f"{' '.join(argv)}: killed, because it did not end within {seconds:g} s{held}")
 
 
 @dataclass(eq=False)
@@ -183,9 +188,9 @@ class Children:
     ) -> Finished:
         """Run `argv` to its end and return what it printed on those of fds 1 and 2 that `fds` leaves free.
 
-        Raises ProgramTimedOut after `timeout` seconds; the program is dead and reaped by then. A cancelled caller
-        leaves no program behind either, and one that failed no process of its group: a runtime that was killed leaves
-        a CRIU that would continue.
+        Raises ProgramTimedOut after `timeout` seconds; the program is dead and reaped by then, but for one that the
+        kernel holds. A cancelled caller leaves no program behind either, and one that failed no process of its group: a
+        runtime that was killed leaves a CRIU that would continue.
         """
         # Files in memory instead of pipes: nothing has to be pumped, and a background process that keeps the
         # descriptor open cannot hold us up.
@@ -206,8 +211,7 @@ class Children:
             ended = await asyncio.wait_for(asyncio.shield(child.exited), timeout)
         except TimeoutError:
             await child.end()
-            await child.exited
-            raise ProgramTimedOut(argv, timeout or 0) from None
+            raise ProgramTimedOut(argv, timeout or 0, ended=child.exited.done()) from None
         except asyncio.CancelledError:
             await child.end()
             raise

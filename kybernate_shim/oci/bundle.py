@@ -10,15 +10,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate_shim.linux.atomic_write import replacing
+from kybernate_shim.linux.private_files import DIRECTORY_MODE
 from kybernate_shim.linux.process import boot_id
 
 if TYPE_CHECKING:
     from kybernate_shim.oci.options import RuntimeOptions  # it loads protobuf, which `delete` has no time for
+
+CONFIG = "config.json"
+CONNECTED = "connected"  # in the bundle of a pod's first container: a directory for each other one
+RECORDS = (CONFIG, "runtime", "options.json", "kybernate.json")  # what a `delete` needs
 
 
 class PidMissing(Exception):
@@ -85,6 +91,53 @@ class Bundle:
     def options(self) -> dict[str, Any]:
         """Return options.json: a key that is missing has its type's empty value, as in Go. Unreadable means empty."""
         return _object(self._read("options.json"))
+
+    # -- Its pod ------------------------------------------------------------------------------------------------------
+
+    def complete(self, address: str) -> None:
+        """Write what is in a bundle after our program was executed for its container: `address`, and the program.
+
+        containerd 2 connects a pod's further containers to its daemon without executing anything. After a restart, it
+        would `delete` those by the program that their runtime's name leads to. When the daemon dies before, it removes
+        their bundles and calls no `delete`. So their records are in the bundle of the pod's first container, for which
+        it does, and links to them are here. Raises OSError.
+        """
+        if (self.path / "address").exists():
+            return
+        first = Bundle(self.path.parent / sandbox) if (sandbox := self._sandbox()) else None
+        if first is not None and (program := first._read("shim-binary-path")):
+            self._write("shim-binary-path", program)
+            self._keep_records_in(first.path / CONNECTED / self.path.name)
+        self._write("address", address)
+
+    def connected(self) -> dict[str, Bundle]:
+        """Return the records of containers that containerd has connected to the daemon of this one, by their ids."""
+        try:
+            return {path.name: Bundle(path) for path in (self.path / CONNECTED).iterdir()}
+        except FileNotFoundError:
+            return {}
+
+    def forget_records(self) -> None:
+        """Remove the records that are not in this bundle, after the end of the container. Idempotent, and no error."""
+        if not (sandbox := self._sandbox()):
+            return
+        records = self.path.parent / sandbox / CONNECTED / self.path.name
+        with suppress(OSError):  # they vanish with the pod's first bundle at the latest
+            for name in RECORDS:
+                (records / name).unlink(missing_ok=True)
+            records.rmdir()
+
+    def _keep_records_in(self, directory: Path) -> None:
+        for missing in (directory.parent, directory):
+            missing.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        os.link(self.path / CONFIG, directory / CONFIG)
+        for name in RECORDS:
+            if name != CONFIG:
+                (self.path / name).symlink_to(directory / name)
+
+    def _sandbox(self) -> str:
+        """Return the id of the pod's sandbox as containerd 2 has left it, "" without one."""
+        return Path(self._read("sandbox").strip()).name
 
     # -- Pids -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +214,8 @@ class Bundle:
         return self.path / f"{exec_id}{suffix}"
 
     def _write(self, name: str, content: str) -> None:
-        with replacing(self.path / name) as file:
+        path = self.path / name
+        with replacing(path.readlink() if path.is_symlink() else path) as file:
             file.write(content)
 
     def _write_new(self, path: Path, content: bytes) -> None:

@@ -66,9 +66,15 @@ RULES = (
         "it took longer than its deadline, and was ended",
     ),
     CodeRule(
-        (Failed, RuntimeFailed),
+        (Failed,),
         Code.INTERNAL,
         "a step failed: CRIU, the OCI runtime or the driver. The message names it and the state of the container",
+    ),
+    CodeRule(
+        (RuntimeFailed,),
+        Code.UNKNOWN,
+        "the OCI runtime refused or failed, as for a program that the container has not; the message is its own."
+        " containerd's own shim answers with this code, and clients know it",
     ),
 )
 KINDS = tuple(kind for rule in RULES for kind in rule.kinds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.empty_pb2 import Empty
@@ -25,7 +26,8 @@ from kybernate_shim.messages import process_pb2 as status
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
-from kybernate_shim.task.codes import rpc_error
+from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.task.codes import KINDS, rpc_error
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
@@ -47,13 +49,17 @@ Request = TypeVar("Request", bound=Message)
 
 @dataclass
 class TaskService:
-    """All containers of one daemon. `shut_down` is called once, when containerd has no more use for it."""
+    """All containers of one daemon. `shut_down` is called once, when containerd has no more use for it.
+
+    `address` is where the daemon listens, as `start` has answered.
+    """
 
     namespace: str
     children: Children
     publish: Publish
     log: Log
     shut_down: Callable[[], Awaitable[None]]
+    address: str = ""
     containers: dict[str, Container] = field(default_factory=dict)
     creating: set[str] = field(default_factory=set)
 
@@ -92,7 +98,9 @@ class TaskService:
         if request.id in self.containers or request.id in self.creating:
             raise RpcError(Code.ALREADY_EXISTS, f"container {request.id}: already exists")
         self.creating.add(request.id)
+        bundle = Bundle(Path(request.bundle))
         try:
+            bundle.complete(self.address)
             container = await prepare(
                 request,
                 namespace=self.namespace,
@@ -105,6 +113,9 @@ class TaskService:
             mounts = [Mount(mount.type, mount.source, mount.options, mount.target) for mount in request.rootfs]
             await container.create(mounts, _created(request, str(container.image.path) if container.image else ""))
             self.containers[request.id] = container
+        except BaseException:
+            bundle.forget_records()
+            raise
         finally:
             self.creating.discard(request.id)
         self.log.info("task.created", task=request.id, pid=container.init.pid)
@@ -125,6 +136,7 @@ class TaskService:
         init = await container.delete()
         self.containers.pop(request.id, None)
         reply = _deleted(init)
+        container.bundle.forget_records()
         try:
             leave_answer(container.bundle.path, reply.SerializeToString())
         except OSError:
@@ -251,7 +263,7 @@ class TaskService:
 def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callable[[Any, Call], Awaitable[Message]]:
     """Give the errors of the inner modules their RPC codes, and `log` the call's steps if it is to be traced.
 
-    An error without a specific code is UNKNOWN, and logged.
+    An error of a kind that codes.py does not know is UNKNOWN, and logged.
     """
 
     async def answer(request: Any, call: Call) -> Message:
@@ -261,7 +273,7 @@ def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callabl
                 return await handle(request)
         except Exception as error:
             answer = rpc_error(error)
-            if answer.code is Code.UNKNOWN:
+            if answer.code is Code.UNKNOWN and not isinstance(error, KINDS):
                 log.error("call.failed", method=call.method, error=answer.message)
             raise answer from error
 

@@ -30,6 +30,8 @@ class FakeAgent(
         self.operations: dict[str, list[wire.Operation]] = {}  # the states that are still to come, by id
         self.node = wire.Node(name="node-1")
         self.changes: list[wire.Change] = []
+        self.watch_ends = False  # as if the client's time were over once all changes are sent
+        self.watched: list[float] = []  # how many seconds a client had left then
         self.failure: tuple[grpc.StatusCode, wire.Error] | None = None
         self.script: Callable[[str], list[wire.Operation]] = lambda id: []
         self._changed = threading.Condition()
@@ -155,6 +157,9 @@ class FakeAgent(
         while context.is_active():
             with self._changed:
                 if sent == len(self.changes):
+                    if self.watch_ends:
+                        self.watched.append(context.time_remaining())
+                        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "as gRPC does when the time is over")
                     self._changed.wait(0.05)
                     continue
                 change, sent = self.changes[sent], sent + 1

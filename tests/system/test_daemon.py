@@ -9,6 +9,8 @@ import stat
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from kybernate_shim.address import socket_path
 from tests.lab.node import LOGS, Containerd
 from tests.system.checkpoints import ended, shim_of
@@ -83,6 +85,22 @@ def test_sigusr1_makes_the_daemon_tell_what_it_does(ours: Ctr) -> None:
         assert ours.exec(id, "echo", "alive") == "alive\n"
 
 
+def test_log_of_each_daemon_ends_with_its_end(ours: Ctr) -> None:
+    """containerd stops reading it with the answer to Shutdown."""
+    log = LOGS / "containerd.log"
+    begin = log.stat().st_size
+    for _ in range(20):
+        ours.run("true")
+
+    def of(event: str) -> list[int]:
+        text = log.read_bytes()[begin:].decode(errors="replace")
+        lines = [json.loads(line) for line in text.splitlines() if f'"{event}"' in line and line.startswith("{")]
+        return sorted(line["shim_pid"] for line in lines)
+
+    eventually(lambda: len(of("shim.started")) == 20)
+    eventually(lambda: of("shim.ended") == of("shim.started"))
+
+
 # -- how it ends ----------------------------------------------------------------------------------------------------
 
 
@@ -116,13 +134,19 @@ def test_id_can_be_used_again_after_its_daemon_was_killed(ours: Ctr) -> None:
         assert ours.exec(id, "echo", "again") == "again\n"
 
 
-def test_killed_daemon_of_a_pod_ends_all_its_containers() -> None:
-    cri = Cri()
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart of containerd"])
+def test_killed_daemon_of_a_pod_ends_all_its_containers(containerd: Containerd, restarted: bool) -> None:
+    """Their processes, too: containerd 2 calls no `delete` for those that it has connected to the daemon by itself."""
+    cri = Cri(handler="kybernate-path")
     before = Snapshot.take()
     with cri.pod() as pod:
         ids = [cri.run(pod, name, ["sleep", "1000"]) for name in ("one", "two")]
+        pids = [Ctr(namespace="k8s.io").pid(id) for id in ids]
+        if restarted:
+            containerd.restart()
         for name in Snapshot.take().shims - before.shims:
             os.kill(int(name.partition("[")[2].rstrip("]")), signal.SIGKILL)
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=30)
         eventually(lambda: all(cri.state(id) == "EXITED" for id in ids), seconds=30)
     cri.close()
 

@@ -126,7 +126,7 @@ def start(*, before: Callable[[], None]) -> Iterator[psutil.Process]:
             preexec_fn=before, check=False, text=True,
         ).stdout  # fmt: skip
         errors.seek(0)
-        assert said.startswith("unix:///"), errors.read()
+        assert said.startswith("{"), errors.read()
         (daemon,) = (it for it in psutil.process_iter(["name", "cmdline"]) if is_daemon(it, id))
         yield daemon
         daemon.terminate()

@@ -103,7 +103,7 @@ def _server() -> socket.socket:
 
 def serve(calls: socket.socket) -> None:
     """Fork a process for each call, and send its pid and its exit status, until there is no caller any more."""
-    from kybernate.cli import COMMANDS
+    from kybernate.cli.commands import COMMANDS
 
     for name in [*LOADED_LATE, *(f"kybernate.cli.{module}" for module in COMMANDS.values())]:
         importlib.import_module(name)

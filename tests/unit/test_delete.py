@@ -19,7 +19,7 @@ from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
 from kybernate_shim.delete import answer, delete
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.messages import task_pb2 as wire
-from kybernate_shim.oci.bundle import Bundle, CleanupRecord
+from kybernate_shim.oci.bundle import CONNECTED, Bundle, CleanupRecord
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**62))
@@ -128,6 +128,32 @@ def test_socket_of_the_dead_daemon_goes_and_a_living_ones_stays(node: Node, monk
         assert path.exists()
     assert node.delete(monkeypatch)[0] == 0
     assert not path.exists()
+
+
+def test_first_container_of_a_pod_takes_those_along_that_have_lost_their_daemon_with_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd 2 calls no `delete` for those that it has connected to it by itself, but removes their bundles."""
+    node.known()
+    for name in ("app", "sidecar"):
+        records = node.bundle / CONNECTED / name
+        records.mkdir(parents=True)
+        (records / "runtime").write_text(str(node.runtime))
+        (records / "options.json").write_text(json.dumps({"root": str(node.root)}))
+        (node.root / "ns" / name).mkdir()
+    monkeypatch.chdir(node.bundle.parent)
+    (node.bundle / "address").write_text("unix://s")
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind("s")
+        daemon.listen()
+        assert node.delete(monkeypatch)[0] == 0
+        assert deleted(node) == ["c1"]
+    assert node.delete(monkeypatch)[0] == 0
+    assert sorted(deleted(node)) == ["app", "c1", "c1", "sidecar"]
+
+
+def deleted(node: Node) -> list[str]:
+    return [line.split()[-1] for line in node.calls.read_text().splitlines()]
 
 
 @pytest.mark.parametrize(("cgroups_path", "cleared"), [("/ns/c1", "/ns/c1"), ("/ns/another", ""), ("", "")])

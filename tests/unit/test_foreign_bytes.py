@@ -277,7 +277,7 @@ def test_header_of_gigabytes_is_not_read(
     os.truncate(path, (6 << 30) + 10 * tarfile.BLOCKSIZE)
     tracemalloc.start()
     try:
-        with pytest.raises(archives.ArchiveOdd, match="at most 65536|is neither a plain file"):
+        with pytest.raises(archives.ArchiveOdd, match=r"at most 65536|is neither a plain file"):
             read(path)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:

@@ -51,11 +51,11 @@ def test_daemon_serves_at_the_address_that_is_printed(
 ) -> None:
     daemon(monkeypatch, greet_once)
     assert start(CALL) == 0
-    printed = capfd.readouterr().out
-    assert printed == f"unix://{address.socket_path(CALL.address, 'ns', 'c1')}"
-    assert Path("address").read_text() == printed
+    path = address.socket_path(CALL.address, "ns", "c1")
+    assert json.loads(capfd.readouterr().out) == {"version": 2, "address": f"unix://{path}", "protocol": "ttrpc"}
+    assert Path("address").read_text() == f"unix://{path}"
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(printed.removeprefix("unix://"))
+        client.connect(str(path))
         said = client.makefile().read()
         assert said, capfd.readouterr()
         told = json.loads(said)
@@ -77,7 +77,7 @@ def test_second_container_of_the_pod_gets_the_same_address_and_no_daemon(
     assert listener is not None
     with listener:
         assert start(CALL) == 0
-    assert capsys.readouterr().out == Path("address").read_text()
+    assert json.loads(capsys.readouterr().out)["address"] == Path("address").read_text()
 
 
 def raise_error(listener: socket.socket, ready: Callable[[], None]) -> int:

@@ -1,27 +1,18 @@
-"""Versions of the programs that take part, asked once per program and boot of the node.
-
-A daemon lives as long as one pod, so what it knows must outlive it: each checkpoint and restore would wait for two
-programs to start otherwise. A version is kept in a file whose name is made from what identifies a program file, so that
-an upgrade is noticed without a cleanup.
-"""
+"""Versions of the programs that take part in a checkpoint and a restore, each asked once (known_versions.py)."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.criu.config import OLDEST, CriuRunner, CriuUnusable, criu_version, parse_version
 from kybernate_shim.checkpoint.image.manifest import Program
-from kybernate_shim.linux.atomic_write import replace_file
-from kybernate_shim.linux.private_files import make_directory
-from kybernate_shim.run_directory import RUN
+from kybernate_shim.known_versions import KNOWN, keep_version, known_version, record_of
 
 VERSION_SECONDS: Final = 10.0
-KNOWN: Final = RUN / "versions"
 
 
 async def criu_of(runner: CriuRunner, criu: Path | None, known: Path = KNOWN) -> Program:
@@ -50,23 +41,9 @@ async def _version(program: str, known: Path, ask: Callable[[], Awaitable[str]])
     path = shutil.which(program)
     if path is None:
         return await ask()  # whose error names the program
-    record = known / _identity(path)
-    try:
-        return record.read_text()
-    except OSError:
+    record = record_of(Path(path).name, path, known)
+    version = known_version(record)
+    if version is None:
         version = await ask()
-        _keep(record, version)
-        return version
-
-
-def _identity(path: str) -> str:
-    """Return a file name that no other program file has, nor this one after a change."""
-    status = Path(path).stat()
-    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return ".".join([Path(path).name, *(f"{number:x}" for number in numbers)])
-
-
-def _keep(record: Path, version: str) -> None:
-    with suppress(OSError):  # the program is asked again next time
-        make_directory(record.parent)
-        replace_file(record, version)
+        keep_version(record, version)
+    return version

@@ -134,8 +134,11 @@ def test_images_of_all_pages_are_listed(fake: FakeAgent, agent: Agent) -> None:
 
 def test_watch_ends_with_its_timeout(fake: FakeAgent, agent: Agent) -> None:
     fake.changes = [wire.Change(revision=number, instance="i") for number in (1, 2)]
-    assert [change.revision for change in agent.watch(["container"], timeout=0.3)] == [1, 2]
+    fake.watch_ends = True
+    assert [change.revision for change in agent.watch(["container"], timeout=3600)] == [1, 2]
     assert fake.requests[0].kinds == ["container"]
+    (left,) = fake.watched
+    assert 0 < left <= 3600
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def start(client: Client, **how: Any) -> dict[str, object]:
     done = client.ask(START, **how)
     assert done.returncode == 0, done.stderr
     with socket.socket(socket.AF_UNIX) as caller:
-        caller.connect(done.stdout.removeprefix("unix://"))
+        caller.connect(json.loads(done.stdout)["address"].removeprefix("unix://"))
         facts: dict[str, object] = json.loads(caller.makefile().read())
         return facts
 
@@ -164,7 +164,8 @@ def test_second_container_of_the_pod_gets_the_address_of_the_first(node: Path, c
     leave()
     first, second = client.ask(START), client.ask(START)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert first.stdout == second.stdout == Path("address").read_text()
+    assert first.stdout == second.stdout
+    assert json.loads(first.stdout)["address"] == Path("address").read_text()
 
 
 def test_daemon_that_is_there_is_found_for_any_client(node: Path, client: Client) -> None:
@@ -221,7 +222,7 @@ def test_client_that_dies_before_it_takes_the_daemon_leaves_none(node: Path) -> 
         connection.connect(place.socket_path())
         pid = int(connection.recv(100))
         socket.send_fds(connection, ["\0".join(START).encode()], [0, 1, 2])
-        assert connection.recv(1000).startswith(b"\0unix://")
+        assert json.loads(connection.recv(1000).removeprefix(b"\0"))["address"].startswith("unix://")
         assert len(list(address.SOCKETS.iterdir())) == 1
     eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert list(address.SOCKETS.iterdir()) == []

@@ -13,7 +13,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from kybernate_shim.linux.children import Children, Exit, ProgramTimedOut
+from kybernate_shim.linux.children import Child, Children, Exit, ProgramTimedOut
 
 T = TypeVar("T")
 SH = "/bin/sh"
@@ -127,6 +127,23 @@ def test_program_is_looked_up_in_the_childs_own_path(tmp_path: Path) -> None:
 def test_missing_program_is_named_with_the_path_that_was_searched() -> None:
     with pytest.raises(FileNotFoundError, match=r"no-such-program.*PATH=/nowhere"):
         with_children(lambda children: children.run(["no-such-program"], env={"PATH": "/nowhere"}))
+
+
+def test_program_that_the_kernel_holds_does_not_hold_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits for a filesystem whose server does not answer: SIGKILL does not end it."""
+    monkeypatch.setattr(Child.end, "__kwdefaults__", {"seconds": 0.01})
+    kill, killed = os.killpg, []
+
+    async def work(children: Children) -> None:
+        monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
+        with pytest.raises(ProgramTimedOut, match="it has not ended yet: the kernel holds it"):
+            await children.run(["sleep", "60"], timeout=0.01)
+
+    try:
+        with_children(work)
+    finally:
+        kill(killed[0], signal.SIGKILL)
+        os.waitpid(killed[0], 0)
 
 
 def test_program_beyond_its_deadline_is_killed_with_its_children() -> None:

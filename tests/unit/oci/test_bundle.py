@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kybernate_shim.linux.process import boot_id
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord, PidMissing
 from kybernate_shim.oci.options import RuntimeOptions
 
@@ -33,6 +36,66 @@ def test_runtime_and_options_have_the_stock_form(bundle: Bundle) -> None:
     }
     for name in ("runtime", "options.json"):
         assert stat.S_IMODE((bundle.path / name).stat().st_mode) == 0o600
+
+
+def test_bundle_for_which_nothing_was_executed_gets_what_others_have(tmp_path: Path) -> None:
+    """`delete`, after a restart of containerd, and what looks for the daemon, read it."""
+    app = connected(tmp_path, "app")
+    app.complete("unix:///s/1")
+    assert (app.path / "address").read_text() == "unix:///s/1"
+    assert (app.path / "shim-binary-path").read_text() == "/opt/shim"
+
+
+def test_records_outlive_the_bundle_that_containerd_removes(tmp_path: Path) -> None:
+    app = connected(tmp_path, "app")
+    app.complete("unix:///s/1")
+    app.write_runtime(Path("/usr/bin/crun"), RuntimeOptions(), root=Path("/r"), systemd_cgroup=True)
+    for phase in ("create", "checkpoint"):
+        app.write_cleanup_record(CleanupRecord(phase=phase))
+    assert (app.runtime(), app.options()["root"]) == ("/usr/bin/crun", "/r")
+    shutil.rmtree(app.path)
+    (left,) = Bundle(tmp_path / "pod").connected().items()
+    assert left[0] == "app"
+    assert left[1].cleanup_record() == replace(CleanupRecord(phase="checkpoint"), boot=boot_id())
+    assert (left[1].runtime(), left[1].options()["root"]) == ("/usr/bin/crun", "/r")
+    assert (left[1].path / "config.json").read_text() == "{}"
+
+
+def test_records_go_with_the_container(tmp_path: Path) -> None:
+    app = connected(tmp_path, "app")
+    app.complete("unix:///s/1")
+    app.write_cleanup_record(CleanupRecord())
+    for _ in range(2):
+        app.forget_records()
+        assert Bundle(tmp_path / "pod").connected() == {}
+
+
+def test_bundle_that_has_an_address_stays_as_it_is(tmp_path: Path) -> None:
+    app = connected(tmp_path, "app")
+    (app.path / "address").write_text("unix:///s/0")
+    app.complete("unix:///s/1")
+    assert {file.name for file in app.path.iterdir()} == {"address", "config.json", "sandbox"}
+    assert (app.path / "address").read_text() == "unix:///s/0"
+
+
+@pytest.mark.parametrize("sandbox", ["", "../pod", "none"])
+def test_bundle_without_a_sandbox_beside_it_gets_the_address_alone(tmp_path: Path, sandbox: str) -> None:
+    (tmp_path / "shim-binary-path").write_text("/not/this")
+    app = connected(tmp_path / "ns", "app", sandbox=sandbox)
+    (tmp_path / "ns/pod/shim-binary-path").unlink()
+    app.complete("unix:///s/1")
+    app.forget_records()
+    assert {file.name for file in app.path.iterdir()} == {"address", "config.json", "sandbox"}
+
+
+def connected(directory: Path, name: str, *, sandbox: str = "pod") -> Bundle:
+    """Make a bundle as containerd 2 does for a further container of the pod `sandbox`; that one's is `pod`."""
+    for bundle in (directory / "pod", directory / name):
+        bundle.mkdir(parents=True, exist_ok=True)
+    (directory / "pod/shim-binary-path").write_text("/opt/shim")
+    (directory / name / "sandbox").write_text(sandbox)
+    (directory / name / "config.json").write_text("{}")
+    return Bundle(directory / name)
 
 
 def test_pid_files_are_read(bundle: Bundle) -> None:

@@ -20,6 +20,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.linux import threads
 from tests.unit.checkpoint.dump.dumping import checkpoint, never
 from tests.unit.checkpoint.fake_target import LOG, FakeTarget
+from tests.unit.clocks import pass_time
 
 
 def test_undo_waits_for_a_freeze_that_cannot_be_stopped(target: FakeTarget) -> None:
@@ -82,11 +83,11 @@ def test_cancel_comes_too_late_for_a_container_that_is_being_ended(target: FakeT
 
     async def ended() -> Dumped:
         target.cgroup.kill = slow  # type: ignore[method-assign]
-        wanted = DumpRequest(target.image, target.work, exit=True, deadline=0.5)
+        wanted = DumpRequest(target.image, target.work, exit=True, deadline=3600)
         task = asyncio.ensure_future(dump(cast(Any, target), wanted, operation, LOG))
         await asyncio.to_thread(killing.wait, 10)
         assert operation.stoppable == "never"
-        await asyncio.sleep(0.6)  # the deadline passes
+        await pass_time(3600)
         go_on.set()
         return await task
 

@@ -13,6 +13,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code
+from tests.unit.clocks import pass_time
 from tests.unit.task.cancel.cancelling import Shim, Tell, assert_free, failure_of
 from tests.unit.task.runtime import settled
 
@@ -59,12 +60,12 @@ def test_second_cancel_waits_for_the_same_undo(tell: Tell) -> None:
 
 def test_deadline_does_not_disturb_the_undo(tell: Tell) -> None:
     async def story(shim: Shim) -> None:
-        shim.dumping.seconds = 0.05
+        shim.dumping.seconds = 5
         checkpoint = shim.checkpoint()
         await shim.until("work")
         cancel = shim.cancel()
         await shim.until("undo")
-        await asyncio.sleep(0.1)  # until the deadline has passed, in the middle of the undo
+        await pass_time(5)
         shim.dumping.undo.set()
         assert (await cancel).ended.outcome == "cancelled"
         assert (await failure_of(checkpoint)).code is Code.CANCELED
@@ -90,12 +91,12 @@ def test_cancel_does_not_disturb_the_undo_of_a_deadline(tell: Tell) -> None:
 
 def test_what_cannot_be_stopped_any_more_completes(tell: Tell) -> None:
     async def story(shim: Shim) -> None:
-        shim.dumping.commits, shim.dumping.seconds = True, 0.2
+        shim.dumping.commits, shim.dumping.seconds = True, 5
         shim.dumping.work.set()
         checkpoint = shim.checkpoint()
         await shim.until("committed")
         cancel = shim.cancel()
-        await asyncio.sleep(0.3)  # the deadline passes, too
+        await pass_time(5)
         assert not cancel.done()
         shim.dumping.end.set()
         reply = await cancel
