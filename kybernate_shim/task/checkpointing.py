@@ -14,6 +14,7 @@ from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.image.digests import DEFAULT, STRONG
 from kybernate_shim.checkpoint.image.locate import namespace_root
 from kybernate_shim.checkpoint.image.manifest import TcpPolicy
+from kybernate_shim.checkpoint.image.starts import LATEST
 from kybernate_shim.config import Config
 from kybernate_shim.linux.private_files import copy_private
 from kybernate_shim.messages import shim_pb2
@@ -50,12 +51,15 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
 
 
 def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
-    """Return what a Checkpoint call of our own service asks for. Raises ValueError for an unknown policy."""
+    """Return what a Checkpoint call of our own service asks for. Raises ValueError for what means nothing."""
+    place = place_of(request.path, spec, config)
+    if requester_of(spec).is_tenant and place == config.checkpoint_root / requester_of(spec).namespace / LATEST:
+        raise ValueError(f"{place}: {LATEST} is what pods call their newest image: give this one another name")
     tcp = request.tcp or tcp_policy(spec, config)
     if tcp not in ("close", "established"):
         raise ValueError(f"tcp: expected close or established, found {tcp!r}")
     return DumpRequest(
-        image=place_of(request.path, spec, config),
+        image=place,
         work=Path(request.work_path) if request.work_path else work,
         exit=request.exit,
         tcp="established" if tcp == "established" else "close",

@@ -32,7 +32,7 @@ UID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class PodRuns:
-    """The runs of one container of a pod, kept in a file of the pod. `lives_with`: a directory that ends with the pod."""
+    """The runs of one container of a pod, in a file of the pod. `lives_with` is a directory that ends with the pod."""
 
     file: Path
     container: str

@@ -140,8 +140,9 @@ def _first(wanted: Wanted, who: Requester, images: Sequence[KnownImage]) -> Star
         return Start(name, f"{wanted.by} names it")
     if any(image.name == LATEST for image in images):
         raise StartUnclear(
-            f"{wanted.by}: {LATEST} is also the name of an image of the namespace {who.namespace}. Nothing was restored;"
-            f" give that image another name: `kybernate import {who.namespace}/{LATEST} NAME --namespace {who.namespace}`"
+            f"{wanted.by}: {LATEST} is also the name of an image of the namespace {who.namespace}. Nothing was"
+            f" restored; give that image another name: `kybernate import {who.namespace}/{LATEST} NAME"
+            f" --namespace {who.namespace}`"
         )
     there = [image for image in images if (image.pod, image.container_name) == (who.pod, who.container)]
     if not there:
@@ -165,7 +166,7 @@ def _latest_of(name: str, wanted: Wanted, images: Sequence[KnownImage]) -> Start
 
 
 def _descendants(anchor: KnownImage, images: Sequence[KnownImage]) -> list[KnownImage]:
-    """Return the image `anchor` and all that were made after it in its container and in what was restored from those."""
+    """Return the image `anchor` and all that came after it, in its container and in what was restored from those."""
     family = [anchor]
     rest = [image for image in images if image.origin == anchor.origin and image.id != anchor.id]
     while found := [image for image in rest if any(_follows(image, one, images) for one in family)]:

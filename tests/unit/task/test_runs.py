@@ -66,7 +66,9 @@ def test_a_pod_that_is_gone_is_forgotten(tmp_path: Path, pod: Path) -> None:
     assert runs(tmp_path, other).read() == (Run("j", 1),)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"containers": []}', '{"containers": {"main": [1, ["i"], [1, 2]]}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"containers": []}', '{"containers": {"main": [1, ["i"], [1, 2]]}}']
+)
 def test_a_damaged_file_is_as_none(tmp_path: Path, pod: Path, content: str) -> None:
     main = runs(tmp_path, pod)
     main.add(Run("i", 1))

@@ -108,7 +108,9 @@ CASES = {
         (),
         error="2 containers descend from c0-1.*r1-4, r2-5.*name the one",
     ),
-    "latest of a name whose source ran on": Case("c0-1@latest", "latest", (FIRST, ELSEWHERE, LATER), (), error="2 contain"),
+    "latest of a name whose source ran on": Case(
+        "c0-1@latest", "latest", (FIRST, ELSEWHERE, LATER), (), error="2 contain"
+    ),
     "another word after @": Case("c0-1@newest", "latest", (FIRST,), (), error="expected NAME, NAME@latest or latest"),
     "no name before @": Case("@latest", "latest", (FIRST,), (), error="expected NAME, NAME@latest or latest"),
 }
