@@ -21,6 +21,7 @@ from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import decode_checkpoint_options
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.runs import DIRECTORY
 from kybernate_shim.trust.requester import requester_of
 
 TCP = "kybernate.io/tcp"
@@ -99,11 +100,11 @@ def work_directory(config: Config, namespace: str, container: str, verb: str) ->
 
 
 def _works(root: Path) -> Iterator[tuple[float, str]]:
-    """Yield when each directory was changed, and its path; other daemons may remove them at any time."""
+    """Yield when each operation's directory was changed, and its path; other daemons may remove them at any time."""
     with suppress(FileNotFoundError), os.scandir(root) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and entry.name != DIRECTORY:
                     yield entry.stat(follow_symlinks=False).st_mtime, entry.path
 
 

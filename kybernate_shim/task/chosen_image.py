@@ -71,7 +71,7 @@ async def _here_or_elsewhere(
     ended = await asyncio.to_thread(runs.read) if runs is not None else ()
     start = await asyncio.to_thread(_start, wanted, requester, spec, config, ended)
     if not start.name:
-        log.info("restore.left_out", task=request.id, reason=start.why)
+        log.info("restore.omitted", task=request.id, reason=start.why)
         return None
     wanted = replace(wanted, name=start.name)
     try:
@@ -80,13 +80,13 @@ async def _here_or_elsewhere(
         if await fetch(wanted, requester, request.id):
             image = await asyncio.to_thread(_named, request, wanted, requester, config, log)
         elif start.optional:
-            log.warning("restore.left_out", task=request.id, reason=f"it starts again, and no image is left: {error}")
+            log.warning("restore.omitted", task=request.id, reason=f"it starts again, and no image is left: {error}")
             return None
         else:
             raise
     if image is not None and is_given_up(image.manifest.id, start, ended):
         reason = f"{MOST_SHORT_RUNS} times it has ended within {SOON:g} s of its restore from {wanted.name}"
-        log.warning("restore.left_out", task=request.id, reason=reason)
+        log.warning("restore.omitted", task=request.id, reason=reason)
         return None
     return image
 
