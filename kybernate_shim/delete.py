@@ -101,7 +101,7 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
     root = Path(options.get("root") or DEFAULT_ROOT) / invocation.namespace
     if not (root / invocation.id).exists():
         return []
-    _thaw(root / invocation.id, bundle)
+    _kill_frozen(root / invocation.id, bundle)
     cli = Cli(Path(bundle.runtime() or "runc"), root, None, bool(options.get("systemd_cgroup")))
     try:
         done = subprocess.run(
@@ -129,15 +129,18 @@ def _clear_socket_away(bundle: Bundle) -> None:
     clear_away(Path(address.removeprefix("unix://")))
 
 
-def _thaw(state: Path, bundle: Bundle) -> None:
-    """Let a frozen container run, so that it can be killed: on cgroup v1 SIGKILL waits for that."""
-    from kybernate_shim.linux.cgroup.cgroup import Cgroup
+def _kill_frozen(state: Path, bundle: Bundle) -> None:
+    """Kill a frozen container, before it runs once more: on cgroup v1 the runtime's SIGKILL would wait for that.
+
+    One that a checkpoint has held is continued elsewhere, by its image.
+    """
+    from kybernate_shim.linux.cgroup.cgroup import Cgroup, NotOnlyTheirs
 
     try:
         cgroup = Cgroup.of(bundle.init_pid())
         if cgroup.frozen:
-            cgroup.thaw()
-    except (OSError, LookupError, ValueError, PidMissing):
+            cgroup.kill()
+    except (OSError, LookupError, ValueError, PidMissing, NotOnlyTheirs):
         pass  # its processes are gone, and with them the cgroup
 
 

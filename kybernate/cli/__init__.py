@@ -21,6 +21,7 @@ RUST_THREADS = "obstore"
 # The module of each command, in the order of the help.
 COMMANDS = {
     "checkpoint": "checkpoint",
+    "release": "release",
     "restore": "restore",
     "images": "images",
     "inspect": "inspect",

@@ -32,7 +32,9 @@ from kybernate_shim.checkpoint.dump_plan import (
 )
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.freeze import freeze_container
+from kybernate_shim.checkpoint.hold import Hold
 from kybernate_shim.checkpoint.image import staging
+from kybernate_shim.checkpoint.image.copies import in_use
 from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
@@ -69,9 +71,16 @@ class DumpFailed(Failed):
 
 
 async def dump(
-    target: Target, request: DumpRequest, operation: Operation, log: Log, accelerator: Accelerator | None = None
+    target: Target,
+    request: DumpRequest,
+    operation: Operation,
+    log: Log,
+    accelerator: Accelerator | None = None,
+    hold: Hold | None = None,
 ) -> Dumped:
     """Write the checkpoint image of `target` and leave it as it was, frozen if it came frozen.
+
+    With `hold`, it stays frozen and off its GPUs until that is over, and this returns when it runs on or has ended.
 
     Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
     no image then, and the container continues. Raises NotBack where its GPU state could not be brought back; an image
@@ -87,7 +96,7 @@ async def dump(
         with staging.staged(request.image):
             _prepare_work(request.work)
             async with staged_for_dump(target, request) as staged, operation.within(request.deadline):
-                dumped = await _steps(target, staged, operation, log, accelerator, lose)
+                dumped = await _steps(target, staged, operation, log, accelerator, hold, lose)
     except RuntimeFailed as error:
         raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
@@ -124,6 +133,7 @@ async def _steps(
     operation: Operation,
     log: Log,
     accelerator: Accelerator | None,
+    hold: Hold | None,
     lose: Callable[[NotBack], None],
 ) -> Dumped:
     assert target.cgroup is not None
@@ -133,7 +143,7 @@ async def _steps(
         plan = await plan_dump(target, request, log)
         if accelerator is not None:
             refuse_cuda_plugin(plan.configuration)
-    killed = False
+    killed, ends = False, request.exit
 
     async def set_frozen(frozen: bool) -> None:
         if not killed:  # freezing again what is about to die would wait for it, or keep it from dying
@@ -153,18 +163,22 @@ async def _steps(
         threads = await to_the_end(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
             await _write_state(target, request, operation, plan, digester, detached)
-            if not request.exit:
-                try:
-                    await back.aclose()
-                except NotBack as error:
-                    lose(error)
+            if not request.exit and hold is None:
+                await _bring_back(back, lose)
                 operation.frozen_ms = _since(begin)
             await to_the_end(partial(add_own_files, target, request))
             sealed = await encrypted(request, plan.manifest.id, target.config, operation)
             with operation.step("manifest"):
                 work = partial(finish, request, operation, plan, threads, detached, digester, sealed)
                 dumped = await to_the_end(work, digester.stop)
-        if request.exit:
+        if hold is not None:
+            operation.commit()
+            operation.frozen_ms = _since(begin)
+            with in_use(request.destination or request.image):  # it may have the only copy of VRAM bytes
+                ends = await hold.until_over(dumped) == "ended"
+                if not ends:
+                    await _bring_back(back, lose)
+        if ends:
             operation.commit()
             operation.frozen_ms = _since(begin)
             if not _criu_kills(request):
@@ -173,6 +187,14 @@ async def _steps(
             if detached is not None:
                 detached.gone = True
         return dumped
+
+
+async def _bring_back(back: AsyncUndo, lose: Callable[[NotBack], None]) -> None:
+    """Let the container run on, also where its GPU state is lost: its image is complete."""
+    try:
+        await back.aclose()
+    except NotBack as error:
+        lose(error)
 
 
 async def _leave_gpus(

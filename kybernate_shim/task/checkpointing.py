@@ -26,6 +26,7 @@ from kybernate_shim.trust.requester import requester_of
 
 TCP = "kybernate.io/tcp"
 CRI_NAMESPACE = "k8s.io"
+LONGEST_HOLD = 86400.0  # seconds
 WORKS_KEPT = 50  # whatever their age
 WORK_SECONDS = 86400  # the others' age at most; none that is in use is as old
 
@@ -59,10 +60,16 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
     tcp = request.tcp or tcp_policy(spec, config)
     if tcp not in ("close", "established"):
         raise ValueError(f"tcp: expected close or established, found {tcp!r}")
+    if request.hold and (request.exit or tcp == "established"):
+        other = "exit" if request.exit else "established connections, whose peers would learn of the end"
+        raise ValueError(f"hold: not with {other}")
+    if not 0 <= request.hold_seconds <= LONGEST_HOLD:
+        raise ValueError(f"hold_seconds: expected at most {LONGEST_HOLD:g}, found {request.hold_seconds:g}")
     return DumpRequest(
         image=place,
         work=Path(request.work_path) if request.work_path else work,
         exit=request.exit,
+        hold=(request.hold_seconds or config.deadlines.hold) if request.hold else 0,
         tcp="established" if tcp == "established" else "close",
         rootfs_diff=request.rootfs_diff,
         force=request.force,

@@ -314,6 +314,16 @@ class Container:
             after(self.init.state, "checkpoint")
             return await self.operations().checkpoint(request, operation)
 
+    async def release(self) -> None:
+        """Let it run on that a checkpoint has held. Raises NotHeld."""
+        await self.operations().release()
+
+    @property
+    def held_seconds(self) -> float:
+        """How long it is held yet, 0 where it is not."""
+        held = self._operations.held if self._operations is not None else None
+        return held.seconds_left if held is not None else 0.0
+
     async def suspend(self, *, lock_seconds: float = 0, operation: str = "") -> tuple[Left, Operation]:
         """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""
         self.gpu.require("suspend")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kybernate_shim.logs import Log
 
 Verb = Literal[
-    "checkpoint", "restore", "suspend", "resume", "import",
+    "checkpoint", "release", "restore", "suspend", "resume", "import",
     "swap", "cancel", "pin", "label", "verify", "delete", "export", "send",  # of the node agent alone
 ]  # fmt: skip
 Decision = Literal["allowed", "refused", "failed", "cancelled", "done"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from kybernate.agent.inventory.workload import workload_of
@@ -17,6 +18,7 @@ from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 RESTORE_FROM = "kybernate.io/restore-from"
+HELD = "held"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
 NO_DEVICES = frozenset({"", "void", "none"})
 POLL_SECONDS, LONGEST_POLL_SECONDS = 1.0, 30.0
@@ -77,7 +79,7 @@ def message_of(
         name=container.name,
         image=container.image,
         runtime=container.runtime,
-        state=container.state,
+        state=HELD if status.state == HELD else container.state,  # containerd takes it for a running one
         pid=container.pid,
         gpu=status.gpu if status.gpu != "attached" or had_gpu or one.has_gpu or gpu_uuids else "",  # as of all others
         operation=status.operation or status.phase,  # one that no caller has named has its verb alone
@@ -88,7 +90,7 @@ def message_of(
         sandbox=container.sandbox,
         workload=one.workload,
         gpu_uuids=gpu_uuids,
-        restored_from=one.restored_from,
+        restored_from=PurePath(status.restored_from).name if status.HasField("restored_from") else one.restored_from,
         foreign=reported.foreign,
     )
     if started_ns:
