@@ -32,7 +32,7 @@ from kybernate_shim.checkpoint.dump_plan import (
 )
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.freeze import freeze_container
-from kybernate_shim.checkpoint.hold import Hold
+from kybernate_shim.checkpoint.hold import FrozenHold
 from kybernate_shim.checkpoint.image import staging
 from kybernate_shim.checkpoint.image.copies import in_use
 from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
@@ -45,6 +45,7 @@ from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.volumes.save import save
+from kybernate_shim.checkpoint.work import working_in
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
@@ -53,7 +54,6 @@ from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import RuntimeFailed
-from kybernate_shim.trust.places import make_private
 from kybernate_shim.undo import AsyncUndo
 from kybernate_shim.vram_io.errors import VramError
 
@@ -76,7 +76,7 @@ async def dump(
     operation: Operation,
     log: Log,
     accelerator: Accelerator | None = None,
-    hold: Hold | None = None,
+    hold: FrozenHold | None = None,
 ) -> Dumped:
     """Write the checkpoint image of `target` and leave it as it was, frozen if it came frozen.
 
@@ -93,8 +93,7 @@ async def dump(
         lost = error
 
     try:
-        with staging.staged(request.image):
-            _prepare_work(request.work)
+        with staging.staged(request.image), working_in(request.work, without=(LOG, STATISTICS)):
             async with staged_for_dump(target, request) as staged, operation.within(request.deadline):
                 dumped = await _steps(target, staged, operation, log, accelerator, hold, lose)
     except RuntimeFailed as error:
@@ -120,20 +119,13 @@ def _advised(message: str) -> str:
     return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
 
 
-def _prepare_work(work: Path) -> None:
-    """Make the directory for CRIU's files; what an earlier dump has left there must not be taken for this one's."""
-    make_private(work)
-    for name in (LOG, STATISTICS):
-        (work / name).unlink(missing_ok=True)
-
-
 async def _steps(
     target: Target,
     request: DumpRequest,
     operation: Operation,
     log: Log,
     accelerator: Accelerator | None,
-    hold: Hold | None,
+    hold: FrozenHold | None,
     lose: Callable[[NotBack], None],
 ) -> Dumped:
     assert target.cgroup is not None

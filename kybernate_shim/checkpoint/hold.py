@@ -1,9 +1,9 @@
 """A container that stays frozen after its checkpoint, until it may run on or ends.
 
-Its image is complete and shown restorable by then. Whoever moves the container elsewhere ends it, and then nothing has
-happened after the image; whoever does not, or is gone, lets it run on: by a release, or by the deadline, which is kept
-here, in the shim's daemon, and not by a client. A daemon that is killed takes its containers with it, so none stays
-frozen for ever.
+Its image is complete and shown restorable by then. A client that moves the container elsewhere ends it, and then
+nothing has happened after the image. Else it runs on: by a release, or by the deadline, which is kept here, in the
+shim's daemon, and not by a client that may be gone. containerd ends the containers of a daemon that was killed, so none
+stays frozen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NotHeld(Refused):
     """No checkpoint holds the container, or not any more. Nothing was changed."""
 
 
-class Hold:
+class FrozenHold:
     """One hold, of `seconds` at most. Made and used on the event loop."""
 
     def __init__(self, seconds: float) -> None:

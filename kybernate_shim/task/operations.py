@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
-from kybernate_shim.checkpoint.hold import Hold, NotHeld, Over
+from kybernate_shim.checkpoint.hold import FrozenHold, NotHeld, Over
 from kybernate_shim.checkpoint.image.copies import in_use, still_there
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
@@ -62,7 +62,7 @@ class Operations:
         self._image = NO_IMAGE  # that the current operation is about
         self._work = OperationWork(container)
         self._over: asyncio.Future[Outcome] | None = None
-        self.held: Hold | None = None
+        self.held: FrozenHold | None = None
         self._holding: asyncio.Task[Exception | None] | None = None
 
     @property
@@ -78,7 +78,7 @@ class Operations:
         With `request.hold` the container is held when this returns, unless it has ended.
         """
         container = self._container
-        hold = Hold(request.hold) if request.hold else None
+        hold = FrozenHold(request.hold) if request.hold else None
         if hold is not None:
             after(container.init.state, "hold")
         with self._operating("checkpoint", ImageRef(str(request.image)), id=id) as operation:
@@ -97,13 +97,13 @@ class Operations:
             await asyncio.wait_for(container.init.wait(), EXIT_SECONDS)
         return dumped, operation
 
-    async def _dump(self, request: DumpRequest, operation: Operation, hold: Hold | None = None) -> Dumped:
+    async def _dump(self, request: DumpRequest, operation: Operation, hold: FrozenHold | None = None) -> Dumped:
         gpus = self._accelerator() if await self._driver_pids() else None
         return await dump(self._container, request, operation, self._log, gpus, hold)
 
     # -- Hold ---------------------------------------------------------------------------------------------------------
 
-    def _hold(self, hold: Hold, goes_on: asyncio.Task[Dumped]) -> None:
+    def _hold(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> None:
         """Be held; `goes_on` ends when the container runs on or has ended."""
         container = self._container
         if container.init.state != "running":  # it has ended meanwhile
@@ -112,9 +112,9 @@ class Operations:
         container.init.move("hold")
         self.held = hold
         self._holding = asyncio.ensure_future(self._until_free(hold, goes_on))
-        self._log.info("task.held", seconds=round(hold.seconds_left, 1))
+        self._log.info("hold.started", seconds=round(hold.seconds_left, 1))
 
-    async def _until_free(self, hold: Hold, goes_on: asyncio.Task[Dumped]) -> Exception | None:
+    async def _until_free(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> Exception | None:
         """Return what has failed when the container was to run on, once it does or has ended."""
         container, how = self._container, await asyncio.shield(hold.over)
         returns = how != "ended" and self._gpus is not None
@@ -137,7 +137,7 @@ class Operations:
 
     def _say_how(self, how: Over, failure: Exception | None) -> None:
         if how == "ended":
-            self._log.info("task.ended_held")
+            self._log.info("hold.ended")
         elif how == "expired":
             self._log.warning("hold.expired", state="the container runs on")
         if failure is not None:
@@ -168,7 +168,7 @@ class Operations:
             await asyncio.shield(self._holding)
 
     async def _kill_frozen(self, operation: Operation) -> None:
-        """Kill it, where a kill has ended the checkpoint, and wait: the caller looks at once what became of it."""
+        """Kill it, where a kill has ended the checkpoint, and wait: the caller looks immediately what became of it."""
         cgroup, init = self._container.cgroup, self._container.init
         if operation.killed.is_set() and cgroup is not None:
             cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw

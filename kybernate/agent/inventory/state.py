@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from kybernate.agent.inventory.workload import workload_of
@@ -90,7 +89,9 @@ def message_of(
         sandbox=container.sandbox,
         workload=one.workload,
         gpu_uuids=gpu_uuids,
-        restored_from=PurePath(status.restored_from).name if status.HasField("restored_from") else one.restored_from,
+        restored_from=status.restored_from.rpartition("/")[2]
+        if status.HasField("restored_from")
+        else one.restored_from,
         foreign=reported.foreign,
     )
     if started_ns:

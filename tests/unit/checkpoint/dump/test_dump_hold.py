@@ -10,14 +10,14 @@ import pytest
 
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
-from kybernate_shim.checkpoint.hold import Hold, Over
+from kybernate_shim.checkpoint.hold import FrozenHold, Over
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
 from tests.unit.checkpoint.dump.dumping import AWAKE
 from tests.unit.checkpoint.fake_target import LOG, FakeAccelerator, FakeTarget
 
-Then = Callable[[Hold], Awaitable[None]]
+Then = Callable[[FrozenHold], Awaitable[None]]
 
 
 def held(
@@ -26,7 +26,7 @@ def held(
     """Dump with a hold, and do `then` when it has begun."""
 
     async def story() -> tuple[Dumped, Operation]:
-        hold, operation = Hold(seconds), Operation("checkpoint")
+        hold, operation = FrozenHold(seconds), Operation("checkpoint")
         assert hold.seconds_left == 0
         request = DumpRequest(target.image, target.work, hold=seconds)
         dumping = asyncio.ensure_future(dump(cast(Any, target), request, operation, LOG, accelerator, hold))
@@ -45,7 +45,7 @@ def held(
 
 
 def ends(how: Over) -> Then:
-    async def then(hold: Hold) -> None:
+    async def then(hold: FrozenHold) -> None:
         assert 0 < hold.seconds_left <= 60
         hold.finish(how)
         hold.finish("released")  # the first counts
@@ -53,7 +53,7 @@ def ends(how: Over) -> Then:
     return then
 
 
-async def nothing(hold: Hold) -> None:
+async def nothing(hold: FrozenHold) -> None:
     """Leave it to the deadline."""
 
 
@@ -78,7 +78,7 @@ def test_ended_container_does_nothing_after_its_image(target: FakeTarget) -> Non
 def test_gpus_are_free_meanwhile_and_come_back_with_the_release(target: FakeTarget) -> None:
     accelerator = FakeAccelerator(target.steps)
 
-    async def then(hold: Hold) -> None:
+    async def then(hold: FrozenHold) -> None:
         assert not {"bytes back", "attach"} & set(target.steps)
         hold.finish("released")
 
@@ -114,7 +114,7 @@ def test_image_stays_where_the_gpus_do_not_come_back(target: FakeTarget) -> None
 
 def test_daemon_that_ends_lets_it_run_on_and_keeps_the_image(target: FakeTarget) -> None:
     async def story() -> None:
-        hold = Hold(60)
+        hold = FrozenHold(60)
         request = DumpRequest(target.image, target.work, hold=60)
         dumping = asyncio.ensure_future(
             dump(cast(Any, target), request, Operation("checkpoint"), LOG, FakeAccelerator(target.steps), hold)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint.dump_request import DumpRequest
-from kybernate_shim.checkpoint.hold import ENDING, Hold
+from kybernate_shim.checkpoint.hold import ENDING, FrozenHold
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
 from kybernate_shim.linux.children import Exit
@@ -24,14 +24,14 @@ from tests.unit.task.runtime import INIT
 
 
 class HeldDump:
-    """A dump that is complete at once, and whose container is held as `kybernate_shim.checkpoint.dump` does it."""
+    """A dump that is complete immediately, and whose container is held as `kybernate_shim.checkpoint.dump` does it."""
 
     def __init__(self, shim: Shim, failure: Exception | None = None) -> None:
         self.steps: list[str] = []
         self._shim, self._failure = shim, failure
 
     async def dump(
-        self, target: Any, request: DumpRequest, operation: Operation, log: Any, gpus: Any, hold: Hold
+        self, target: Any, request: DumpRequest, operation: Operation, log: Any, gpus: Any, hold: FrozenHold
     ) -> Any:
         dumped = SimpleNamespace(manifest=SimpleNamespace(bytes=4711, steps=()), digest="sha256:0")
         operation.commit()
