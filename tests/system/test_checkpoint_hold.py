@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +32,15 @@ COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done"]
 
 
 @pytest.fixture
-def counter(ctr: Ctr) -> Iterator[Witness]:
-    with counting(ctr) as witness:
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A directory for images, which does not stay."""
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def counter(ours: Ctr) -> Iterator[Witness]:
+    with counting(ours) as witness:
         yield witness
 
 
@@ -48,10 +56,10 @@ def hold(counter: Witness, image: Path, *flags: str) -> None:
     assert_whole(image)
 
 
-def test_held_container_is_released_and_runs_on(ctr: Ctr, counter: Witness, scratch: Path) -> None:
+def test_held_container_is_released_and_runs_on(ours: Ctr, counter: Witness, scratch: Path) -> None:
     hold(counter, scratch / "image")
     counter.assert_stands_still()
-    assert ctr.status(counter.id) == "RUNNING"
+    assert ours.status(counter.id) == "RUNNING"
     assert "cannot exec a held container" in refused("ctr", "task", "exec", "--exec-id", "e", counter.id, "true")
     assert "cannot checkpoint a held container" in refused("kybernate", "checkpoint", counter.id, str(scratch / "2"))
     assert "released" in kybernate("release", counter.id)
@@ -61,13 +69,13 @@ def test_held_container_is_released_and_runs_on(ctr: Ctr, counter: Witness, scra
     kybernate("checkpoint", counter.id, str(scratch / "2"))
 
 
-def test_what_ends_a_held_container_loses_nothing(ctr: Ctr, counter: Witness, scratch: Path) -> None:
+def test_what_ends_a_held_container_loses_nothing(ours: Ctr, counter: Witness, scratch: Path) -> None:
     hold(counter, scratch / "image")
     last = counter.count()
-    ctr("task", "kill", "-s", "SIGTERM", counter.id)
-    eventually(lambda: ctr.status(counter.id) == "STOPPED")
+    ours("task", "kill", "-s", "SIGTERM", counter.id)
+    eventually(lambda: ours.status(counter.id) == "STOPPED")
     assert counter.count() == last
-    with restored(ctr, scratch / "image", log=counter.log) as second:
+    with restored(ours, scratch / "image", log=counter.log) as second:
         eventually(lambda: second.count() > last + 3)
         second.assert_goes_on()
 
@@ -79,13 +87,13 @@ def test_deadline_lets_a_held_container_run_on(counter: Witness, scratch: Path) 
     counter.assert_goes_on()
 
 
-def test_shim_that_is_killed_leaves_no_frozen_container(ctr: Ctr, counter: Witness, scratch: Path) -> None:
+def test_shim_that_is_killed_leaves_no_frozen_container(ours: Ctr, counter: Witness, scratch: Path) -> None:
     hold(counter, scratch / "image")
-    last, init = counter.count(), ctr.pid(counter.id)
-    os.kill(shim_of(ctr, counter.id).pid, signal.SIGKILL)
+    last, init = counter.count(), ours.pid(counter.id)
+    os.kill(shim_of(ours, counter.id).pid, signal.SIGKILL)
     eventually(lambda: not Path(f"/proc/{init}").exists())
     assert counter.count() == last  # it has not run once more
-    with restored(ctr, scratch / "image", log=counter.log) as second:
+    with restored(ours, scratch / "image", log=counter.log) as second:
         eventually(lambda: second.count() > last + 3)
         second.assert_goes_on()
 
@@ -113,12 +121,12 @@ def test_hold_is_not_for_what_ends(counter: Witness, scratch: Path) -> None:
     counter.assert_goes_on()
 
 
-def test_kill_in_a_checkpoint_says_that_the_container_has_ended(ctr: Ctr, scratch: Path) -> None:
-    with holding(ctr, 300) as counter:
+def test_kill_in_a_checkpoint_says_that_the_container_has_ended(ours: Ctr, scratch: Path) -> None:
+    with holding(ours, 300) as counter:
         command = ["kybernate", "checkpoint", counter.id, str(scratch / "image")]
         with in_background(lambda: refused(*command)) as failing:
             in_the_middle(scratch / "image", 1)
-            ctr("task", "kill", "-s", "SIGKILL", counter.id)
+            ours("task", "kill", "-s", "SIGKILL", counter.id)
             said = failing.result(60)
         assert "was killed" in said
         assert "is running" not in said
