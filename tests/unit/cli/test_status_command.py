@@ -91,6 +91,7 @@ def test_status_as_json(node: Node) -> None:
         "runtime": "io.containerd.runc.v2",
         "state": "running",
         "suspended": True,
+        "held_seconds": 0.0,
         "pid": 11,
         "gpu": "",
         "cuda_pids": [],
@@ -129,3 +130,12 @@ def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> Non
     shown = node.json("status", "counter")
     assert shown["cuda"] == [{"pid": 7, "state": "locked"}]
     assert shown["arena"] == {"asked": True, "bytes": 0, "reasons": ["process 7: too little room"]}
+
+
+def test_held_container_is_shown_with_its_deadline(node: Node) -> None:
+    node.containerd.add("counter")
+    node.shim("counter").add("counter", state="held", held_seconds=90.0)
+    assert "held:      for 1 min 30 s at most" in node.run("status", "counter").stdout
+    assert node.json("status", "counter")["held_seconds"] == 90.0
+    (listed,) = node.json("ps")
+    assert listed["state"] == "held"
