@@ -32,6 +32,7 @@ from kybernate_shim.task.outcomes import Ending, Ledger, Outcome, to_cancel
 from kybernate_shim.task.requests import Requests
 from kybernate_shim.task.restoring import operation_of_restore, restored_in_time
 from kybernate_shim.trust.audit import Decision, ImageRef, Verb, decision_of
+from kybernate_shim.trust.caller import CALLER
 from kybernate_shim.undo import AsyncUndo, Undo, in_words
 
 if TYPE_CHECKING:
@@ -104,18 +105,18 @@ class Operations:
     # -- Hold ---------------------------------------------------------------------------------------------------------
 
     def _hold(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> None:
-        """Be held; `goes_on` ends when the container runs on or has ended."""
-        container = self._container
-        if container.init.state != "running":  # it has ended meanwhile
+        """Be held, unless it has ended by now; `goes_on` ends when the container runs on or has ended."""
+        if self._container.init.state == "running":
+            self._container.init.move("hold")
+            self._log.info("hold.started", seconds=round(hold.seconds_left, 1))
+        else:
             hold.finish("ended")
-            return
-        container.init.move("hold")
         self.held = hold
         self._holding = asyncio.ensure_future(self._until_free(hold, goes_on))
-        self._log.info("hold.started", seconds=round(hold.seconds_left, 1))
 
     async def _until_free(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> Exception | None:
         """Return what has failed when the container was to run on, once it does or has ended."""
+        CALLER.set(None)  # what ends it is another call, or none
         container, how = self._container, await asyncio.shield(hold.over)
         returns = how != "ended" and self._gpus is not None
         if returns:
@@ -125,27 +126,25 @@ class Operations:
             await goes_on
         except Exception as error:  # noqa: BLE001  # the answer of who has released it, and in the log
             failure = error
+            self._log.error("task.release_failed", error=in_words(error))
         if returns:
             away = self._gpus is not None and self._gpus.suspended is not None
             container.gpu.end("still away" if away else "not back" if failure is not None else "done")
         self.held = None
-        if container.init.state == "held" and how != "ended":
+        if how != "ended" and container.init.state == "held":
             container.init.move("release")
-        self._say_how(how, failure)
-        container.announce(ENDED, verb="release", outcome=how)
+        self._note_end_of_hold(how, failure)
         return failure
 
-    def _say_how(self, how: Over, failure: Exception | None) -> None:
-        if how == "ended":
-            self._log.info("hold.ended")
-        elif how == "expired":
-            self._log.warning("hold.expired", state="the container runs on")
-        if failure is not None:
-            self._log.error("task.release_failed", error=in_words(failure))
-        elif how == "released":
-            self._log.info("task.released")
-        if how == "ended":
-            return
+    def _note_end_of_hold(self, how: Over, failure: Exception | None) -> None:
+        if how == "expired":
+            self._log.warning("hold.expired", state=self._container.in_words)
+            self._audit_release(failure)
+        else:
+            self._log.info("hold.ended", how=how)
+        self._container.announce(ENDED, verb="release", outcome=how)
+
+    def _audit_release(self, failure: Exception | None) -> None:
         decision: Decision = "done" if failure is None else "failed"
         audit(self._container, "release", decision, self._image, self._log, error=failure)
 
@@ -156,10 +155,11 @@ class Operations:
             raise NotHeld(f"container {self._container.id} is not held. Nothing was changed")
         hold.finish("released")
         failure = await asyncio.shield(holding)
-        if failure is not None:
-            raise failure
         if hold.over.result() == "ended":
             raise InitGone(f"container {self._container.id} has ended while it was held")
+        self._audit_release(failure)
+        if failure is not None:
+            raise failure
 
     async def end_held(self) -> None:
         """Kill a held container, which does nothing after its image, and return when its processes are killed."""
