@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kybernate_shim.checkpoint.image import manifest as manifests
-from kybernate_shim.checkpoint.image.locate import NAME
+from kybernate_shim.checkpoint.image.locate import NAME, NAMESPACE
 from kybernate_shim.checkpoint.image.manifest import ManifestInvalid
 from kybernate_shim.checkpoint.image.starts import KnownImage
 from kybernate_shim.config import Config
@@ -22,9 +22,8 @@ def images_of(namespace: str, mentioning: Collection[str], config: Config) -> tu
     a manifest is parsed, since a namespace may have thousands.
     """
     marks = [f'"{text}"'.encode() for text in mentioning if text]
-    roots = [root for root in (config.checkpoint_root, config.memory_root) if root is not None]
     found: dict[str, KnownImage] = {}
-    for directory in (root / namespace for root in roots):
+    for directory in _directories(namespace, config):
         for name in _names(directory):
             with suppress(OSError, ManifestInvalid):
                 content = read_plain(directory / name / manifests.NAME, most=manifests.MOST_BYTES)
@@ -40,12 +39,18 @@ def origin_of(namespace: str, name: str, config: Config) -> str:
     """Return the origin of the image of that name, "" where there is none that can be read; blocks."""
     if not NAME.fullmatch(name):
         return ""
-    roots = [root for root in (config.checkpoint_root, config.memory_root) if root is not None]
-    for root in roots:
+    for directory in _directories(namespace, config):
         with suppress(OSError, ManifestInvalid):
-            content = read_plain(root / namespace / name / manifests.NAME, most=manifests.MOST_BYTES)
+            content = read_plain(directory / name / manifests.NAME, most=manifests.MOST_BYTES)
             return manifests.decode(content).origin
     return ""
+
+
+def _directories(namespace: str, config: Config) -> list[Path]:
+    """Return where images of the namespace lie; nowhere, where that is no name of one: a pod's is containerd's word."""
+    if not NAMESPACE.fullmatch(namespace):
+        return []
+    return [root / namespace for root in (config.checkpoint_root, config.memory_root) if root is not None]
 
 
 def _names(directory: Path) -> Iterator[str]:

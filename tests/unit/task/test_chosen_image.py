@@ -171,5 +171,7 @@ def test_images_that_cannot_be_read_are_left_out(config: Config) -> None:
     assert [image.name for image in images_of("team-a", ["uid-0"], config)] == ["first"]
     assert images_of("team-a", ["uid-9", ""], config) == ()
     assert images_of("team-b", ["uid-0"], config) == ()
+    for namespace in ("", "../root/team-a", "team-a/../team-a", "."):
+        assert images_of(namespace, ["uid-0"], config) == ()
     memory = replace(config, memory_root=config.checkpoint_root)
     assert [image.name for image in images_of("team-a", ["uid-0"], memory)] == ["first"]
