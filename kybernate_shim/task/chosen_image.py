@@ -20,6 +20,7 @@ from kybernate_shim.checkpoint.image.starts import (
     SOON,
     Run,
     Start,
+    asked,
     is_given_up,
     on_restart,
     start_of,
@@ -96,7 +97,7 @@ def _start(wanted: Wanted, requester: Requester, spec: Spec, config: Config, end
     if not requester.sandbox:
         return Start(wanted.name, f"{wanted.by} names it")
     restart = on_restart(config.pods_choice(spec.annotations, ON_RESTART))
-    base, at, _ = wanted.name.partition("@")
+    base, at, _ = asked(wanted.name)
     marks = [requester.uid]
     if at:
         marks.append(origin_of(requester.namespace, base, config))

@@ -128,8 +128,17 @@ def is_given_up(image: str, start: Start, runs: Sequence[Run]) -> bool:
     return start.again and short >= MOST_SHORT_RUNS
 
 
+def asked(name: str) -> tuple[str, bool, str]:
+    """Return the name in what an annotation asks for, whether a word follows it after `@`, and that word.
+
+    A path, as below a trusted root, is a name as it is.
+    """
+    base, at, which = name.partition("@")
+    return (name, False, "") if name.startswith("/") else (base, bool(at), which)
+
+
 def _first(wanted: Wanted, who: Requester, images: Sequence[KnownImage]) -> Start:
-    name, at, which = wanted.name.partition("@")
+    name, at, which = asked(wanted.name)
     if at:
         if which != LATEST or not name:
             raise StartUnclear(

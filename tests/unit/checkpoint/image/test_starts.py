@@ -111,6 +111,7 @@ CASES = {
     "latest of a name whose source ran on": Case(
         "c0-1@latest", "latest", (FIRST, ELSEWHERE, LATER), (), error="2 contain"
     ),
+    "a path": Case("/mnt/images@home/c0-1", "latest", (FIRST,), (), "/mnt/images@home/c0-1"),
     "another word after @": Case("c0-1@newest", "latest", (FIRST,), (), error="expected NAME, NAME@latest or latest"),
     "no name before @": Case("@latest", "latest", (FIRST,), (), error="expected NAME, NAME@latest or latest"),
 }
