@@ -139,7 +139,7 @@ def _forget_in_runtime(invocation: Invocation, bundle: Bundle) -> list[str]:
     root = Path(options.get("root") or DEFAULT_ROOT) / invocation.namespace
     if not (root / invocation.id).exists():
         return []
-    _thaw(bundle)
+    _kill_frozen(bundle)
     cli = Cli(Path(bundle.runtime() or "runc"), root, None, bool(options.get("systemd_cgroup")))
     try:
         done = subprocess.run(
@@ -168,15 +168,18 @@ def _dead_daemons_socket(bundle: Bundle) -> Path | None:
     return None if answers(path) else path
 
 
-def _thaw(bundle: Bundle) -> None:
-    """Let a frozen container run, so that it can be killed: on cgroup v1 SIGKILL waits for that."""
-    from kybernate_shim.linux.cgroup.cgroup import Cgroup
+def _kill_frozen(bundle: Bundle) -> None:
+    """Kill a frozen container, before it runs once more: on cgroup v1 the runtime's SIGKILL would wait for that.
+
+    One that a checkpoint has held is continued elsewhere, by its image.
+    """
+    from kybernate_shim.linux.cgroup.cgroup import Cgroup, NotOnlyTheirs
 
     try:
         cgroup = Cgroup.of(pid) if (pid := bundle.init_pid_or_zero()) else _recorded(bundle)
         if cgroup is not None and cgroup.frozen:
-            cgroup.thaw()
-    except (OSError, LookupError, ValueError):
+            cgroup.kill()
+    except (OSError, LookupError, ValueError, NotOnlyTheirs):
         pass  # its processes are gone, and with them the cgroup
 
 

@@ -47,6 +47,18 @@ def checkpoint(
         ),
     ] = "",
     exit: Annotated[bool, typer.Option("--exit", help="End the container when its image is complete.")] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Leave it frozen when its image is complete, until it is ended or released.")
+    ] = False,
+    hold_for: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="As --hold; it runs on by itself after so long.",
+            show_default="as configured",
+        ),
+    ] = 0,
     tcp: Annotated[
         Tcp | None, typer.Option(help="What happens to established connections.", show_default="as configured")
     ] = None,
@@ -64,9 +76,13 @@ def checkpoint(
 ) -> None:
     """Write a container to a checkpoint image.
 
-    It is frozen while its memory is written, and then keeps running, unless --exit ends it. When a step fails, it
+    It is frozen while its memory is written, and then keeps running, unless --exit ends it or --hold leaves it frozen:
+    until the end of its pod, `kybernate release`, or the deadline. When a step fails, it
     continues as before. A pod with one container may be named in its place.
     """
+    hold = hold or bool(hold_for)
+    if hold and (exit or tcp is Tcp.ESTABLISHED):
+        raise typer.BadParameter("--hold is neither for --exit nor for --tcp established")
     with agent_or_none(address) as agent:
         if agent is not None:
             operation = agent.checkpoint(
@@ -74,6 +90,8 @@ def checkpoint(
                 str(Path(path).absolute()) if "/" in path else path,
                 namespace=namespace,
                 exit=exit,
+                hold=hold,
+                hold_timeout=hold_for,
                 tcp=tcp or "",
                 rootfs=rootfs,
                 force=force,
@@ -81,7 +99,7 @@ def checkpoint(
             )
             if not wait:
                 return begun(operation)
-            return _print(*checkpointed(operation), as_json=as_json)
+            return _print(*checkpointed(operation), held=hold, as_json=as_json)
     require_wait(wait)
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
@@ -90,6 +108,8 @@ def checkpoint(
         id=found.id,
         path=str(new_place(found, path)),
         exit=exit,
+        hold=hold,
+        hold_seconds=hold_for,
         tcp=tcp or "",
         rootfs_diff=rootfs,
         timeout_seconds=timeout,
@@ -97,14 +117,16 @@ def checkpoint(
         image=found.image,
         image_digest=digest,
     )
-    return _print(found, _run(found, containerd.address, request), as_json=as_json)
+    return _print(found, _run(found, containerd.address, request), held=hold, as_json=as_json)
 
 
-def _print(container: KnownContainer, reply: CheckpointResponse, *, as_json: bool) -> None:
+def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, as_json: bool) -> None:
     if as_json:
         show_json(_document(container, reply))
     else:
         _show(container, reply)
+        if held:
+            typer.echo(f"\n{container.title} is held: `kybernate ps` shows it, `kybernate release` lets it run on")
 
 
 def _run(container: KnownContainer, address: str, request: CheckpointRequest) -> CheckpointResponse:

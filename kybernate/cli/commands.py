@@ -5,6 +5,7 @@ from __future__ import annotations
 # The module of each command, in the order of the help.
 COMMANDS = {
     "checkpoint": "checkpoint",
+    "release": "release",
     "restore": "restore",
     "images": "images",
     "inspect": "inspect",

@@ -198,6 +198,9 @@ def _summary(image: Image) -> dict[str, object]:
         "made": f"{manifest.time}{f' on {source.node}' if source.node else ''}",
         "container": source.container,
         "pod": pod,
+        "comes from": f"{manifest.lineage.parent}, of the lineage of {manifest.origin}"
+        if manifest.lineage.parent
+        else "",
         "image": source.image,
         "digest": source.image_digest,
         "signature": _signer(image),

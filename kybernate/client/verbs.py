@@ -33,6 +33,8 @@ class Verbs(ABC, Generic[Handle]):
         *,
         namespace: str = "",
         exit: bool = False,
+        hold: bool = False,
+        hold_timeout: float = 0,
         tcp: str = "",
         rootfs: bool = True,
         force: bool = False,
@@ -40,7 +42,10 @@ class Verbs(ABC, Generic[Handle]):
         deadline: float = 0,
         labels: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established"."""
+        """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established".
+
+        `hold`: the container stays frozen afterwards, for `hold_timeout` seconds at most, 0 means as configured.
+        """
         request = wire.CheckpointRequest(
             name=container,
             namespace=namespace,
@@ -49,6 +54,8 @@ class Verbs(ABC, Generic[Handle]):
             tcp=tcp,
             without_rootfs=not rootfs,
             force=force,
+            hold=hold,
+            hold_timeout=duration(hold_timeout),
             options=options(key, deadline, labels),
         )
         return self._begin("Operations/Checkpoint", request)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kybernate.node.failure import Failure
 
 ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
-LIVE = frozenset({"created", "running", "paused", "pausing"})
+LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
 
 
 class ContainerNotFound(Failure):

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.address import socket_path
+from kybernate_shim.linux.process import has_ended
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.trust.caller import OWN_SERVICE as SERVICE
 from kybernate_shim.ttrpc import Client, Code, RpcError
@@ -68,6 +69,12 @@ class ShimCancelled(ShimRefused):
     """A client has cancelled the operation; the message says by whom, and how the container is now."""
 
 
+class HoldMissed(Failure):
+    """A container was checkpointed, and is not held as was asked for."""
+
+    advice = "`kybernate ps` shows the container; one that was started by this release can be held"
+
+
 class NothingToCancel(ShimRefused):
     """The operation that was to be cancelled does not run: it has ended, or the shim does not know it."""
 
@@ -91,8 +98,23 @@ class Shim:
         self._container = container
 
     async def checkpoint(self, request: wire.CheckpointRequest) -> wire.CheckpointResponse:
-        """Write a checkpoint image. The deadline is the shim's own: `timeout_seconds` of the request."""
-        return await self._call("Checkpoint", request, wire.CheckpointResponse, timeout=None)
+        """Write a checkpoint image. The deadline is the shim's own: `timeout_seconds` of the request.
+
+        Raises HoldMissed where the container is not held though `hold` asks for it.
+        """
+        reply = await self._call("Checkpoint", request, wire.CheckpointResponse, timeout=None)
+        if request.hold and not reply.held_seconds:
+            raise HoldMissed(
+                f"container {self._container.title} is not held: it ended meanwhile, or its shim is of a release that"
+                " cannot hold one",
+                state=f"the image {reply.path} is complete, and the container, if it has not ended, runs on",
+            )
+        return reply
+
+    async def release(self, id: str) -> wire.Container:
+        """Let a held container run on, and return what it is then."""
+        reply = await self._call("Release", wire.ReleaseRequest(id=id), wire.ReleaseResponse, timeout=None)
+        return reply.container
 
     async def suspend(self, request: wire.SuspendRequest) -> wire.SuspendResponse:
         """Move the container's VRAM into host memory."""
@@ -203,7 +225,9 @@ async def state_now(container: KnownContainer, address: str) -> str:
     phase = f", in the middle of a {found[0].phase}" if found[0].phase else ""
     suspended = ", its VRAM in host memory" if found[0].suspended else ""
     note = f"; {found[0].note}" if found[0].note else ""
-    return f"container {container.title} is {found[0].state}{suspended}{phase}{note}"
+    # A kill may have ended it that the shim has yet to make known.
+    state = "has ended" if found[0].pid and has_ended(found[0].pid) else f"is {found[0].state}{suspended}{phase}"
+    return f"container {container.title} {state}{note}"
 
 
 def socket_of(container: KnownContainer, address: str) -> Path:

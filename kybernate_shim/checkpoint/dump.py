@@ -32,7 +32,9 @@ from kybernate_shim.checkpoint.dump_plan import (
 )
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.freeze import freeze_container
+from kybernate_shim.checkpoint.hold import FrozenHold
 from kybernate_shim.checkpoint.image import staging
+from kybernate_shim.checkpoint.image.copies import in_use
 from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
@@ -43,6 +45,7 @@ from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.volumes.save import save
+from kybernate_shim.checkpoint.work import working_in
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux import thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
@@ -51,7 +54,6 @@ from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import RuntimeFailed
-from kybernate_shim.trust.places import make_private
 from kybernate_shim.undo import AsyncUndo
 from kybernate_shim.vram_io.errors import VramError
 
@@ -69,9 +71,16 @@ class DumpFailed(Failed):
 
 
 async def dump(
-    target: Target, request: DumpRequest, operation: Operation, log: Log, accelerator: Accelerator | None = None
+    target: Target,
+    request: DumpRequest,
+    operation: Operation,
+    log: Log,
+    accelerator: Accelerator | None = None,
+    hold: FrozenHold | None = None,
 ) -> Dumped:
     """Write the checkpoint image of `target` and leave it as it was, frozen if it came frozen.
+
+    With `hold`, it stays frozen and off its GPUs until that is over, and this returns when it runs on or has ended.
 
     Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
     no image then, and the container continues. Raises NotBack where its GPU state could not be brought back; an image
@@ -84,10 +93,9 @@ async def dump(
         lost = error
 
     try:
-        with staging.staged(request.image):
-            _prepare_work(request.work)
+        with staging.staged(request.image), working_in(request.work, without=(LOG, STATISTICS)):
             async with staged_for_dump(target, request) as staged, operation.within(request.deadline):
-                dumped = await _steps(target, staged, operation, log, accelerator, lose)
+                dumped = await _steps(target, staged, operation, log, accelerator, hold, lose)
     except RuntimeFailed as error:
         raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
@@ -111,19 +119,13 @@ def _advised(message: str) -> str:
     return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
 
 
-def _prepare_work(work: Path) -> None:
-    """Make the directory for CRIU's files; what an earlier dump has left there must not be taken for this one's."""
-    make_private(work)
-    for name in (LOG, STATISTICS):
-        (work / name).unlink(missing_ok=True)
-
-
 async def _steps(
     target: Target,
     request: DumpRequest,
     operation: Operation,
     log: Log,
     accelerator: Accelerator | None,
+    hold: FrozenHold | None,
     lose: Callable[[NotBack], None],
 ) -> Dumped:
     assert target.cgroup is not None
@@ -133,7 +135,7 @@ async def _steps(
         plan = await plan_dump(target, request, log)
         if accelerator is not None:
             refuse_cuda_plugin(plan.configuration)
-    killed = False
+    killed, ends = False, request.exit
 
     async def set_frozen(frozen: bool) -> None:
         if not killed:  # freezing again what is about to die would wait for it, or keep it from dying
@@ -153,18 +155,22 @@ async def _steps(
         threads = await as_long_as_wanted(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
             await _write_state(target, request, operation, plan, digester, detached)
-            if not request.exit:
-                try:
-                    await back.aclose()
-                except NotBack as error:
-                    lose(error)
+            if not request.exit and hold is None:
+                await _bring_back(back, lose)
                 operation.frozen_ms = _since(begin)
             await to_the_end(partial(add_own_files, target, request))
             sealed = await encrypted(request, plan.manifest.id, target.config, operation)
             with operation.step("manifest"):
                 work = partial(finish, request, operation, plan, threads, detached, digester, sealed)
                 dumped = await to_the_end(work, digester.stop)
-        if request.exit:
+        if hold is not None:
+            operation.commit()
+            operation.frozen_ms = _since(begin)
+            with in_use(request.destination or request.image):  # it may have the only copy of VRAM bytes
+                ends = await hold.until_over(dumped) == "ended"
+                if not ends:
+                    await _bring_back(back, lose)
+        if ends:
             operation.commit()
             operation.frozen_ms = _since(begin)
             if not _criu_kills(request):
@@ -173,6 +179,14 @@ async def _steps(
             if detached is not None:
                 detached.gone = True
         return dumped
+
+
+async def _bring_back(back: AsyncUndo, lose: Callable[[NotBack], None]) -> None:
+    """Let the container run on, also where its GPU state is lost: its image is complete."""
+    try:
+        await back.aclose()
+    except NotBack as error:
+        lose(error)
 
 
 async def _leave_gpus(

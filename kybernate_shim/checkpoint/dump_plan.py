@@ -16,7 +16,7 @@ from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.dump_request import DumpRequest
-from kybernate_shim.checkpoint.image.manifest import Manifest, Source, now
+from kybernate_shim.checkpoint.image.manifest import Lineage, Manifest, Source, now
 from kybernate_shim.checkpoint.image.plaintext import require_room
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.described import describe_mounts
@@ -121,6 +121,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         id=Path("/proc/sys/kernel/random/uuid").read_text().strip(),
         time=now(),
         source=_source(target, request),
+        lineage=_lineage(target),
         runtime=runtime,
         criu=replace(criu, options=configuration.lines),
         host=read_host(target.cgroup.version),
@@ -142,6 +143,14 @@ def _source(target: Target, request: DumpRequest) -> Source:
         image=request.source_image or notes.get(POD_IMAGE, ""),
         image_digest=request.source_digest,
         node=os.uname().nodename,
+    )
+
+
+def _lineage(target: Target) -> Lineage:
+    return Lineage(
+        origin=target.came_from.origin if target.came_from is not None else "",
+        parent=target.came_from.id if target.came_from is not None else "",
+        pod_uid=requester_of(target.spec).uid,
     )
 
 

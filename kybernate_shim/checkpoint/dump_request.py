@@ -18,12 +18,14 @@ class DumpRequest:
     immediately need not. `deadline` is in seconds for all steps together, 0 for none.
     `digest` is the algorithm for files.
     With a `destination`, `image` is a directory in memory, and the files go to the destination encrypted.
+    `hold` is how many seconds the container stays frozen when its image is complete, 0 for none.
     `rootfs_elsewhere`: the caller saves the changes of the root filesystem by itself, if they are saved.
     """
 
     image: Path
     work: Path
     exit: bool = False
+    hold: float = 0
     tcp: TcpPolicy = "close"
     rootfs_diff: bool = False
     rootfs_elsewhere: bool = False

@@ -43,6 +43,7 @@ from kybernate_shim.checkpoint.settled import Settled
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
+from kybernate_shim.checkpoint.work import working_in
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -54,7 +55,6 @@ from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance
-from kybernate_shim.trust.places import make_private
 from kybernate_shim.trust.requester import requester_of
 from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, add
@@ -108,8 +108,13 @@ async def prepare(
     Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled,
     DiffInvalid or OSError; no process exists then.
     """
-    make_private(work)
-    (work / LOG).unlink(missing_ok=True)  # an earlier attempt's
+    with working_in(work, without=(LOG,)):
+        return await _prepared(target, image, operation, log, work, accelerator)
+
+
+async def _prepared(
+    target: Target, image: Image, operation: Operation, log: Log, work: Path, accelerator: Accelerator | None
+) -> Prepared:
     optional = may(requester_of(target.spec), Right.SKIP_VERIFY, target.config)
     limited = not may(requester_of(target.spec), Right.EXCESS, target.config)
     async with inspecting(target.children, image.path, privileges=limited) as reading:

@@ -28,7 +28,10 @@ from kybernate_shim.vram_io.image_files import ArenaFile, VramFile
 
 
 class Target(Protocol):
-    """A container. `cgroup` is None before its first process exists and after the last has ended."""
+    """A container. `cgroup` is None before its first process exists and after the last has ended.
+
+    `came_from` is the image that it was restored from, None where it was started.
+    """
 
     id: str
     namespace: str
@@ -42,6 +45,9 @@ class Target(Protocol):
 
     @property
     def init_pid(self) -> int: ...
+
+    @property
+    def came_from(self) -> Manifest | None: ...
 
 
 class NotBack(Failed):

@@ -47,6 +47,13 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
+def _hold(value: object) -> float:
+    number = _seconds(value)
+    if not 0 < number <= 86400:
+        raise ValueError
+    return number
+
+
 def _share(value: object) -> float:
     number = _seconds(value)
     if not 0 < number <= 1:
@@ -167,6 +174,7 @@ NODE_SIZES = SettingForm(
 )
 YES_OR_NO = SettingForm("true or false", _yes_or_no)
 SECONDS = SettingForm("a number of seconds, 0 or more", _seconds)
+HOLD = SettingForm("a number of seconds, above 0 and up to 86400", _hold)
 COUNT = SettingForm("a whole number, 1 or more", _count)
 BYTES = SettingForm('a number of bytes, such as "64GiB"', _bytes)
 LISTEN = SettingForm('HOST:PORT, or "" for none', _listen)

@@ -19,6 +19,7 @@ from kybernate_shim.config.forms import (
     CRIU,
     DIRECTORIES,
     DIRECTORY,
+    HOLD,
     LEVEL,
     NODE_SIZES,
     OPTIONAL_PATH,
@@ -68,6 +69,12 @@ class Deadlines:
     update: float = setting(30.0, SECONDS, "it changes the limits of one", by=OPTIONS)
     checkpoint: float = setting(
         3600.0, SECONDS, "a checkpoint, all steps together: 1 TiB at 300 MB/s takes this long", by=OPTIONS
+    )
+    hold: float = setting(
+        600.0,
+        HOLD,
+        "a container stays frozen after `kybernate checkpoint --hold`, before it runs on by itself",
+        by=OPTIONS,
     )
     restore: float = setting(1800.0, SECONDS, "a restore, all steps together: 512 GiB at 300 MB/s", by=OPTIONS)
     io_drain: float = setting(

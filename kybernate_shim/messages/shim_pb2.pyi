@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest", "operation")
+    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest", "operation", "hold", "hold_seconds")
     ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class CheckpointRequest(_message.Message):
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     IMAGE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     path: str
     exit: bool
@@ -31,23 +33,39 @@ class CheckpointRequest(_message.Message):
     image: str
     image_digest: str
     operation: str
-    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., operation: _Optional[str] = ...) -> None: ...
+    hold: bool
+    hold_seconds: float
+    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., operation: _Optional[str] = ..., hold: _Optional[bool] = ..., hold_seconds: _Optional[float] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ("container",)
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    container: Container
+    def __init__(self, container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
 
 class CheckpointResponse(_message.Message):
-    __slots__ = ("path", "manifest_digest", "bytes", "frozen_ms", "seconds", "steps")
+    __slots__ = ("path", "manifest_digest", "bytes", "frozen_ms", "seconds", "steps", "held_seconds")
     PATH_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     FROZEN_MS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     path: str
     manifest_digest: str
     bytes: int
     frozen_ms: int
     seconds: float
     steps: _containers.RepeatedCompositeFieldContainer[Step]
-    def __init__(self, path: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., bytes: _Optional[int] = ..., frozen_ms: _Optional[int] = ..., seconds: _Optional[float] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ...) -> None: ...
+    held_seconds: float
+    def __init__(self, path: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., bytes: _Optional[int] = ..., frozen_ms: _Optional[int] = ..., seconds: _Optional[float] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., held_seconds: _Optional[float] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("name", "seconds", "bytes", "spared_bytes")
@@ -176,7 +194,7 @@ class StatusResponse(_message.Message):
     def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("id", "state", "phase", "pid", "step", "done_bytes", "total_bytes", "seconds", "suspended", "cuda_pids", "gpu", "cuda", "note", "arena", "operation", "cancelling", "last", "earlier", "vram_bytes")
+    __slots__ = ("id", "state", "phase", "pid", "step", "done_bytes", "total_bytes", "seconds", "suspended", "cuda_pids", "gpu", "cuda", "note", "arena", "operation", "cancelling", "last", "earlier", "vram_bytes", "held_seconds", "restored_from")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +214,8 @@ class Container(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     VRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     phase: str
@@ -215,7 +235,9 @@ class Container(_message.Message):
     last: Ended
     earlier: _containers.RepeatedCompositeFieldContainer[Ended]
     vram_bytes: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., suspended: _Optional[bool] = ..., cuda_pids: _Optional[_Iterable[int]] = ..., gpu: _Optional[str] = ..., cuda: _Optional[_Iterable[_Union[CudaProcess, _Mapping]]] = ..., note: _Optional[str] = ..., arena: _Optional[_Union[Arena, _Mapping]] = ..., operation: _Optional[str] = ..., cancelling: _Optional[bool] = ..., last: _Optional[_Union[Ended, _Mapping]] = ..., earlier: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., vram_bytes: _Optional[int] = ...) -> None: ...
+    held_seconds: float
+    restored_from: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., suspended: _Optional[bool] = ..., cuda_pids: _Optional[_Iterable[int]] = ..., gpu: _Optional[str] = ..., cuda: _Optional[_Iterable[_Union[CudaProcess, _Mapping]]] = ..., note: _Optional[str] = ..., arena: _Optional[_Union[Arena, _Mapping]] = ..., operation: _Optional[str] = ..., cancelling: _Optional[bool] = ..., last: _Optional[_Union[Ended, _Mapping]] = ..., earlier: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., vram_bytes: _Optional[int] = ..., held_seconds: _Optional[float] = ..., restored_from: _Optional[str] = ...) -> None: ...
 
 class CudaProcess(_message.Message):
     __slots__ = ("pid", "state")

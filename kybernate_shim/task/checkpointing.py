@@ -14,16 +14,19 @@ from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.image.digests import DEFAULT, STRONG
 from kybernate_shim.checkpoint.image.locate import namespace_root
 from kybernate_shim.checkpoint.image.manifest import TcpPolicy
+from kybernate_shim.checkpoint.image.starts import LATEST
 from kybernate_shim.config import Config
 from kybernate_shim.linux.private_files import copy_private
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import decode_checkpoint_options
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.runs import DIRECTORY
 from kybernate_shim.trust.requester import requester_of
 
 TCP = "kybernate.io/tcp"
 CRI_NAMESPACE = "k8s.io"
+LONGEST_HOLD = 86400.0  # seconds
 WORKS_KEPT = 50  # whatever their age
 WORK_SECONDS = 86400  # the others' age at most; none that is in use is as old
 
@@ -50,14 +53,23 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
 
 
 def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
-    """Return what a Checkpoint call of our own service asks for. Raises ValueError for an unknown policy."""
+    """Return what a Checkpoint call of our own service asks for. Raises ValueError for what means nothing."""
+    place = place_of(request.path, spec, config)
+    if requester_of(spec).is_tenant and place == config.checkpoint_root / requester_of(spec).namespace / LATEST:
+        raise ValueError(f"{place}: {LATEST} is what pods call their newest image: give this one another name")
     tcp = request.tcp or tcp_policy(spec, config)
     if tcp not in ("close", "established"):
         raise ValueError(f"tcp: expected close or established, found {tcp!r}")
+    if request.hold and (request.exit or tcp == "established"):
+        other = "exit" if request.exit else "established connections, whose peers would learn of the end"
+        raise ValueError(f"hold: not with {other}")
+    if not 0 <= request.hold_seconds <= LONGEST_HOLD:
+        raise ValueError(f"hold_seconds: expected at most {LONGEST_HOLD:g}, found {request.hold_seconds:g}")
     return DumpRequest(
-        image=place_of(request.path, spec, config),
+        image=place,
         work=Path(request.work_path) if request.work_path else work,
         exit=request.exit,
+        hold=(request.hold_seconds or config.deadlines.hold) if request.hold else 0,
         tcp="established" if tcp == "established" else "close",
         rootfs_diff=request.rootfs_diff,
         force=request.force,
@@ -95,11 +107,11 @@ def work_directory(config: Config, namespace: str, container: str, verb: str) ->
 
 
 def _works(root: Path) -> Iterator[tuple[float, str]]:
-    """Yield when each directory was changed, and its path; other daemons may remove them at any time."""
+    """Yield when each operation's directory was changed, and its path; other daemons may remove them at any time."""
     with suppress(FileNotFoundError), os.scandir(root) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and entry.name != DIRECTORY:
                     yield entry.stat(follow_symlinks=False).st_mtime, entry.path
 
 

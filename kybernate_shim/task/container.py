@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
 from kybernate_shim.linux.mount.rootfs import Mount
@@ -44,10 +45,12 @@ from kybernate_shim.undo import AsyncUndo
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
     from kybernate_shim.checkpoint.gpu.left import ArenaUse, Left
+    from kybernate_shim.checkpoint.image.manifest import Manifest
     from kybernate_shim.checkpoint.image.store import Image
     from kybernate_shim.checkpoint.operation import Operation
     from kybernate_shim.task.operations import Operations
     from kybernate_shim.task.outcomes import Ledger
+    from kybernate_shim.task.runs import PodRuns
 
 Publish = Callable[[str, Message], None]
 KILLED = 137  # the status of a process whose end was not observed: as if by SIGKILL
@@ -72,6 +75,7 @@ class Container:
         log: Log,
         stdio: StdioConfig,
         image: Image | None = None,
+        runs: PodRuns | None = None,
     ) -> None:
         self.id = id
         self.namespace = namespace
@@ -81,6 +85,8 @@ class Container:
         self.config = config
         self.runtime = runtime
         self.image = image
+        self._runs = runs
+        self._began_ns = 0  # UNIX time, as of exits
         self.children = children
         self.lock = asyncio.Lock()
         self.gpu = GpuStates(id)
@@ -101,6 +107,11 @@ class Container:
     @property
     def init_pid(self) -> int:
         return self.init.pid
+
+    @property
+    def came_from(self) -> Manifest | None:
+        """The image that it is restored from, None where it is started."""
+        return self.image.manifest if self.image is not None else None
 
     def configure(self, node: Config) -> None:
         """Follow the node's settings, which a call has found changed; not in the middle of an operation."""
@@ -175,6 +186,7 @@ class Container:
                 await self.drain(self.init)
                 step("output drained")
                 self._thaw()
+                await self._remember_run()
             await self._forget_in_runtime(force=False)
             step("runtime deleted")
             await self._await_last_exit()
@@ -184,6 +196,18 @@ class Container:
                 step("unmounted")
             self.init.move("delete")
             return self.init
+
+    async def _remember_run(self) -> None:
+        """Note that it has run, for the next one of its name in the pod: its client makes that after this delete."""
+        if self._runs is None or not self._began_ns or self.init.exit is None:
+            return
+        from kybernate_shim.checkpoint.image.starts import Run  # few containers ask for an image
+
+        seconds = max(0, self.init.exit.at_ns - self._began_ns) / 1e9
+        try:
+            await asyncio.to_thread(self._runs.add, Run(self.came_from.id if self.came_from else "", seconds))
+        except (OSError, Refused) as error:
+            self.log.warning("runs.not_kept", error=str(error))
 
     def _thaw(self) -> None:
         """Thaw the cgroup of an ended container, so that it does not look paused.
@@ -265,6 +289,7 @@ class Container:
         self.exits.watch(self.init, early)
 
     def _announce_start(self) -> None:
+        self._began_ns = time.time_ns()
         self.init.move("start")
         self.publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
 
@@ -288,6 +313,16 @@ class Container:
         async with self.lock:
             after(self.init.state, "checkpoint")
             return await self.operations().checkpoint(request, operation)
+
+    async def release(self) -> None:
+        """Let it run on that a checkpoint has held. Raises NotHeld."""
+        await self.operations().release()
+
+    @property
+    def held_seconds(self) -> float:
+        """How long it is held yet, 0 where it is not."""
+        held = self._operations.held if self._operations is not None else None
+        return held.seconds_left if held is not None else 0.0
 
     async def suspend(self, *, lock_seconds: float = 0, operation: str = "") -> tuple[Left, Operation]:
         """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""

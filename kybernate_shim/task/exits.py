@@ -75,6 +75,8 @@ class Exits:
         self.of_init = exit_
         if not container.spec.own_pid_namespace:
             self._in_background(self._kill_rest())  # the kernel kills the rest only in a private pid namespace
+        if container.init.state == "held":
+            self._in_background(container.operations().end_held())  # the rest of it, too
         if container.init.state in ("paused", "pausing"):
             # The rest of a frozen container cannot die.
             self._in_background(container.runtime.resume(container.id, container.cgroup))

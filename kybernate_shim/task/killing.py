@@ -36,8 +36,18 @@ class Killing:
                 raise ProcessGone("process already finished") from error
 
     async def _kill_init(self, signal: int, *, all: bool) -> None:
-        """Signal init; its exit waits for the runtime's return."""
+        """Signal init; its exit waits for the runtime's return.
+
+        A held container is ended by what is to end it, without running once more: its image is what continues.
+        """
         container = self._container
+        if container.init.state == "held":
+            from kybernate_shim.checkpoint.hold import ENDING  # loaded with the checkpoint that holds it
+
+            if signal in ENDING:
+                with container.exits.killing_init():
+                    await container.operations().end_held()
+                return
         aborted = signal == SIGKILL and container.abort_operation()
         with container.exits.killing_init():
             try:

@@ -1,7 +1,9 @@
 """The life of a container and of its processes, as one table.
 
 "restorable" is a container created from a checkpoint: the runtime does not know it before Start. "pausing" lasts while
-the runtime freezes the container. An exec uses the same table and never meets the rows of pausing.
+the runtime freezes the container. "held" is frozen by a checkpoint, until it is released or ended; containerd is shown
+a running container then, since it knows paused ones by its own calls only. An exec uses the same table and never meets
+the rows of pausing.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ MOVES: dict[str, dict[str, str]] = {
     "restorable": {"start": "running", "kill": "restorable", "exit": "stopped", "delete": "deleted"},
     "running": {
         "pause": "pausing", "exec": "running", "update": "running", "checkpoint": "running", "suspend": "running",
-        "kill": "running", "exit": "stopped",
+        "hold": "held", "kill": "running", "exit": "stopped",
     },
+    "held": {"release": "running", "update": "held", "kill": "held", "exit": "stopped"},
     "pausing": {"paused": "paused", "not paused": "running", "kill": "pausing", "exit": "stopped"},
     "paused": {
         "resume": "running", "update": "paused", "checkpoint": "paused", "kill": "paused", "exit": "stopped",
@@ -34,4 +37,5 @@ def after(state: str, move: str) -> str:
     try:
         return MOVES[state][move]
     except KeyError:
-        raise InvalidMove(f"cannot {move} a {state} container") from None
+        remedy = "; `kybernate release` lets it run on" if state == "held" else ""
+        raise InvalidMove(f"cannot {move} a {state} container{remedy}") from None

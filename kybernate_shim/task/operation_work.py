@@ -60,6 +60,25 @@ class OperationWork:
         finally:
             self._task = None
 
+    async def run_until(
+        self, operation: Operation, work: Coroutine[Any, Any, T], begun: asyncio.Future[T]
+    ) -> tuple[T, asyncio.Task[T]]:
+        """Do as `run` until `begun` has its result; the work continues then, in the task that is returned as well."""
+        task = self._task = asyncio.ensure_future(self._with_reason(operation, work))
+        try:
+            await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._task = None
+        if begun.done():
+            return begun.result(), task
+        if task.cancelled() and (why := self._why_stopped(operation)) is not None:
+            raise why  # before its first step
+        return task.result(), task
+
     async def _with_reason(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
+from kybernate_shim.checkpoint.hold import FrozenHold, NotHeld, Over
 from kybernate_shim.checkpoint.image.copies import in_use, still_there
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
@@ -25,12 +26,14 @@ from kybernate_shim.task.audited import NO_IMAGE, audit, image_ref
 from kybernate_shim.task.checkpointing import share_with_cri
 from kybernate_shim.task.codes import rpc_error
 from kybernate_shim.task.errors import InitGone
+from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.operation_work import OperationWork
 from kybernate_shim.task.outcomes import Ending, Ledger, Outcome, to_cancel
 from kybernate_shim.task.requests import Requests
 from kybernate_shim.task.restoring import operation_of_restore, restored_in_time
-from kybernate_shim.trust.audit import ImageRef, Verb, decision_of
-from kybernate_shim.undo import Undo, in_words
+from kybernate_shim.trust.audit import Decision, ImageRef, Verb, decision_of
+from kybernate_shim.trust.caller import CALLER
+from kybernate_shim.undo import AsyncUndo, Undo, in_words
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.gpu.accelerator import CudaAccelerator
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from kybernate_shim.task.container import Container
 
 EXIT_SECONDS = 5.0
+POLL_SECONDS = 0.01
 ABORTED_BY_KILL = ("checkpoint", "restore")  # the others end with the processes that they are about
 STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"  # topics of events about operations
 DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
@@ -59,6 +63,8 @@ class Operations:
         self._image = NO_IMAGE  # that the current operation is about
         self._work = OperationWork(container)
         self._over: asyncio.Future[Outcome] | None = None
+        self.held: FrozenHold | None = None
+        self._holding: asyncio.Task[Exception | None] | None = None
 
     @property
     def running_id(self) -> str:
@@ -68,12 +74,23 @@ class Operations:
         return self.requests.waiting[0].id if self.requests.waiting else ""
 
     async def checkpoint(self, request: DumpRequest, id: str = "") -> tuple[Dumped, Operation]:
-        """Write an image. Raises CheckpointAborted after `abort`, Cancelled, and whatever `dump` raises."""
+        """Write an image. Raises CheckpointAborted after `abort`, Cancelled, and whatever `dump` raises.
+
+        With `request.hold` the container is held when this returns, unless it has ended.
+        """
         container = self._container
+        hold = FrozenHold(request.hold) if request.hold else None
+        if hold is not None:
+            after(container.init.state, "hold")
         with self._operating("checkpoint", ImageRef(str(request.image)), id=id) as operation:
-            with Undo() as undo:
-                undo.callback(self._kill_frozen, operation)
-                dumped = await self._work.run(operation, self._dump(request, operation))
+            async with AsyncUndo() as undo:
+                undo.push_async_callback(self._kill_frozen, operation)
+                if hold is None:
+                    dumped = await self._work.run(operation, self._dump(request, operation))
+                else:
+                    work = self._dump(request, operation, hold)
+                    dumped, goes_on = await self._work.run_until(operation, work, hold.begun)
+                    self._hold(hold, goes_on)
             self._image = image_ref(request.image, dumped.manifest, dumped.digest)
             operation.image_bytes = dumped.manifest.bytes
         share_with_cri(container.bundle.path, container.namespace, container.id, request.work)
@@ -81,14 +98,81 @@ class Operations:
             await asyncio.wait_for(container.init.wait(), EXIT_SECONDS)
         return dumped, operation
 
-    async def _dump(self, request: DumpRequest, operation: Operation) -> Dumped:
+    async def _dump(self, request: DumpRequest, operation: Operation, hold: FrozenHold | None = None) -> Dumped:
         gpus = self._accelerator() if await self._driver_pids() else None
-        return await dump(self._container, request, operation, self._log, gpus)
+        return await dump(self._container, request, operation, self._log, gpus, hold)
 
-    def _kill_frozen(self, operation: Operation) -> None:
-        cgroup = self._container.cgroup
+    # -- Hold ---------------------------------------------------------------------------------------------------------
+
+    def _hold(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> None:
+        """Be held, unless it has ended by now; `goes_on` ends when the container runs on or has ended."""
+        if self._container.init.state == "running":
+            self._container.init.move("hold")
+            self._log.info("hold.started", seconds=round(hold.seconds_left, 1))
+        else:
+            hold.finish("ended")
+        self.held = hold
+        self._holding = asyncio.ensure_future(self._until_free(hold, goes_on))
+
+    async def _until_free(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> Exception | None:
+        """Return what has failed when the container was to run on, once it does or has ended."""
+        CALLER.set(None)  # what ends it is another call, or none
+        container, how = self._container, await asyncio.shield(hold.over)
+        returns = how != "ended" and self._gpus is not None
+        if returns:
+            container.gpu.begin("resume")
+        failure: Exception | None = None
+        try:
+            await goes_on
+        except Exception as error:  # noqa: BLE001  # the answer of who has released it, and in the log
+            failure = error
+            self._log.error("task.release_failed", error=in_words(error))
+        if returns:
+            away = self._gpus is not None and self._gpus.suspended is not None
+            container.gpu.end("still away" if away else "not back" if failure is not None else "done")
+        self.held = None
+        if how != "ended" and container.init.state == "held":
+            container.init.move("release")
+        self._note_end_of_hold(how, failure)
+        return failure
+
+    def _note_end_of_hold(self, how: Over, failure: Exception | None) -> None:
+        if how == "expired":
+            self._log.warning("hold.expired", state=self._container.in_words)
+            self._audit_release(failure)
+        else:
+            self._log.info("hold.ended", how=how)
+        self._container.announce(ENDED, verb="release", outcome=how)
+
+    def _audit_release(self, failure: Exception | None) -> None:
+        decision: Decision = "done" if failure is None else "failed"
+        audit(self._container, "release", decision, self._image, self._log, error=failure)
+
+    async def release(self) -> None:
+        """Let a held container run on, and return when it does. Raises NotHeld, InitGone, and why it does not."""
+        hold, holding = self.held, self._holding
+        if hold is None or holding is None:
+            raise NotHeld(f"container {self._container.id} is not held. Nothing was changed")
+        hold.finish("released")
+        failure = await asyncio.shield(holding)
+        if hold.over.result() == "ended":
+            raise InitGone(f"container {self._container.id} has ended while it was held")
+        self._audit_release(failure)
+        if failure is not None:
+            raise failure
+
+    async def end_held(self) -> None:
+        """Kill a held container, which does nothing after its image, and return when its processes are killed."""
+        if self.held is not None and self._holding is not None:
+            self.held.finish("ended")
+            await asyncio.shield(self._holding)
+
+    async def _kill_frozen(self, operation: Operation) -> None:
+        """Kill it, where a kill has ended the checkpoint, and wait: the caller looks immediately what became of it."""
+        cgroup, init = self._container.cgroup, self._container.init
         if operation.killed.is_set() and cgroup is not None:
             cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
+            await asyncio.to_thread(_await_end, init.pid)
 
     # -- Ending before the end ----------------------------------------------------------------------------------------
 
@@ -292,3 +376,10 @@ class Operations:
         if isinstance(error, NotBack):
             return "still away" if self._gpus.suspended is not None else "not back"
         return "failed"
+
+
+def _await_end(pid: int) -> None:
+    """Wait until a process that was killed has ended, but not for long; blocks."""
+    end = time.monotonic() + EXIT_SECONDS
+    while not has_ended(pid) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)

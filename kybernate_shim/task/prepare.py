@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
-from kybernate_shim.trust.requester import requester_of
-from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.image.store import Image
@@ -63,8 +60,8 @@ async def _prepare(
     """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
-    SpecInvalid, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, TimeoutError where the image cannot be read in
-    time, and OSError when the bundle's disk is full.
+    SpecInvalid, RuntimeMissing, what `image_for` raises, TimeoutError where the image cannot be read in time, and
+    OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
     # The runtime remembers the annotation of CRIU's configuration from now on; the file comes with a checkpoint.
@@ -75,11 +72,14 @@ async def _prepare(
         spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
-    image = None
-    if request.checkpoint or options.criu_image_path or wanted_image(spec, config) is not None:
-        # Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile.
+    image, runs, wanted = None, None, wanted_image(spec, config)
+    if request.checkpoint or options.criu_image_path or wanted is not None:
+        from kybernate_shim.task.chosen_image import image_for  # most containers start from none
+        from kybernate_shim.task.runs import PodRuns
+
+        runs = PodRuns.of(spec, config.work_root) if wanted is not None else None
         async with asyncio.timeout(config.deadlines.create or None):
-            image = await _image_here_or_elsewhere(request, options, spec, config, log)
+            image = await image_for(request, options, wanted, spec, config, runs, log)
     if wants_library(spec, config) or (image is not None and _had_library(image)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
@@ -102,82 +102,13 @@ async def _prepare(
         log=log,
         stdio=StdioConfig(request.stdin, request.stdout, request.stderr, request.terminal),
         image=image,
+        runs=runs,
     )
-
-
-async def _image_here_or_elsewhere(
-    request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
-) -> Image | None:
-    """Do as `_image`; the node's agent brings an image that is not on the node. Raises as that, and ImageNotFetched."""
-    from kybernate_shim.checkpoint.image.store import CheckpointNotFound
-
-    try:
-        return await asyncio.to_thread(_image, request, options, spec, config, log)
-    except CheckpointNotFound:
-        wanted = wanted_image(spec, config)
-        if wanted is None or request.checkpoint or options.criu_image_path:
-            raise
-        from kybernate_shim.task.fetch import fetch  # few images are elsewhere
-
-        if not await fetch(wanted, requester_of(spec), request.id):
-            raise
-    return await asyncio.to_thread(_image, request, options, spec, config, log)
 
 
 def _had_library(image: Image) -> bool:
     """Return whether the image's processes have the preload library mapped, and so need its file to be there."""
     return any(mount.destination == DESTINATION for mount in image.manifest.mounts)
-
-
-def _image(
-    request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
-) -> Image | None:
-    """Return the checkpoint image to start from, None for a plain start.
-
-    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours and KeyUnusable.
-    """
-    if path := request.checkpoint or options.criu_image_path:
-        return _handed_over(Path(path), request, options, spec, config, log)
-    requester = requester_of(spec)
-    wanted = wanted_image(spec, config)
-    if wanted is None:
-        return None
-    if wanted.by_environment and not may(requester, Right.ENVIRONMENT, config):
-        log.warning(
-            "restore.request_ignored", task=request.id, by=wanted.by, error="restore_from_env is false on this node"
-        )
-        return None
-    from kybernate_shim.checkpoint.image.genuine import require_genuine  # most containers start from no image
-    from kybernate_shim.checkpoint.image.locate import locate
-    from kybernate_shim.checkpoint.image.store import read_for_restore
-
-    image = read_for_restore(locate(wanted, requester, config))
-    require_genuine(image, requester, config, log)
-    source = image.manifest.source.name
-    if not wanted.is_for(requester.container, source):
-        log.warning("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
-        return None
-    return image
-
-
-def _handed_over(
-    path: Path, request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
-) -> Image:
-    """Return the image in a directory that containerd names.
-
-    `request.checkpoint` is a directory that containerd has just unpacked from its content store, which takes nothing in
-    whose SHA-256 is not its name; to digest it once more would only cost time. But what a tenant's reference
-    names may come from any author: there the signature counts, and the digests that it covers. With `criu_image_path`
-    it repeats that path, where any user may have written.
-    """
-    from kybernate_shim.checkpoint.image.genuine import require_genuine
-    from kybernate_shim.checkpoint.image.store import read_image
-
-    requester = requester_of(spec)
-    image = read_image(path)
-    require_genuine(image, requester, config, log, carried=True)
-    content_store = bool(request.checkpoint) and not options.criu_image_path
-    return replace(image, checked=content_store and not requester.is_tenant)
 
 
 def _runtime(

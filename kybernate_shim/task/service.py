@@ -41,7 +41,7 @@ GO_ZERO_SECONDS = -62135596800  # what Go calls "no time": the exit of a process
 
 STATUS = {
     "created": status.CREATED, "restorable": status.CREATED, "running": status.RUNNING, "pausing": status.PAUSING,
-    "paused": status.PAUSED, "stopped": status.STOPPED, "deleted": status.STOPPED,
+    "paused": status.PAUSED, "held": status.RUNNING, "stopped": status.STOPPED, "deleted": status.STOPPED,
 }  # fmt: skip
 
 Request = TypeVar("Request", bound=Message)

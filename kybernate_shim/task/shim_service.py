@@ -23,6 +23,7 @@ class ShimService:
     def methods(self) -> dict[str, Method]:
         return {
             "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint, self._tasks.log)),
+            "Release": Method(wire.ReleaseRequest, translated(self.release, self._tasks.log)),
             "Suspend": Method(wire.SuspendRequest, translated(self.suspend, self._tasks.log)),
             "Resume": Method(wire.ResumeRequest, translated(self.resume, self._tasks.log)),
             "Cancel": Method(wire.CancelRequest, translated(self.cancel, self._tasks.log)),
@@ -45,9 +46,17 @@ class ShimService:
 
         async def dump() -> Message:
             dumped, operation = await container.checkpoint(wanted, id)
-            return response(dumped, wanted, operation.seconds, operation.frozen_ms)
+            reply = response(dumped, wanted, operation.seconds, operation.frozen_ms)
+            reply.held_seconds = container.held_seconds
+            return reply
 
         return await container.operations().requests.once(id, "checkpoint", request, dump)
+
+    async def release(self, request: wire.ReleaseRequest) -> Message:
+        """Let a container run on that a checkpoint has held."""
+        container = self._tasks.container(request.id)
+        await container.release()
+        return wire.ReleaseResponse(container=_status(container))
 
     async def suspend(self, request: wire.SuspendRequest) -> Message:
         """Move the container's VRAM into host memory."""
@@ -112,6 +121,8 @@ def _status(container: Container) -> wire.Container:
         suspended=container.suspended,
         gpu=container.gpu.state,
         vram_bytes=container.vram_bytes,
+        held_seconds=container.held_seconds,
+        restored_from=str(container.image.path) if container.image is not None else "",
     )
     if container.suspended and (use := container.arena_use) is not None:
         from kybernate_shim.task.gpu_report import arena_message  # as above

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from kybernate_shim.logs import Log
 
 Verb = Literal[
-    "checkpoint", "restore", "suspend", "resume", "import",
+    "checkpoint", "release", "restore", "suspend", "resume", "import",
     "swap", "cancel", "pin", "label", "verify", "delete", "export", "send",  # of the node agent alone
 ]  # fmt: skip
 Decision = Literal["allowed", "refused", "failed", "cancelled", "done"]
 
+OF_REQUESTER: Final = ("kind", "namespace", "pod", "uid", "container")
 LONGEST: Final = 4096  # characters of one value; a pod's annotation may have 256 KiB
 NOT_SET: Final = "4294967295"  # the kernel's value for a process without a login
 _REFUSALS: Final = (Refused, Missing, Damaged, NoRoom)
@@ -75,7 +76,7 @@ class Audit:
             "verb": self.verb,
             "decision": self.decision,
             "reason": self.reason[:LONGEST],
-            "requester": _shortened(asdict(self.requester)),
+            "requester": _shortened({name: getattr(self.requester, name) for name in OF_REQUESTER}),
             "caller": _caller(self.caller),
             "task": self.task,
             "containerd_namespace": self.containerd_namespace,

@@ -22,6 +22,7 @@ POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
 POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 POD_UID: Final = "io.kubernetes.cri.sandbox-uid"
 CONTAINER_NAME: Final = "io.kubernetes.cri.container-name"
+SANDBOX_ID: Final = "io.kubernetes.cri.sandbox-id"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Requester:
     """The author of a container's configuration. For `node`, the node's root, the other fields are empty.
 
     `namespace`, `pod` and `uid` are Kubernetes' words for the pod, `container` is the name of the container in it.
+    `sandbox` is the id of the pod's sandbox; without it, root has made the container of what was a pod's, as
+    `kybernate restore` does, with a tenant's rights and no pod.
     """
 
     kind: Kind
@@ -36,6 +39,7 @@ class Requester:
     pod: str = ""
     uid: str = ""
     container: str = ""
+    sandbox: str = ""
 
     @property
     def is_tenant(self) -> bool:
@@ -61,4 +65,5 @@ def requester_of(spec: Spec) -> Requester:
         pod=notes.get(POD_NAME, ""),
         uid=notes.get(POD_UID, ""),
         container=notes.get(CONTAINER_NAME, ""),
+        sandbox=notes.get(SANDBOX_ID, ""),
     )

@@ -17,6 +17,7 @@ from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 RESTORE_FROM = "kybernate.io/restore-from"
+HELD = "held"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
 NO_DEVICES = frozenset({"", "void", "none"})
 LONGEST_TEXT = 1024  # characters of a text in a message: image, annotations and labels are as long as a tenant likes
@@ -79,7 +80,7 @@ def message_of(
         name=container.name[:LONGEST_TEXT],
         image=container.image[:LONGEST_TEXT],
         runtime=container.runtime[:LONGEST_TEXT],
-        state=container.state,
+        state=HELD if status.state == HELD else container.state,  # containerd takes it for a running one
         pid=container.pid,
         gpu=status.gpu if status.gpu != "attached" or had_gpu or one.has_gpu or gpu_uuids else "",  # as of all others
         operation=status.operation or status.phase,  # one that no caller has named has its verb alone
@@ -90,7 +91,9 @@ def message_of(
         sandbox=container.sandbox,
         workload=one.workload[:LONGEST_TEXT],
         gpu_uuids=gpu_uuids,
-        restored_from=one.restored_from[:LONGEST_TEXT],
+        restored_from=(
+            status.restored_from.rpartition("/")[2] if status.HasField("restored_from") else one.restored_from
+        )[:LONGEST_TEXT],
         foreign=reported.foreign,
     )
     if started_ns:

@@ -81,6 +81,8 @@ def arguments_of(request: Request) -> Arguments:
                 tcp=request.tcp,
                 without_rootfs=request.without_rootfs,
                 force=request.force,
+                hold=request.hold,
+                hold_timeout=_seconds(request.hold_timeout),
             )
         case wire.RestoreRequest():
             return Restore(

@@ -39,7 +39,10 @@ Cause = Literal["", "requested", "deadline"]  # why an operation is undone
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`name` is a container as a person names it; `path` a name for the image, a directory, or empty."""
+    """`name` is a container as a person names it; `path` a name for the image, a directory, or empty.
+
+    `hold_timeout` is in seconds, 0 as configured.
+    """
 
     name: str
     namespace: str = ""
@@ -48,6 +51,8 @@ class Checkpoint:
     tcp: str = ""
     without_rootfs: bool = False
     force: bool = False
+    hold: bool = False
+    hold_timeout: float = 0
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,8 @@ class ShimVerbs:
             id=container.id,
             path=operation.target.image,
             exit=wanted.exit,
+            hold=wanted.hold,
+            hold_seconds=wanted.hold_timeout,
             tcp=wanted.tcp,
             rootfs_diff=not wanted.without_rootfs,
             force=wanted.force,

@@ -51,6 +51,19 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Lineage:
+    """Where the container of an image comes from, over its restores. Empty for one without a pod that was started.
+
+    `origin` is the id of the first container, where that is another one; `parent` the id of the image that this one
+    was restored from; `pod_uid` that of the pod which it was in.
+    """
+
+    origin: str = ""
+    parent: str = ""
+    pod_uid: str = ""
+
+
+@dataclass(frozen=True)
 class Program:
     """A program that took part, as its own --version says. `options` are the lines of its configuration."""
 
@@ -201,8 +214,8 @@ class Manifest:
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
     driver's order: a map to others names each of them. `released`, `threads`, which are those that have chosen
-    something that CRIU does not keep, `volumes`, and `declared` of a mount are left out where they are empty, so that
-    older releases read the manifest. `security` is empty in images of older releases.
+    something that CRIU does not keep, `volumes`, `lineage`, and `declared` of a mount are left out where they are
+    empty, so that older releases read the manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -226,12 +239,18 @@ class Manifest:
     threads: tuple[ThreadSettings, ...] = ()
     mounts: tuple[ImageMount, ...] = ()
     volumes: tuple[ImageVolume, ...] = ()
+    lineage: Lineage = Lineage()
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
     encryption: Encryption | None = None
     steps: tuple[Step, ...] = ()
     signature: Signature = Signature()
     version: int = VERSION
+
+    @property
+    def origin(self) -> str:
+        """The id of the container that all images of the lineage come from."""
+        return self.lineage.origin or self.source.container
 
     @property
     def has_gpu_state(self) -> bool:
@@ -272,6 +291,8 @@ def encode(manifest: Manifest) -> bytes:
     for name in LEFT_OUT_IF_EMPTY:
         if not document[name]:
             del document[name]
+    if manifest.lineage == Lineage():
+        del document["lineage"]
     for mount in document["mounts"]:
         if not mount["declared"]:
             del mount["declared"]

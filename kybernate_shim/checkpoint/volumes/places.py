@@ -25,10 +25,9 @@ from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
 from kybernate_shim.linux.plain_files import LOOK
 from kybernate_shim.linux.statx import status_of
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.requester import POD_UID, requester_of
+from kybernate_shim.trust.requester import POD_UID, SANDBOX_ID, requester_of
 
 ANNOTATION: Final = "kybernate.io/volumes"
-SANDBOX_ID: Final = "io.kubernetes.cri.sandbox-id"
 SHM: Final = "dev-shm"  # its name here: Kubernetes has none for it, and no volume can be called so twice
 EMPTY_DIR: Final = re.compile(r".*/pods/([^/]+)/volumes/kubernetes\.io~empty-dir/([^/]+)")
 SUBPATH: Final = re.compile(r"(.*/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/\d+")

@@ -147,3 +147,43 @@ def test_suspended_container_can_be_checkpointed_and_stays_suspended(ctr: Ctr, g
     with gpu.computing_again(ctr, image, log) as again:
         eventually(lambda: len(again.lines()) > 3)
         assert gpus.used() == used
+
+
+def test_held_container_leaves_its_gpu_to_others_until_it_is_released(ctr: Ctr, gpus: Gpus, image: Path) -> None:
+    with gpu.computing(ctr) as container:
+        used = gpus.used()
+        kybernate("checkpoint", container.id, str(image), "--hold")
+        assert_whole(image)
+        eventually(lambda: gpus.used() == [0, 0])
+        container.stands_still()
+        assert "cannot suspend a held container" in refused("kybernate", "resume", container.id)
+        kybernate("release", container.id)
+        container.computes_on()
+        assert gpus.used() == used
+        kybernate("suspend", container.id)  # its GPU state is as of any other
+        kybernate("resume", container.id)
+        container.computes_on()
+
+
+def test_held_container_that_is_killed_computes_on_from_its_image(ctr: Ctr, gpus: Gpus, image: Path) -> None:
+    log = image.parent / "log"
+    with gpu.computing(ctr, log=log) as container:
+        used = gpus.used()
+        kybernate("checkpoint", container.id, str(image), "--hold")
+        ctr("task", "kill", "-s", "SIGTERM", container.id)
+        eventually(lambda: ctr.status(container.id) == "STOPPED")
+        eventually(lambda: gpus.used() == [0, 0])
+    with gpu.computing_again(ctr, image, log) as again:
+        again.computes_on()
+        assert gpus.used() == used
+
+
+def test_held_container_that_was_suspended_is_suspended_after_its_release(ctr: Ctr, gpus: Gpus, image: Path) -> None:
+    with gpu.computing(ctr) as container:
+        kybernate("suspend", container.id)
+        kybernate("checkpoint", container.id, str(image), "--hold")
+        kybernate("release", container.id)
+        (shown,) = [one for one in json.loads(kybernate("ps", "--json")) if one["container"] == container.id]
+        assert (shown["state"], shown["suspended"]) == ("running", True)
+        kybernate("resume", container.id)
+        container.computes_on()

@@ -101,6 +101,22 @@ def test_image_that_was_restored_is_named() -> None:
     assert known("k8s.io", record(spec, **{"io.cri-containerd.kind": "sandbox"}), None, {}).restored_from == ""
 
 
+def test_shims_word_on_the_image_counts_more_than_the_annotation() -> None:
+    """A container that starts again is restored from a later image than its annotation names, or from none."""
+    one = known("k8s.io", record({"annotations": {"kybernate.io/restore-from": "latest"}}), None, {})
+    restored = wire.Container(restored_from="/var/lib/kybernate/checkpoints/team-a/newest")
+    assert message_of(one, Reported(restored)).restored_from == "newest"
+    assert message_of(one, Reported(wire.Container(restored_from=""))).restored_from == ""
+    assert message_of(one, Reported(wire.Container())).restored_from == "latest"  # of an earlier release
+
+
+def test_held_container_is_shown_as_such() -> None:
+    task = process_pb2.Process(status=process_pb2.RUNNING)
+    one = known("k8s.io", record({}), task, {})
+    assert message_of(one, Reported(wire.Container(state="running"))).state == "running"
+    assert message_of(one, Reported(wire.Container(state="held"))).state == "held"
+
+
 def test_operation_is_its_name_or_its_verb() -> None:
     one = known("default", record(), process_pb2.Process(pid=7, status="RUNNING"), {})
     assert message_of(one, Reported(wire.Container(phase="suspend"))).operation == "suspend"

@@ -152,6 +152,7 @@ class FakeTarget:
     namespace = "default"
     options = RuntimeOptions()
     init_pid = os.getpid()
+    came_from: Manifest | None = None
 
     def __init__(self, directory: Path, document: Mapping[str, Any] | None = None, **config: Any) -> None:
         self.steps: list[str] = []

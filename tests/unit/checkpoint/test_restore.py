@@ -95,6 +95,18 @@ def test_other_architecture_is_refused_before_anything_is_touched(target: FakeTa
     assert target.steps == []
 
 
+def test_refused_restore_leaves_no_directory_of_its_own(target: FakeTarget) -> None:
+    image = image_of(target, host=replace(read_host(hierarchy_version()), architecture="s390x"))
+    for attempt in ("none", "empty", "with a log"):
+        if attempt != "none":
+            target.work.mkdir(mode=0o700, exist_ok=True)
+        if attempt == "with a log":
+            (target.work / "helper.log").touch()
+        with pytest.raises(Incompatible):
+            prepared(target, image)
+        assert target.work.exists() is (attempt != "none")  # what was there is not ours to remove
+
+
 @pytest.mark.parametrize(("force", "taken"), [("true", True), ("yes", False), (None, False)])
 def test_risk_is_taken_by_force_alone(target: FakeTarget, force: str | None, taken: bool) -> None:
     image = image_of(target, runtime=Program("crun", "1.20"))

@@ -17,6 +17,7 @@ from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server
 
 REQUESTS: dict[str, type[Message]] = {
     "Checkpoint": wire.CheckpointRequest,
+    "Release": wire.ReleaseRequest,
     "Suspend": wire.SuspendRequest,
     "Resume": wire.ResumeRequest,
     "Cancel": wire.CancelRequest,

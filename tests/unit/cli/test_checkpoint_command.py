@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ REPLY = wire.CheckpointResponse(
 def counter(node: Node) -> FakeShim:
     node.containerd.add("counter", image="docker.io/library/busybox:1")
     shim = node.shim("counter")
-    shim.add("counter", phase="checkpoint", step="dump", done_bytes=1, total_bytes=2)
+    shim.add("counter", pid=os.getpid(), phase="checkpoint", step="dump", done_bytes=1, total_bytes=2)
     shim.answers["Checkpoint"] = REPLY
     return shim
 
@@ -135,7 +136,7 @@ def test_place_with_files_is_refused(node: Node, tmp_path: Path) -> None:
 
 def test_failure_says_what_became_of_the_container(node: Node) -> None:
     shim = counter(node)
-    shim.add("counter", state="paused")
+    shim.add("counter", pid=os.getpid(), state="paused")
     shim.answers["Checkpoint"] = RpcError(Code.RESOURCE_EXHAUSTED, "the disk is full: 3 MiB free, 8 MiB needed")
     result = node.run("checkpoint", "counter", status=1)
     assert result.stdout == ""
@@ -205,3 +206,47 @@ def test_missing_containerd_is_told(node: Node, tmp_path: Path) -> None:
 @pytest.mark.parametrize("argv", [(), ("counter", "--tcp", "maybe"), ("counter", "--timeout", "-1"), ("a", "b", "c")])
 def test_wrong_usage_is_status_2(node: Node, argv: tuple[str, ...]) -> None:
     node.run("checkpoint", *argv, status=2)
+
+
+def test_hold_is_asked_for_and_shown(node: Node) -> None:
+    shim = counter(node)
+    held = wire.CheckpointResponse(held_seconds=90)
+    held.MergeFrom(REPLY)
+    shim.answers["Checkpoint"] = held
+    for flags, seconds in (["--hold"], 0), (["--hold-for", "90"], 90), (["--hold", "--hold-for", "90"], 90):
+        said = node.run("checkpoint", "counter", *flags).stdout
+        assert "counter is held: `kybernate ps` shows it, `kybernate release` lets it run on" in said
+        assert (shim.requests[-1].hold, shim.requests[-1].hold_seconds) == (True, seconds)
+
+
+def test_shim_that_does_not_hold_is_told(node: Node) -> None:
+    """One of an earlier release makes an image, and passes over what it does not know."""
+    counter(node)
+    failed = node.run("checkpoint", "counter", "--hold", status=1)
+    assert "counter is not held" in failed.stderr
+    assert "the image /images/i is complete, and the container, if it has not ended, runs on" in failed.stderr
+
+
+@pytest.mark.parametrize("flag", ["--exit", "--tcp=established"])
+def test_hold_is_not_for_what_ends(node: Node, flag: str) -> None:
+    counter(node)
+    assert "--hold is neither for" in node.run("checkpoint", "counter", "--hold", flag, status=2).stderr
+
+
+def test_release_says_what_the_container_is_then(node: Node) -> None:
+    shim = counter(node)
+    shim.answers["Release"] = wire.ReleaseResponse(container=wire.Container(id="counter", state="running"))
+    assert node.run("release", "counter").stdout == "released counter: it is running\n"
+    assert shim.requests[-1].id == "counter"
+    assert node.json("release", "counter") == {"namespace": "default", "container": "counter", "state": "running"}
+    shim.answers["Release"] = RpcError(Code.FAILED_PRECONDITION, "container counter is not held. Nothing was changed")
+    failed = node.run("release", "counter", status=1)
+    assert "cannot release counter: container counter is not held" in failed.stderr
+
+
+def test_container_that_a_kill_has_ended_is_not_told_to_run(node: Node) -> None:
+    """The shim makes its exit known later than it answers."""
+    shim = counter(node)
+    shim.containers["counter"].pid = 1 << 30  # beyond every pid that the kernel gives
+    shim.answers["Checkpoint"] = RpcError(Code.ABORTED, "checkpoint of container counter ended: it was killed")
+    assert "state:  container counter has ended" in node.run("checkpoint", "counter", status=1).stderr

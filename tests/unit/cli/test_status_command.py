@@ -91,6 +91,7 @@ def test_status_as_json(node: Node) -> None:
         "runtime": "io.containerd.runc.v2",
         "state": "running",
         "suspended": True,
+        "held_seconds": 0.0,
         "pid": 11,
         "gpu": "",
         "cuda_pids": [],
@@ -163,3 +164,12 @@ def test_container_of_a_record_too_large_is_named_and_the_others_are_listed(node
     for id in ("b", "d"):
         refused = node.run("status", id, status=1)
         assert f"record of container {id} is larger" in refused.stderr
+
+
+def test_held_container_is_shown_with_its_deadline(node: Node) -> None:
+    node.containerd.add("counter")
+    node.shim("counter").add("counter", state="held", held_seconds=90.0)
+    assert "held:      for 1 min 30 s at most" in node.run("status", "counter").stdout
+    assert node.json("status", "counter")["held_seconds"] == 90.0
+    (listed,) = node.json("ps")
+    assert listed["state"] == "held"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kybernate_shim.messages import shim_pb2 as wire
@@ -49,7 +51,7 @@ def test_what_needed_no_copy_is_told(node: Node) -> None:
 def test_failure_says_what_became_of_the_container(node: Node) -> None:
     node.containerd.add("trainer")
     shim = node.shim("trainer")
-    shim.add("trainer", suspended=True)
+    shim.add("trainer", pid=os.getpid(), suspended=True)
     shim.answers["Resume"] = RpcError(Code.FAILED_PRECONDITION, "GPU-1 has 1 GiB of free VRAM, 2 GiB are needed")
     result = node.run("resume", "trainer", status=1)
     assert result.stderr.splitlines() == [

@@ -50,3 +50,11 @@ def test_daemons_that_remove_the_same_ones_at_once_do_not_disturb_each_other(tmp
         assert len(list(daemons.map(directory, [tmp_path] * 8))) == 8
     left = len(list(tmp_path.iterdir()))
     assert WORKS_KEPT - 8 < left <= WORKS_KEPT  # what one is removing looks new to another, and counts
+
+
+def test_what_is_kept_of_pods_stays(tmp_path: Path) -> None:
+    (tmp_path / "pods").mkdir()
+    os.utime(tmp_path / "pods", (1, 1))
+    old_works(tmp_path, WORKS_KEPT + 3)
+    directory(tmp_path)
+    assert (tmp_path / "pods").is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -22,5 +23,5 @@ def counter(node: FakeNode) -> Any:
     node.containerd.add("counter", image="busybox:1")
     node.containerd.add_image("busybox:1")
     shim = node.shim("counter")
-    shim.add("counter")
+    shim.add("counter", pid=os.getpid())
     return shim

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint import dump_manifest, dump_plan
+from kybernate_shim.checkpoint.bound_sockets import SocketDirectoryNotSaved
 from kybernate_shim.checkpoint.dump import DumpFailed
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, TierFull, read_image
 from kybernate_shim.trust.places import PlaceUntrusted
@@ -79,6 +80,17 @@ def test_failure_takes_only_its_own_files_away(target: FakeTarget) -> None:
     with pytest.raises(DumpFailed):
         run(target)
     assert [path.name for path in target.image.iterdir()] == ["notes.img"]
+
+
+def test_refused_dump_leaves_no_directory_of_its_own(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise SocketDirectoryNotSaved("c", [])
+
+    monkeypatch.setattr("kybernate_shim.checkpoint.dump.plan_dump", refuse)
+    with pytest.raises(SocketDirectoryNotSaved):
+        run(target)
+    assert not target.work.exists()
+    assert not target.image.exists()
 
 
 def test_deadline_is_named_and_everything_undone(target: FakeTarget) -> None:

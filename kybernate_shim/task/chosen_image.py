@@ -1,0 +1,139 @@
+"""Which checkpoint image a new container starts from: the one handed over, or what it asks for by itself, if any.
+
+Loaded with the first container that asks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from kybernate_shim.checkpoint.image.genuine import require_genuine
+from kybernate_shim.checkpoint.image.locate import locate
+from kybernate_shim.checkpoint.image.namespace import images_of, origin_of
+from kybernate_shim.checkpoint.image.requested import Wanted
+from kybernate_shim.checkpoint.image.starts import (
+    LATEST,
+    MOST_SHORT_RUNS,
+    ON_RESTART,
+    SOON,
+    Run,
+    Start,
+    asked,
+    is_given_up,
+    on_restart,
+    start_of,
+)
+from kybernate_shim.checkpoint.image.store import CheckpointNotFound, Image, read_for_restore, read_image
+from kybernate_shim.config import Config
+from kybernate_shim.logs import Log
+from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.oci.options import RuntimeOptions
+from kybernate_shim.oci.spec import Spec
+from kybernate_shim.task.fetch import fetch
+from kybernate_shim.task.runs import PodRuns
+from kybernate_shim.trust.requester import Requester, requester_of
+from kybernate_shim.trust.rights import Right, may
+
+
+async def image_for(
+    request: wire.CreateTaskRequest,
+    options: RuntimeOptions,
+    wanted: Wanted | None,
+    spec: Spec,
+    config: Config,
+    runs: PodRuns | None,
+    log: Log,
+) -> Image | None:
+    """Return the image to start from, None for a plain start. `wanted` is what the container asks for by itself.
+
+    Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
+    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours, StartUnclear, KeyUnusable and
+    ImageNotFetched.
+    """
+    if path := request.checkpoint or options.criu_image_path:
+        return await asyncio.to_thread(_handed_over, Path(path), request, options, spec, config, log)
+    if wanted is None:
+        return None
+    return await _here_or_elsewhere(request, wanted, spec, config, runs, log)
+
+
+async def _here_or_elsewhere(
+    request: wire.CreateTaskRequest, wanted: Wanted, spec: Spec, config: Config, runs: PodRuns | None, log: Log
+) -> Image | None:
+    """Return the image that a container asks for, None where it starts fresh; the agent brings one from elsewhere."""
+    requester = requester_of(spec)
+    if wanted.by_environment and not may(requester, Right.ENVIRONMENT, config):
+        log.warning(
+            "restore.request_ignored", task=request.id, by=wanted.by, error="restore_from_env is false on this node"
+        )
+        return None
+    ended = await asyncio.to_thread(runs.read) if runs is not None else ()
+    start = await asyncio.to_thread(_start, wanted, requester, spec, config, ended)
+    if not start.name:
+        log.info("restore.omitted", task=request.id, reason=start.why)
+        return None
+    wanted = replace(wanted, name=start.name)
+    try:
+        image = await asyncio.to_thread(_named, request, wanted, requester, config, log)
+    except CheckpointNotFound as error:
+        if await fetch(wanted, requester, request.id):
+            image = await asyncio.to_thread(_named, request, wanted, requester, config, log)
+        elif start.optional:
+            log.warning("restore.omitted", task=request.id, reason=f"it starts again, and no image is left: {error}")
+            return None
+        else:
+            raise
+    if image is not None and is_given_up(image.manifest.id, start, ended):
+        reason = f"{MOST_SHORT_RUNS} times it has ended within {SOON:g} s of its restore from {wanted.name}"
+        log.warning("restore.omitted", task=request.id, reason=reason)
+        return None
+    return image
+
+
+def _start(wanted: Wanted, requester: Requester, spec: Spec, config: Config, ended: tuple[Run, ...]) -> Start:
+    """Return what a container starts from; outside of a pod it is what is named. Raises StartUnclear."""
+    if not requester.sandbox:
+        return Start(wanted.name, f"{wanted.by} names it")
+    restart = on_restart(config.pods_choice(spec.annotations, ON_RESTART))
+    base, at, _ = asked(wanted.name)
+    marks = [requester.uid]
+    if at:
+        marks.append(origin_of(requester.namespace, base, config))
+    elif base == LATEST:
+        marks.append(requester.pod)
+    return start_of(wanted, restart, requester, images_of(requester.namespace, marks, config), ended)
+
+
+def _named(
+    request: wire.CreateTaskRequest, wanted: Wanted, requester: Requester, config: Config, log: Log
+) -> Image | None:
+    """Return the image of that name, None where it is another container's of the pod.
+
+    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours and KeyUnusable.
+    """
+    image = read_for_restore(locate(wanted, requester, config))
+    require_genuine(image, requester, config, log)
+    source = image.manifest.source.name
+    if not wanted.is_for(requester.container, source):
+        log.warning("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
+        return None
+    return image
+
+
+def _handed_over(
+    path: Path, request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
+) -> Image:
+    """Return the image in a directory that containerd names.
+
+    `request.checkpoint` is a directory that containerd has just unpacked from its content store, which takes nothing in
+    whose SHA-256 is not its name; to digest it once more would only cost time. But what a tenant's reference
+    names may come from any author: there the signature counts, and the digests that it covers. With `criu_image_path`
+    it repeats that path, where any user may have written.
+    """
+    requester = requester_of(spec)
+    image = read_image(path)
+    require_genuine(image, requester, config, log, carried=True)
+    content_store = bool(request.checkpoint) and not options.criu_image_path
+    return replace(image, checked=content_store and not requester.is_tenant)
