@@ -15,7 +15,9 @@ from kybernate_shim.config import Config
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
+from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.oci.annotations import RESTORE_FROM, require_unmistaken
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
@@ -25,11 +27,14 @@ from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
-from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.requester import CONTAINER_TYPE, requester_of
 from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.image.store import Image
+
+
+SKIPPED = "/kybernate/shim/skipped"  # topic of the event about a container that is not the one that an image is of
 
 
 async def prepare(
@@ -63,8 +68,8 @@ async def _prepare(
     """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
-    SpecInvalid, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, TimeoutError where the image cannot be read in
-    time, and OSError when the bundle's disk is full.
+    SpecInvalid, AnnotationMistaken, RuntimeMissing, CheckpointNotFound, CheckpointInvalid, TimeoutError where the image
+    cannot be read in time, and OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
     # The runtime remembers the annotation of CRIU's configuration from now on; the file comes with a checkpoint.
@@ -75,11 +80,16 @@ async def _prepare(
         spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
+    if config.pod_may_use(RESTORE_FROM) and spec.annotations.get(CONTAINER_TYPE) != "sandbox":
+        require_unmistaken(spec.annotations)
     image = None
+    skipped: dict[str, str] = {}
     if request.checkpoint or options.criu_image_path or wanted_image(spec, config) is not None:
         # Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile.
         async with asyncio.timeout(config.deadlines.create or None):
-            image = await _image_here_or_elsewhere(request, options, spec, config, log)
+            image = await _image_here_or_elsewhere(request, options, spec, config, log, skipped)
+    if skipped:
+        publish(SKIPPED, events.ContainerUpdate(id=request.id, labels=skipped))
     if wants_library(spec, config) or (image is not None and _had_library(image)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
@@ -106,13 +116,18 @@ async def _prepare(
 
 
 async def _image_here_or_elsewhere(
-    request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
+    request: wire.CreateTaskRequest,
+    options: RuntimeOptions,
+    spec: Spec,
+    config: Config,
+    log: Log,
+    skipped: dict[str, str],
 ) -> Image | None:
     """Do as `_image`; the node's agent brings an image that is not on the node. Raises as that, and ImageNotFetched."""
     from kybernate_shim.checkpoint.image.store import CheckpointNotFound
 
     try:
-        return await asyncio.to_thread(_image, request, options, spec, config, log)
+        return await asyncio.to_thread(_image, request, options, spec, config, log, skipped)
     except CheckpointNotFound:
         wanted = wanted_image(spec, config)
         if wanted is None or request.checkpoint or options.criu_image_path:
@@ -121,7 +136,7 @@ async def _image_here_or_elsewhere(
 
         if not await fetch(wanted, requester_of(spec), request.id):
             raise
-    return await asyncio.to_thread(_image, request, options, spec, config, log)
+    return await asyncio.to_thread(_image, request, options, spec, config, log, skipped)
 
 
 def _had_library(image: Image) -> bool:
@@ -130,9 +145,14 @@ def _had_library(image: Image) -> bool:
 
 
 def _image(
-    request: wire.CreateTaskRequest, options: RuntimeOptions, spec: Spec, config: Config, log: Log
+    request: wire.CreateTaskRequest,
+    options: RuntimeOptions,
+    spec: Spec,
+    config: Config,
+    log: Log,
+    skipped: dict[str, str],
 ) -> Image | None:
-    """Return the checkpoint image to start from, None for a plain start.
+    """Return the checkpoint image to start from, None for a plain start; `skipped` gets why, where one was named.
 
     Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours and KeyUnusable.
     """
@@ -156,6 +176,7 @@ def _image(
     source = image.manifest.source.name
     if not wanted.is_for(requester.container, source):
         log.warning("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
+        skipped.update(image=wanted.name, container=requester.container, of=source)
         return None
     return image
 
