@@ -270,10 +270,10 @@ class Agent:
         try:
             access = access_of(settings.kubeconfig, os.environ)
         except AccessUnusable as error:
-            self._log.error("kubernetes.unusable", error=str(error), advice=error.advice)
+            self._log.error("kubernetes.not_configured", error=str(error), advice=error.advice)
             return None
         if access is None:
-            self._log.info("kubernetes.absent", state="no events appear on pods, and annotations ask for nothing")
+            self._log.info("kubernetes.not_used", state="no events appear on pods, and annotations ask for nothing")
             return None
         cluster = Cluster(
             access,

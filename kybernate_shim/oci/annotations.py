@@ -135,7 +135,7 @@ def require_unmistaken(annotations: Mapping[str, str]) -> None:
         found = mistake(key, value)
         if found is not None and found.loses_state:
             raise AnnotationMistaken(
-                f"{found}. The container was not started, since it would begin anew and not where its image stopped;"
+                f"{found}. The container was not started, since its program would begin from the start;"
                 " correct the annotation, or remove it"
             )
 

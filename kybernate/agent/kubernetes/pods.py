@@ -108,7 +108,7 @@ class Pods:
                 await self.pauses(REFUSED_PAUSE)
             except ApiUnreachable as error:
                 if not said:
-                    self.log.warning("kubernetes.pods_unseen", error=str(error), state="annotations of pods wait")
+                    self.log.warning("kubernetes.pods_not_listed", error=str(error), state="annotations of pods wait")
                 pause, said = min(max(FIRST_PAUSE, pause * 2), LONGEST_PAUSE), "unreachable"
                 await self.pauses(pause)
 

@@ -80,12 +80,12 @@ class Speaker:
                 await self._write(series)
             except ApiUnreachable as error:
                 if not pause:
-                    self._log.warning("kubernetes.unreachable", error=str(error), state="events on pods wait")
+                    self._log.warning("kubernetes.lost", error=str(error), state="events on pods wait")
                 pause = min(max(FIRST_PAUSE, pause * 2), LONGEST_PAUSE)
                 await asyncio.sleep(pause)
             else:
                 if pause:
-                    self._log.info("kubernetes.reachable", server=self._api.access.server)
+                    self._log.info("kubernetes.regained", server=self._api.access.server)
                 pause = 0.0
 
     def _is_double(self, subject: Subject, what: Told, event: wire.Event) -> bool:

@@ -39,7 +39,7 @@ class Told:
 
 
 def told(event: wire.Event) -> Told | None:
-    """Return what the pod of the event's container is to show, None for what kubelet says itself or nobody misses."""
+    """Return what the pod of the event's container is to show, None for what needs none."""
     words = STORY.get(event.type)
     return words(event) if words is not None else None
 

@@ -68,8 +68,13 @@ def lab(words: list[str]) -> None:
 
 
 def kubectl(words: list[str]) -> None:
-    assert words[1:3] == ["apply", "-f"]
-    assert all(yaml.safe_load_all((ROOT / path).read_text()) for path in words[3:])
+    """Files that it applies are there. Its other verbs are run by a test: see test_block_is_in_a_language…"""
+    verb = next(word for word in words[1:] if not word.startswith("-") and word != "kybernate")
+    if verb == "apply":
+        assert words[1:3] == ["apply", "-f"]
+        assert all(yaml.safe_load_all((ROOT / path).read_text()) for path in words[3:])
+    else:
+        assert verb in ("annotate", "delete", "events", "label", "logs", "rollout", "wait")
 
 
 def containerd(words: list[str]) -> None:
@@ -126,6 +131,8 @@ def test_command_of_the_documentation_exists(where: Block, line: str) -> None:
 @pytest.mark.parametrize("one", BLOCKS, ids=[f"{one.page}-{number}" for number, one in enumerate(BLOCKS)])
 def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> None:
     assert one.language in ("sh", "toml", "yaml", "mermaid", "python"), f"{one.page}: {one.text}"
+    if any(line.startswith("kubectl ") and " -f " not in line for line in one.commands):
+        assert one.run_by, f"{one.page}: what kubectl is asked is run by a test\n{one.text}"
     if one.language == "python":
         assert one.run_by, f"{one.page}: a program is run by a test\n{one.text}"
     if one.language == "toml":

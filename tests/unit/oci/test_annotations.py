@@ -1,4 +1,4 @@
-"""Every annotation is known by its key and its values; what looks like a wish to be restored never starts anew."""
+"""Every annotation is known by its key and its values; what looks like a wish to be restored starts nothing."""
 
 from __future__ import annotations
 

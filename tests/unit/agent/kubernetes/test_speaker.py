@@ -113,7 +113,7 @@ def test_answer_that_was_lost_leads_to_no_second_object() -> None:
     async def work(server: ApiServer, found: Speaker, log: Any) -> None:
         server.refuse = [-500]
         found.say(POD, Told("Restored", "x"))
-        await until(lambda: names(log)[-1:] == ["kubernetes.reachable"])
+        await until(lambda: names(log)[-1:] == ["kubernetes.regained"])
         found.say(POD, Told("Restored", "x"))
         await until(lambda: server.story() == [("Restored", "x", 2)])
 
@@ -126,8 +126,8 @@ def test_event_waits_for_an_api_server_that_is_away(status: int) -> None:
         server.refuse = [status] * 3
         found.say(POD, Told("Restored", "x"))
         await until(lambda: server.story() == [("Restored", "x", 1)])
-        await until(lambda: names(log)[-1:] == ["kubernetes.reachable"])
-        assert names(log) == ["kubernetes.unreachable", "kubernetes.reachable"]  # once, not for each attempt
+        await until(lambda: names(log)[-1:] == ["kubernetes.regained"])
+        assert names(log) == ["kubernetes.lost", "kubernetes.regained"]  # once, not for each attempt
 
     with_speaker(work)
 
@@ -148,7 +148,7 @@ def test_no_server_at_all_blocks_nobody() -> None:
     async def run() -> None:
         async with speaking("http://127.0.0.1:9") as (found, log):
             found.say(POD, Told("Restored", "x"))
-            await until(lambda: names(log) == ["kubernetes.unreachable"])
+            await until(lambda: names(log) == ["kubernetes.lost"])
             found.offer(event("container.suspended"))
 
     asyncio.run(run())
