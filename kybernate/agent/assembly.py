@@ -41,6 +41,8 @@ from kybernate.agent.registrar import Registrar, Registry
 from kybernate.agent.sending.files import ImageFiles, Pace
 from kybernate.agent.sending.leases import Leases
 from kybernate.agent.service.checkpoints import Checkpoints
+from kybernate.agent.service.described import Described
+from kybernate.agent.service.fetches import SERVICE as IMAGES
 from kybernate.agent.service.fetches import Fetches
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
@@ -96,6 +98,7 @@ class Agent:
             self.journal = Journal(settings.state_directory / "journal.db", schema)
             closing.callback(self.journal.close)
             containerd = await closing.enter_async_context(AsyncContainerd(str(settings.containerd)))
+            self._described = Described(containerd.image_of)
             sink = ContainerdSink(containerd, self._log)
             await self._open_events(closing, name, sink)
             self._inventory = Inventory(
@@ -157,7 +160,7 @@ class Agent:
                 own,
                 PeerImages(self._registry, self._leases),
                 ImageFiles(self._leases, peers.reads, Pace(lambda: self._settings().peers.bytes_per_second)),
-                self._fetches.services(),
+                {IMAGES: {**self._fetches.services()[IMAGES], **self._described.methods()}},
             )
         )
 

@@ -55,7 +55,7 @@ from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance
 from kybernate_shim.trust.places import make_private
-from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.requester import POD_IMAGE, requester_of
 from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, add
 
@@ -102,9 +102,11 @@ async def prepare(
     *,
     work: Path,
     accelerator: Accelerator | None = None,
+    image_digest: str = "",
 ) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
+    `image_digest` is that of the new container's image, "" where it is unknown.
     Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled,
     DiffInvalid or OSError; no process exists then.
     """
@@ -122,7 +124,7 @@ async def prepare(
             allowance = require_privileges(
                 target.spec, image.manifest.security, image.manifest.threads, inspection.privileges, log
             )
-            matching = await _compare(target, image, inspection, log, accelerator)
+            matching = await _compare(target, image, inspection, log, accelerator, image_digest)
             fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
             settled = Settled.of(
                 await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs, image.manifest.threads
@@ -192,11 +194,17 @@ async def _verify(image: Image, operation: Operation) -> None:
 
 
 async def _compare(
-    target: Target, image: Image, inspection: Inspection, log: Log, accelerator: Accelerator | None
+    target: Target,
+    image: Image,
+    inspection: Inspection,
+    log: Log,
+    accelerator: Accelerator | None,
+    image_digest: str,
 ) -> Matching:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
-    place = RestorePlace(read_host(hierarchy_version()), criu.version, runtime.name)
+    name = target.spec.annotations.get(POD_IMAGE, "")
+    place = RestorePlace(read_host(hierarchy_version()), criu.version, runtime.name, image_digest, name)
     matching, unmatched = Matching(), None
     try:
         matching = match_mounts(

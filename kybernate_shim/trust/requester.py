@@ -22,6 +22,7 @@ POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
 POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 POD_UID: Final = "io.kubernetes.cri.sandbox-uid"
 CONTAINER_NAME: Final = "io.kubernetes.cri.container-name"
+POD_IMAGE: Final = "io.kubernetes.cri.image-name"  # a reference, of several one
 
 
 @dataclass(frozen=True)

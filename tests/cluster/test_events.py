@@ -86,6 +86,19 @@ def test_refused_restore_shows_cause_and_remedy_backs_off_and_leaves_nothing(kub
     leftovers.assert_nothing_left(node, before)
 
 
+def test_another_container_image_is_named_as_the_cause(kubectl: Kubectl, node: Node) -> None:
+    kubectl.apply(pod("source", *COUNTER, handler="kybernate"))
+    assert eventually(lambda: last(kubectl, "source") > 1)
+    node.run("kybernate", "checkpoint", f"{kubectl.namespace}/source", "of-busybox")
+    kubectl.apply(pod("other", *COUNTER, handler="kybernate", of="python", annotations={FROM: "of-busybox"}))
+    failed = wait_for(kubectl, "other", "RestoreFailed")
+    pattern = r"container image: the image was made with (\S+) \(sha256:\w+\), found here: (\S+)"
+    found = re.search(pattern, failed.message)
+    assert found is not None, failed
+    assert ("busybox" in found[1], "python" in found[2]) == (True, True)
+    assert found[0] in " ".join(kubectl("describe", "pod", "other").split())
+
+
 def test_init_container_is_said_to_start_as_usual(kubectl: Kubectl, node: Node) -> None:
     kubectl.apply(pod("source", *COUNTER, handler="kybernate"))
     assert eventually(lambda: last(kubectl, "source") > 1)
