@@ -31,16 +31,10 @@ def last(kubectl: Kubectl, name: str) -> int:
     return int((kubectl.logs(name, "--tail=1").split() or ["0"])[0])
 
 
-def images(node: Node, namespace: str) -> list[str]:
-    found = json.loads(node.run("kybernate", "images", "-o", "json"))
-    return sorted(one["name"] for one in found if namespace in str(one))
-
-
 def operations(node: Node, namespace: str) -> list[str]:
     """Return the states of the operations that annotations of the namespace's pods have asked for."""
     found = json.loads(node.run("kybernate", "ops", "-o", "json"))
-    listed = found if isinstance(found, list) else found["operations"]
-    return [str(one["state"]) for one in listed if f"annotation of pod {namespace}/" in str(one)]
+    return [str(one["state"]) for one in found if f"annotation of pod {namespace}/" in str(one)]
 
 
 def test_user_asks_by_an_annotation_once_and_restores_it(kubectl: Kubectl, user: Kubectl, node: Node) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kybernate.node.failure import Failure
 
-SERVICE_ACCOUNT: Final = Path("/run/secrets/kubernetes.io/serviceaccount")  # /var/run is a link to /run
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MOST_BYTES: Final = 1 << 20  # of a file that is read here
 
 
