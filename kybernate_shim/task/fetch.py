@@ -1,6 +1,6 @@
 """Asks the node's agent: for an image that is not on the node, and of which container image a container was made.
 
-containerd tells a shim neither. Without an agent, an image stays missing, and a container image unknown.
+A shim gets neither from containerd. Without an agent, an image stays missing, and a container image unknown.
 """
 
 from __future__ import annotations

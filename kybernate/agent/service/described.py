@@ -1,4 +1,4 @@
-"""What shims ask of the agent about their own containers, since containerd tells a shim neither image nor digest."""
+"""What shims ask of the agent about their own containers: no call of a shim gives it an image or a digest."""
 
 from __future__ import annotations
 
