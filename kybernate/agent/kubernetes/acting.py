@@ -117,7 +117,7 @@ class Acting:
             await self._act(pod, own)
 
     def _warn(self, pod: Pod, own: Iterable[KnownContainer]) -> None:
-        seen = [found for found in map(self.find, own) if found is not None and found.state]
+        seen = [found for found in map(self.find, own) if found is not None and found.state and not found.problem]
         foreign = bool(seen) and all(one.foreign for one in seen)
         config = self.config()
         counts = {key for key, _ in pod.annotations if config.pod_may_use(key)}
@@ -166,7 +166,8 @@ class Acting:
             raise
         except Failure as error:
             await self.requests.settle(pod.uid, known)
-            words = "; ".join(filter(None, (f"No image {asked.name} is written: {error}", error.advice)))
+            why = str(error).replace(f"{self.config().checkpoint_root}/{pod.namespace}/", "")
+            words = "; ".join(filter(None, (f"No image {asked.name} is written: {why}", error.advice)))
             self.say(pod.subject(asked.container), Told("CheckpointRefused", words, warning=True))
             self._audit("refused", pod, container, asked, str(error))
         else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kybernate_shim.config import Config
     from kybernate_shim.logs import Log
 
-BEGUN: Final = ("container.created", "container.started")
+BEGUN: Final = ("container.created", "container.started", "shim.found")  # what annotations ask for can begin now
 REMEMBERED: Final = 1024  # containers: those that are gone, and those that are not known yet
 MOST_EARLY: Final = 8  # events of a container that is not known yet
 
@@ -69,7 +69,7 @@ class Cluster:
 
     def parts(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return what has to be done while the agent runs."""
-        return self._speaker.run(), self._pods.run(), self._acting.run()
+        return self._speaker.run(), self._pods.run(), self._act()
 
     def offer(self, event: wire.Event) -> None:
         """Take an event; never blocks. One of a container that the inventory has not seen yet waits until it has."""
@@ -86,6 +86,11 @@ class Cluster:
         for one in [*self._early.pop(key, ()), event]:
             self._speaker.offer(one)
         self._follow(self._subjects[key], event)
+
+    async def _act(self) -> None:
+        """Look at pods once the node's containers are known: those that run already begin no more."""
+        await self._containers.ready.wait()
+        await self._acting.run()
 
     async def close(self) -> None:
         """End all connections."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMPONENT: Final = "kybernate"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # between attempts at an API server that is away
 FORBIDDEN, NOT_FOUND, CONFLICT, TOO_MANY = 403, 404, 409, 429
+TERMINATED: Final = "is being terminated"
 DOUBLE_SECONDS: Final = 30.0  # within which shim and agent report the same failure
 
 
@@ -140,7 +141,8 @@ class Speaker:
     def _drop(self, series: Series, error: ApiRefused) -> None:
         """Give up what the API server does not take; the log says each kind of refusal once."""
         self._correlator.drop(series)
-        if error.status not in self._refused and error.status != NOT_FOUND:  # a namespace may be gone by now
+        gone = error.status == NOT_FOUND or TERMINATED in str(error)  # the namespace, with all that is in it
+        if error.status not in self._refused and not gone:
             self._refused.add(error.status)
             advice = "apply packaging/kubernetes/rbac.yaml" if error.status == FORBIDDEN else ""
             self._log.warning("kubernetes.refused", error=str(error), state="events on pods are dropped", advice=advice)

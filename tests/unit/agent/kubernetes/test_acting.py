@@ -67,7 +67,7 @@ class Node:
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         assert isinstance(arguments, Checkpoint)
         if arguments.path in self.images:
-            raise PlaceTaken(f"{arguments.path} exists")
+            raise PlaceTaken(f"{self.root}/images/shop/{arguments.path} exists")
         return Target(container=arguments.name, writes=arguments.path)
 
     async def execute(self, operation: Operation, heard: Heard) -> Result:
@@ -229,7 +229,7 @@ def test_another_name_is_another_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quota", "taken", "why"),
     [(0, "", "are allowed; the node's administrator removes images, or raises `kubernetes.quota`"),
-     (1 << 40, "nightly", "nightly exists; name another place, or remove it")],
+     (1 << 40, "nightly", "written: nightly exists; name another place, or remove it")],
 )  # fmt: skip
 def test_refusal_is_said_on_the_pod_once_with_its_remedy(tmp_path: Path, quota: int, taken: str, why: str) -> None:
     node, pod = Node(tmp_path), the_pod(checkpoint__main="nightly")
