@@ -22,7 +22,7 @@ from kybernate_shim.oci.spec import edit_spec
 from kybernate_shim.task.checkpointing import work_directory
 from kybernate_shim.task.fetch import container_image
 from kybernate_shim.task.outcomes import OperationIdInvalid, operation_id
-from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.requester import POD_IMAGE, requester_of
 from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ async def _restore(
 async def _container_image(container: Container, image: Image) -> str:
     """Return the digest of a pod's container image, "" where it is unknown, or the image says none to compare it with.
 
-    For others, the command that has created the container has compared it.
+    For others, the command that has created the container has compared it, or was told to take another.
     """
-    if not image.manifest.source.image_digest or not requester_of(container.spec).is_tenant:
+    if not image.manifest.source.image_digest or POD_IMAGE not in container.spec.annotations:
         return ""
     return await container_image(container.namespace, container.id)
 
