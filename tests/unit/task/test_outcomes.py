@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.task.outcomes import (
     KEPT,
+    MOST_ERROR,
     Ending,
     Ledger,
     NothingToCancel,
@@ -106,3 +107,11 @@ def test_cancel_of_an_unknown_operation_is_not_one_of_another() -> None:
 def test_cancel_where_nothing_runs() -> None:
     with pytest.raises(NothingToCancel, match="no operation runs on container c"):
         to_cancel("", [], ledger(outcome("b", "cancelled")), "c")
+
+
+def test_event_of_an_end_has_cause_and_figures_as_far_as_they_are_known() -> None:
+    done = Outcome("o", "checkpoint", "succeeded", at=0, seconds=1.25, image_bytes=7, frozen_ms=3)
+    assert done.labels == {"seconds": "1.250", "bytes": "7", "frozen_ms": "3"}
+    failed = Outcome("o", "suspend", "failed", at=0, seconds=2, error="x" * 100_000)
+    assert set(failed.labels) == {"seconds", "error"}
+    assert len(failed.labels["error"]) == MOST_ERROR
