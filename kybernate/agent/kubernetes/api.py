@@ -7,7 +7,6 @@ four requests here.
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -134,7 +133,7 @@ class Api:
                 if not answer.is_success:
                     raise ApiRefused(f"{method} {path}: {await _reason(answer)}", answer.status_code)
                 yield answer
-        except (httpx.HTTPError, ssl.SSLError, OSError, AccessUnusable) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, AccessUnusable) as error:  # of a token, too
             await self.close()  # the next one reads the certificates again
             raise ApiUnreachable(f"{self.access.server}: {str(error) or type(error).__name__}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,9 +36,9 @@ async def until(look: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def speaking(url: str) -> Any:
+async def speaking(access: Access) -> Any:
     log = structlog.testing.LogCapture()
-    api = Api(Access(url, token="secret"))
+    api = Api(access)
     subject_of = lambda namespace, id: POD if (namespace, id) == (NAMESPACE, CONTAINER) else None  # noqa: E731
     found = Speaker(api, "node-1", subject_of, lambda one: f"spec.containers{{{one.container}}}", _log(log))
     task = asyncio.create_task(found.run())
@@ -52,7 +53,7 @@ async def speaking(url: str) -> Any:
 def with_speaker(work: Callable[[ApiServer, Speaker, Any], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         with api_server() as server:
-            async with speaking(server.url) as (found, log):
+            async with speaking(Access(server.url, token="secret")) as (found, log):
                 await work(server, found, log)
 
     asyncio.run(run())
@@ -146,10 +147,25 @@ def test_event_that_is_refused_is_dropped_and_the_next_one_is_not() -> None:
 
 def test_no_server_at_all_blocks_nobody() -> None:
     async def run() -> None:
-        async with speaking("http://127.0.0.1:9") as (found, log):
+        async with speaking(Access("http://127.0.0.1:9")) as (found, log):
             found.say(POD, Told("Restored", "x"))
             await until(lambda: names(log) == ["kubernetes.lost"])
             found.offer(event("container.suspended"))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "\udc80", "ä"])
+def test_token_that_no_header_can_have_ends_nothing(tmp_path: Path, token: str) -> None:
+    async def run() -> None:
+        with api_server() as server:
+            file = tmp_path / "token"
+            file.write_bytes(token.encode(errors="surrogateescape"))
+            async with speaking(Access(server.url, token_file=file)) as (found, log):
+                found.say(POD, Told("Restored", "x"))
+                await until(lambda: names(log) == ["kubernetes.lost"])
+                file.write_text("right")
+                await until(lambda: server.tokens[-1:] == ["Bearer right"])
 
     asyncio.run(run())
 
