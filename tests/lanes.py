@@ -204,6 +204,14 @@ PARTS = (
         "kubelet and its pods; what it asks of containerd is in the lane's own tests, for both versions",
         flags=ONE_NODE,
     ),
+    Part(
+        "events in a cluster",
+        ("cluster/test_annotations.py", "cluster/test_events.py", "cluster/test_manual.py"),
+        90,
+        CLUSTERS[:1],
+        "the node's agent and the API server, which end and come back; what the shim does is in the other files",
+        flags=ONE_NODE,
+    ),
     Part("lane of a cluster", ("cluster/test_lane.py",), 35, CLUSTERS, "kubelet and its pods", flags=ONE_NODE),
     Part(
         "two nodes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -27,6 +28,9 @@ from kybernate.agent.keeping.keeper import Keeper
 from kybernate.agent.keeping.parking import Parking
 from kybernate.agent.keeping.uses import SCHEMA as USES
 from kybernate.agent.keeping.uses import Uses
+from kybernate.agent.kubernetes.access import AccessUnusable, access_of
+from kybernate.agent.kubernetes.cluster import Cluster
+from kybernate.agent.kubernetes.requests import SCHEMA as REQUESTS
 from kybernate.agent.live import WebhookKeyUnusable, hooks_of, limits_of, own_findings
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
@@ -39,6 +43,8 @@ from kybernate.agent.registrar import Registrar, Registry
 from kybernate.agent.sending.files import ImageFiles, Pace
 from kybernate.agent.sending.leases import Leases
 from kybernate.agent.service.checkpoints import Checkpoints
+from kybernate.agent.service.described import Described
+from kybernate.agent.service.fetches import SERVICE as IMAGES
 from kybernate.agent.service.fetches import Fetches
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
@@ -81,6 +87,7 @@ class Agent:
         self._live, self._log = live, log
         self._shim_config = LiveConfig(log)
         self._events: EventLog
+        self._cluster: Cluster | None = None
         self._serving = Serving(self._settings, self._config, self._of_our_shims, log, given)
 
     @asynccontextmanager
@@ -92,9 +99,11 @@ class Agent:
         settings, self._loop = self._live.current, asyncio.get_running_loop()
         name = settings.node_name or platform.node()
         async with AsyncExitStack() as closing:
-            self.journal = Journal(settings.state_directory / "journal.db", (*OPERATIONS, *EVENTS, *HOOKS, *USES))
+            schema = (*OPERATIONS, *EVENTS, *HOOKS, *USES, *REQUESTS)
+            self.journal = Journal(settings.state_directory / "journal.db", schema)
             closing.callback(self.journal.close)
             containerd = await closing.enter_async_context(AsyncContainerd(str(settings.containerd)))
+            self._described = Described(containerd.image_of)
             sink = ContainerdSink(containerd, self._log)
             await self._open_events(closing, name, sink)
             self._inventory = Inventory(
@@ -121,7 +130,9 @@ class Agent:
             await asyncio.to_thread(self._remove_left)
             self._engine = self._open_engine()
             closing.push_async_callback(self._fetches.close)
+            self._cluster = await self._open_cluster(closing, name)
             yield (
+                *(self._cluster.parts() if self._cluster is not None else ()),
                 self._keeper(name).run(),
                 self._engine.run(),
                 self._inventory.run(),
@@ -154,7 +165,7 @@ class Agent:
                 own,
                 PeerImages(self._registry, self._leases),
                 ImageFiles(self._leases, peers.reads, Pace(lambda: self._settings().peers.bytes_per_second)),
-                self._fetches.services(),
+                {IMAGES: {**self._fetches.services()[IMAGES], **self._described.methods()}},
             )
         )
 
@@ -195,7 +206,13 @@ class Agent:
         self._hub = Hub(store)
         self._webhooks = Webhooks(store, Cursors(self.journal), name, self._log)
         closing.push_async_callback(self._webhooks.close)
-        sinks = (self._hub.put, self._webhooks.wake, sink.offer, lambda event: self._registrar.heard(event))
+        sinks = (
+            self._hub.put,
+            self._webhooks.wake,
+            sink.offer,
+            lambda event: self._registrar.heard(event),
+            lambda event: self._cluster.offer(event) if self._cluster is not None else None,
+        )
         self._events = EventLog(store, sinks, self._log)
         closing.push_async_callback(self._events.close)
         await self._webhooks.configure(hooks_of(self._live.current.webhooks))
@@ -253,6 +270,31 @@ class Agent:
             limits=lambda: limits_of(self._settings().operations),
             boot=boot,
         )
+
+    async def _open_cluster(self, closing: AsyncExitStack, name: str) -> Cluster | None:
+        """Return what acts in the cluster, None on a node that is in none, or where its API server cannot be called."""
+        settings = self._live.current.kubernetes
+        try:
+            access = access_of(settings.kubeconfig, os.environ)
+        except AccessUnusable as error:
+            self._log.error("kubernetes.not_configured", error=str(error), advice=error.advice)
+            return None
+        if access is None:
+            self._log.info("kubernetes.not_used", state="no events appear on pods, and annotations ask for nothing")
+            return None
+        cluster = Cluster(
+            access,
+            settings.node or os.environ.get("NODE_NAME", "") or name,
+            self._engine,
+            self.journal,
+            self._inventory.containers,
+            self._hub,
+            self._config,
+            lambda: self._settings().kubernetes,
+            self._log,
+        )
+        closing.push_async_callback(cluster.close)
+        return cluster
 
     def _remove_left(self) -> None:
         """Remove what an agent that was killed has left of images that arrived."""

@@ -84,6 +84,28 @@ class SelfSocket:
 
 
 @dataclass(frozen=True)
+class Kubernetes:
+    """The cluster whose pods run on the node: what appears on them, and what their annotations may ask for."""
+
+    kubeconfig: Path | None = setting(
+        None,
+        OPTIONAL_PATH,
+        "file that says how the API server is called",
+        unset="the service account of the agent's own pod, if it runs in one; else no access",
+        since=RESTART,
+    )
+    node: str = setting(
+        "", TEXT, "the node's name in the cluster", unset="the variable `NODE_NAME`, else `node_name`", since=RESTART
+    )
+    checkpoints: bool = setting(
+        True, YES_OR_NO, "whether the annotation `kybernate.io/checkpoint` of a pod is acted on"
+    )
+    quota: int = setting(
+        64 << 30, BYTES, "room for a namespace's images, if one of its pods asks for another", unset='`"64GiB"`'
+    )
+
+
+@dataclass(frozen=True)
 class OperationLimits:
     """How much the agent does concurrently."""
 
@@ -179,6 +201,7 @@ class Settings:
     node_name: str = setting("", TEXT, "the node's name in registry and metrics", unset="its host name", since=RESTART)
     operations: OperationLimits = table(OperationLimits)
     self_socket: SelfSocket = table(SelfSocket)
+    kubernetes: Kubernetes = table(Kubernetes)
     tls: Tls = table(Tls)
     peers: Peers = table(Peers)
     webhooks: Webhook = table(Webhook)

@@ -37,6 +37,7 @@ MAX_MESSAGE = 16 << 20  # bytes, as containerd's own clients allow, and as it se
 TOO_LARGE = grpc.StatusCode.RESOURCE_EXHAUSTED.name  # how either side of gRPC refuses a message for its size
 SNAPSHOTTER = "overlayfs"
 POD, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
+POD_UID = "io.kubernetes.pod.uid"
 NAME, KIND = "io.kubernetes.container.name", "io.cri-containerd.kind"
 
 Reply = TypeVar("Reply", bound=Message)
@@ -243,6 +244,7 @@ def described(namespace: str, record: containers_pb2.Container, task: process_pb
         pod_namespace=labels.get(POD_NAMESPACE, ""),
         pod=labels.get(POD, ""),
         name=labels.get(NAME, ""),
+        pod_uid=labels.get(POD_UID, ""),
         sandbox=labels.get(KIND) == "sandbox",
         state=process_pb2.Status.Name(task.status).lower() if task else "",
         pid=task.pid if task else 0,

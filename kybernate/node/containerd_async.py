@@ -16,6 +16,8 @@ from kybernate.messages import (
     containers_pb2_grpc,
     events_pb2,
     events_pb2_grpc,
+    images_pb2,
+    images_pb2_grpc,
     namespaces_pb2,
     namespaces_pb2_grpc,
     tasks_pb2,
@@ -58,6 +60,7 @@ class AsyncContainerd:
         # One for each kind of call: the stubs of generated code are untyped for asyncio.
         self._channel = grpc.aio.insecure_channel(f"unix:{self.address}", options=options)
         self._containers: Any = containers_pb2_grpc.ContainersStub(self._channel)
+        self._images: Any = images_pb2_grpc.ImagesStub(self._channel)
         self._tasks: Any = tasks_pb2_grpc.TasksStub(self._channel)
         self._namespaces: Any = namespaces_pb2_grpc.NamespacesStub(self._channel)
         self._events: Any = events_pb2_grpc.EventsStub(self._channel)
@@ -99,6 +102,14 @@ class AsyncContainerd:
                 raise RecordTooLarge(id) from error
             raise
         return reply.container if reply is not None else None
+
+    async def image_of(self, namespace: str, id: str) -> tuple[str, str]:
+        """Return a container's image, reference and digest; both empty where either is not known."""
+        record = await self.container(namespace, id)
+        if record is None or not record.image:
+            return "", ""
+        reply = await self._found(self._images.Get, images_pb2.GetImageRequest(name=record.image), namespace)
+        return (record.image, reply.image.target.digest) if reply is not None else ("", "")
 
     async def task(self, namespace: str, id: str) -> process_pb2.Process | None:
         """Return a container's task, None where it has none. containerd asks its shim, which may not answer."""

@@ -39,6 +39,7 @@ class KnownContainer:
     pod_namespace: str = ""
     pod: str = ""
     name: str = ""
+    pod_uid: str = ""
     sandbox: bool = False  # holds a pod's namespaces and runs nothing of the user's
     state: str = ""  # of the task; empty without one
     pid: int = field(default=0, compare=False)

@@ -18,9 +18,10 @@ from kybernate.node.spec import for_restore, with_requester
 from kybernate.node.trusted import ImageUntrusted, require_named, require_trusted
 from kybernate_shim.checkpoint.compat import FORCE
 from kybernate_shim.checkpoint.image.manifest import Source
-from kybernate_shim.checkpoint.image.requested import OPERATION, RESTORE_FROM
+from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import DEFAULT_PATH, Config
+from kybernate_shim.oci.annotations import RESTORE_FROM
 
 RUNTIME = "io.containerd.kybernate.v1"
 SNAPSHOTTER = "overlayfs"

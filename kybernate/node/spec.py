@@ -31,7 +31,8 @@ from kybernate.node.failure import Failure
 from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.checkpoint.criu.claim import USERS_ANNOTATION
 from kybernate_shim.checkpoint.image.manifest import Source
-from kybernate_shim.checkpoint.image.requested import OPERATION, RESTORE_FROM
+from kybernate_shim.checkpoint.image.requested import OPERATION
+from kybernate_shim.oci.annotations import RESTORE_FROM
 from kybernate_shim.oci.spec import CDI_ANNOTATION, GPU_HOOKS, Spec
 from kybernate_shim.trust.places import PlaceUntrusted, require_private
 from kybernate_shim.trust.requester import (

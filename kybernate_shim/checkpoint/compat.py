@@ -18,7 +18,8 @@ from kybernate_shim.checkpoint.image.manifest import Host, Manifest
 from kybernate_shim.checkpoint.mounts.matching import MountUnmatched
 from kybernate_shim.errors import Refused
 
-Verdict = Literal["refusal", "risk"]
+Verdict = Literal["hint", "refusal", "risk"]  # a hint decides nothing, and explains what does
+CONTAINER_IMAGE: Final = "container image"
 
 FORCE: Final = "kybernate.io/force"
 
@@ -43,7 +44,7 @@ class Incompatible(Refused):
 
     def __init__(self, findings: Sequence[Difference], deciding: Sequence[Difference]) -> None:
         advice = ""
-        if all(finding.verdict == "risk" for finding in deciding):
+        if all(finding.verdict != "refusal" for finding in deciding):
             advice = f'; the annotation {FORCE}: "true" overrides this'
         super().__init__(f"{'; '.join(map(str, deciding))}{advice}. Nothing was restored")
         self.findings = tuple(findings)
@@ -72,6 +73,7 @@ class RestorePlace:
     criu: str
     runtime: str
     image_digest: str = ""
+    image_name: str = ""
 
 
 def compare(manifest: Manifest, place: RestorePlace, mounts: MountUnmatched | None = None) -> list[Difference]:
@@ -87,13 +89,17 @@ def compare(manifest: Manifest, place: RestorePlace, mounts: MountUnmatched | No
 
 
 def require_compatible(findings: Sequence[Difference], *, force: bool = False) -> list[Difference]:
-    """Return the risks that are taken. Raises Incompatible for refusals, and for risks unless `force` is set."""
+    """Return the risks that are taken. Raises Incompatible for refusals, and for risks unless `force` is set.
+
+    Another container image is named with every refusal: it is why mounts, files and privileges differ.
+    """
     refusals = [finding for finding in findings if finding.verdict == "refusal"]
+    risks = [finding for finding in findings if finding.verdict == "risk"]
     if refusals:
-        raise Incompatible(findings, refusals)
-    if findings and not force:
+        raise Incompatible(findings, [*(one for one in findings if one.fact == CONTAINER_IMAGE), *refusals])
+    if risks and not force:
         raise Incompatible(findings, findings)
-    return list(findings)
+    return risks
 
 
 def read_host(cgroup_version: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
@@ -145,6 +151,16 @@ def _programs(manifest: Manifest, place: RestorePlace) -> Iterable[Difference]:
         yield Difference("CRIU", manifest.criu.version, f"{place.criu}, which is older", "risk")
     if place.runtime and manifest.runtime.name != place.runtime:
         yield Difference("runtime", manifest.runtime.name, place.runtime, "risk")
-    wanted = manifest.source.image_digest
-    if wanted and place.image_digest and wanted != place.image_digest:
-        yield Difference("container image", wanted, place.image_digest, "risk")
+    yield from _container_image(manifest, place)
+
+
+def _container_image(manifest: Manifest, place: RestorePlace) -> Iterable[Difference]:
+    """Compare digests. Where one is unknown, other names are a hint: one image may have several."""
+    source = manifest.source
+    if source.image_digest and place.image_digest:
+        if source.image_digest != place.image_digest:
+            wanted = f"{source.image} ({source.image_digest})" if source.image else source.image_digest
+            found = f"{place.image_name} ({place.image_digest})" if place.image_name else place.image_digest
+            yield Difference(CONTAINER_IMAGE, wanted, found, "risk")
+    elif source.image and place.image_name and source.image != place.image_name:
+        yield Difference(CONTAINER_IMAGE, source.image, place.image_name, "hint")

@@ -28,9 +28,7 @@ from kybernate_shim.linux.threads import as_long_as_wanted
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import Key, signing_key
-from kybernate_shim.trust.requester import requester_of
-
-POD_IMAGE = "io.kubernetes.cri.image-name"
+from kybernate_shim.trust.requester import POD_IMAGE, requester_of
 
 
 async def require_directories(target: Target, request: DumpRequest, log: Log | None = None) -> None:

@@ -55,7 +55,7 @@ from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance
-from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.requester import POD_IMAGE, requester_of
 from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, add
 
@@ -102,18 +102,26 @@ async def prepare(
     *,
     work: Path,
     accelerator: Accelerator | None = None,
+    image_digest: str = "",
 ) -> Prepared:
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
+    `image_digest` is that of the new container's image, "" where it is unknown.
     Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled,
     DiffInvalid or OSError; no process exists then.
     """
     with working_in(work, without=(LOG,)):
-        return await _prepared(target, image, operation, log, work, accelerator)
+        return await _prepared(target, image, operation, log, work, accelerator, image_digest)
 
 
 async def _prepared(
-    target: Target, image: Image, operation: Operation, log: Log, work: Path, accelerator: Accelerator | None
+    target: Target,
+    image: Image,
+    operation: Operation,
+    log: Log,
+    work: Path,
+    accelerator: Accelerator | None,
+    image_digest: str,
 ) -> Prepared:
     optional = may(requester_of(target.spec), Right.SKIP_VERIFY, target.config)
     limited = not may(requester_of(target.spec), Right.EXCESS, target.config)
@@ -127,7 +135,7 @@ async def _prepared(
             allowance = require_privileges(
                 target.spec, image.manifest.security, image.manifest.threads, inspection.privileges, log
             )
-            matching = await _compare(target, image, inspection, log, accelerator)
+            matching = await _compare(target, image, inspection, log, accelerator, image_digest)
             fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
             settled = Settled.of(
                 await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs, image.manifest.threads
@@ -197,11 +205,17 @@ async def _verify(image: Image, operation: Operation) -> None:
 
 
 async def _compare(
-    target: Target, image: Image, inspection: Inspection, log: Log, accelerator: Accelerator | None
+    target: Target,
+    image: Image,
+    inspection: Inspection,
+    log: Log,
+    accelerator: Accelerator | None,
+    image_digest: str,
 ) -> Matching:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
-    place = RestorePlace(read_host(hierarchy_version()), criu.version, runtime.name)
+    name = target.spec.annotations.get(POD_IMAGE, "")
+    place = RestorePlace(read_host(hierarchy_version()), criu.version, runtime.name, image_digest, name)
     matching, unmatched = Matching(), None
     try:
         work = partial(

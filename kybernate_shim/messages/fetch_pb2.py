@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kybernate_shim/messages/fetch.proto\x12\x13kybernate.images.v1\"B\n\x0c\x46\x65tchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tcontainer\x18\x03 \x01(\t\"\x1d\n\rFetchResponse\x12\x0c\n\x04path\x18\x01 \x01(\t2X\n\x06Images\x12N\n\x05\x46\x65tch\x12!.kybernate.images.v1.FetchRequest\x1a\".kybernate.images.v1.FetchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kybernate_shim/messages/fetch.proto\x12\x13kybernate.images.v1\"B\n\x0c\x46\x65tchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tcontainer\x18\x03 \x01(\t\"\x1d\n\rFetchResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"7\n\x0f\x44\x65scribeRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tcontainer\x18\x02 \x01(\t\"1\n\x10\x44\x65scribeResponse\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t2\xb1\x01\n\x06Images\x12N\n\x05\x46\x65tch\x12!.kybernate.images.v1.FetchRequest\x1a\".kybernate.images.v1.FetchResponse\x12W\n\x08\x44\x65scribe\x12$.kybernate.images.v1.DescribeRequest\x1a%.kybernate.images.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHREQUEST']._serialized_end=126
   _globals['_FETCHRESPONSE']._serialized_start=128
   _globals['_FETCHRESPONSE']._serialized_end=157
-  _globals['_IMAGES']._serialized_start=159
-  _globals['_IMAGES']._serialized_end=247
+  _globals['_DESCRIBEREQUEST']._serialized_start=159
+  _globals['_DESCRIBEREQUEST']._serialized_end=214
+  _globals['_DESCRIBERESPONSE']._serialized_start=216
+  _globals['_DESCRIBERESPONSE']._serialized_end=265
+  _globals['_IMAGES']._serialized_start=268
+  _globals['_IMAGES']._serialized_end=445
 # @@protoc_insertion_point(module_scope)

@@ -20,3 +20,19 @@ class FetchResponse(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     path: str
     def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("namespace", "container")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    container: str
+    def __init__(self, namespace: _Optional[str] = ..., container: _Optional[str] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("image", "digest")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    image: str
+    digest: str
+    def __init__(self, image: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...

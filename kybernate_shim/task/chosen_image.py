@@ -45,8 +45,11 @@ async def image_for(
     config: Config,
     runs: PodRuns | None,
     log: Log,
+    skipped: dict[str, str],
 ) -> Image | None:
     """Return the image to start from, None for a plain start. `wanted` is what the container asks for by itself.
+
+    `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
     CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours, StartUnclear, KeyUnusable and
@@ -56,11 +59,17 @@ async def image_for(
         return await asyncio.to_thread(_handed_over, Path(path), request, options, spec, config, log)
     if wanted is None:
         return None
-    return await _here_or_elsewhere(request, wanted, spec, config, runs, log)
+    return await _here_or_elsewhere(request, wanted, spec, config, runs, log, skipped)
 
 
 async def _here_or_elsewhere(
-    request: wire.CreateTaskRequest, wanted: Wanted, spec: Spec, config: Config, runs: PodRuns | None, log: Log
+    request: wire.CreateTaskRequest,
+    wanted: Wanted,
+    spec: Spec,
+    config: Config,
+    runs: PodRuns | None,
+    log: Log,
+    skipped: dict[str, str],
 ) -> Image | None:
     """Return the image that a container asks for, None where it starts fresh; the agent brings one from elsewhere."""
     requester = requester_of(spec)
@@ -76,10 +85,10 @@ async def _here_or_elsewhere(
         return None
     wanted = replace(wanted, name=start.name)
     try:
-        image = await asyncio.to_thread(_named, request, wanted, requester, config, log)
+        image = await asyncio.to_thread(_named, request, wanted, requester, config, log, skipped)
     except CheckpointNotFound as error:
         if await fetch(wanted, requester, request.id):
-            image = await asyncio.to_thread(_named, request, wanted, requester, config, log)
+            image = await asyncio.to_thread(_named, request, wanted, requester, config, log, skipped)
         elif start.optional:
             log.warning("restore.omitted", task=request.id, reason=f"it starts again, and no image is left: {error}")
             return None
@@ -107,7 +116,12 @@ def _start(wanted: Wanted, requester: Requester, spec: Spec, config: Config, end
 
 
 def _named(
-    request: wire.CreateTaskRequest, wanted: Wanted, requester: Requester, config: Config, log: Log
+    request: wire.CreateTaskRequest,
+    wanted: Wanted,
+    requester: Requester,
+    config: Config,
+    log: Log,
+    skipped: dict[str, str],
 ) -> Image | None:
     """Return the image of that name, None where it is another container's of the pod.
 
@@ -118,6 +132,7 @@ def _named(
     source = image.manifest.source.name
     if not wanted.is_for(requester.container, source):
         log.warning("restore.skipped", task=request.id, image=wanted.name, container=requester.container, of=source)
+        skipped.update(image=wanted.name, container=requester.container, of=source)
         return None
     return image
 

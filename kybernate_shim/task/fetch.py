@@ -1,4 +1,7 @@
-"""Asks the node's agent for an image that is not on the node. Without an agent, the image stays missing."""
+"""Asks the node's agent: for an image that is not on the node, and of which container image a container was made.
+
+A shim gets neither from containerd. Without an agent, an image stays missing, and a container image unknown.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from kybernate_shim.ttrpc import Client, Code, RpcError
 SERVICE: Final = "kybernate.images.v1.Images"
 CONNECT_SECONDS: Final = 2.0
 SECONDS: Final = 60.0  # for CRIU's part of the image: clients of containerd give a Create two minutes
+DESCRIBE_SECONDS: Final = 5.0  # for what containerd has in its database
 UNKNOWN: Final = (Code.NOT_FOUND, Code.UNIMPLEMENTED)
 
 
@@ -38,6 +42,22 @@ async def fetch(wanted: Wanted, requester: Requester, container: str) -> bool:
                                                              container=container))  # fmt: skip
     finally:
         await agent.close()
+
+
+async def container_image(namespace: str, container: str) -> str:
+    """Return the digest of the image of a container, "" where it is not known, or no agent runs."""
+    try:
+        agent = await Client.connect(str(IMAGES_SOCKET), timeout=CONNECT_SECONDS)
+    except OSError:
+        return ""
+    try:
+        request = wire.DescribeRequest(namespace=namespace, container=container)
+        found = await agent.call(SERVICE, "Describe", request, wire.DescribeResponse, timeout=DESCRIBE_SECONDS)
+    except (RpcError, TimeoutError, ConnectionError):
+        return ""
+    finally:
+        await agent.close()
+    return found.digest
 
 
 async def _asked(agent: Client, wanted: Wanted, request: wire.FetchRequest) -> bool:

@@ -312,7 +312,7 @@ class Operations:
             undo.callback(lambda: self._end(operation, outcome, failure))
             try:
                 container.cleanup.record_phase(verb)
-                container.announce(STARTED, verb=verb)
+                container.announce(STARTED, verb=verb, image=image.path)
                 yield operation
                 outcome = "done"
             except BaseException as error:
@@ -338,7 +338,7 @@ class Operations:
         self._container.cleanup.record_phase("idle")
         # Of what was cancelled the outcome only says where the GPUs are.
         said = "cancelled" if isinstance(failure, Cancelled) else outcome
-        self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path)
+        self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path, **ended.labels)
 
     def _ended(self, operation: Operation, failure: BaseException | None) -> Outcome:
         """Return what is known of an operation whose end the container's states show by now."""

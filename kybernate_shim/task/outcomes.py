@@ -15,6 +15,7 @@ from kybernate_shim.errors import Missing, Refused
 from kybernate_shim.steps import Step
 
 KEPT: Final = 8  # ended operations; a client that does not look for longer asks containerd how things are
+MOST_ERROR: Final = 2048  # characters of a cause in an event
 ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Ending = Literal["succeeded", "failed", "cancelled"]
@@ -58,6 +59,14 @@ class Outcome:
     source: str = ""  # tier or store of a restore's image
     path: str = ""
     manifest_digest: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return what an event says of it: its cause, what it moved, and how long it took, as far as that is known."""
+        figures = {"bytes": self.image_bytes, "frozen_ms": self.frozen_ms, "vram_bytes": self.vram_bytes}
+        known = {name: str(figure) for name, figure in figures.items() if figure}
+        cause = {"error": self.error[:MOST_ERROR]} if self.error else {}
+        return {"seconds": f"{self.seconds:.3f}", **known, **cause}
 
 
 def operation_id(text: str) -> str:

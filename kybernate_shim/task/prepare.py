@@ -14,7 +14,9 @@ from kybernate_shim.config import Config
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
+from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.messages import task_pb2 as wire
+from kybernate_shim.oci.annotations import RESTORE_FROM, require_unmistaken
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
@@ -24,9 +26,13 @@ from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
+from kybernate_shim.trust.requester import CONTAINER_TYPE
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.image.store import Image
+
+
+SKIPPED = "/kybernate/shim/skipped"  # topic of the event about a container that is not the one that an image is of
 
 
 async def prepare(
@@ -60,8 +66,8 @@ async def _prepare(
     """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
-    SpecInvalid, RuntimeMissing, what `image_for` raises, TimeoutError where the image cannot be read in time, and
-    OSError when the bundle's disk is full.
+    SpecInvalid, AnnotationMistaken, RuntimeMissing, what `image_for` raises, TimeoutError where the image cannot be
+    read in time, and OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
     # The runtime remembers the annotation of CRIU's configuration from now on; the file comes with a checkpoint.
@@ -72,14 +78,19 @@ async def _prepare(
         spec = edit_spec(bundle.path, partial(set_environment, variables=NCCL_SAFE))
     for warning in config.warnings:
         log.warning("config.ignored", task=request.id, error=warning)
+    if config.pod_may_use(RESTORE_FROM) and spec.annotations.get(CONTAINER_TYPE) != "sandbox":
+        require_unmistaken(spec.annotations)
     image, runs, wanted = None, None, wanted_image(spec, config)
     if request.checkpoint or options.criu_image_path or wanted is not None:
         from kybernate_shim.task.chosen_image import image_for  # most containers start from none
         from kybernate_shim.task.runs import PodRuns
 
         runs = PodRuns.of(spec, config.work_root) if wanted is not None else None
+        skipped: dict[str, str] = {}
         async with asyncio.timeout(config.deadlines.create or None):
-            image = await image_for(request, options, wanted, spec, config, runs, log)
+            image = await image_for(request, options, wanted, spec, config, runs, log, skipped)
+        if skipped:
+            publish(SKIPPED, events.ContainerUpdate(id=request.id, labels=skipped))
     if wants_library(spec, config) or (image is not None and _had_library(image)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)

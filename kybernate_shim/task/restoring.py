@@ -22,8 +22,9 @@ from kybernate_shim.logs import Log
 from kybernate_shim.oci import gpu_spec
 from kybernate_shim.oci.spec import edit_spec
 from kybernate_shim.task.checkpointing import work_directory
+from kybernate_shim.task.fetch import container_image
 from kybernate_shim.task.outcomes import OperationIdInvalid, operation_id
-from kybernate_shim.trust.requester import requester_of
+from kybernate_shim.trust.requester import POD_IMAGE, requester_of
 from kybernate_shim.trust.rights import Right, may
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ async def _restore(
                 believe_environment=may(requester_of(container.spec), Right.VISIBLE_DEVICES, container.config),
             )
         container.spec = await asyncio.to_thread(follow_links, container.spec, container.bundle.path)
-        prepared = await restore.prepare(container, image, operation, log, work=work, accelerator=gpus)
+        digest = await _container_image(container, image)
+        prepared = await restore.prepare(
+            container, image, operation, log, work=work, accelerator=gpus, image_digest=digest
+        )
         if prepared.inspection.internet_sockets and loopback.is_own(container.spec.document):
             container.spec = edit_spec(container.bundle.path, loopback.add_hook)
         async with gpus.expecting(image) if gpus is not None else nullcontext():
@@ -99,6 +103,16 @@ async def _restore(
                 container.lose_init()
                 raise
         container.restored(early)
+
+
+async def _container_image(container: Container, image: Image) -> str:
+    """Return the digest of a pod's container image, "" where it is unknown, or the image says none to compare it with.
+
+    For others, the command that has created the container has compared it, or was told to take another.
+    """
+    if not image.manifest.source.image_digest or POD_IMAGE not in container.spec.annotations:
+        return ""
+    return await container_image(container.namespace, container.id)
 
 
 async def _switch_loopback_on(container: Container, log: Log) -> None:

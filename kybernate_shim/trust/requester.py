@@ -23,6 +23,7 @@ POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 POD_UID: Final = "io.kubernetes.cri.sandbox-uid"
 CONTAINER_NAME: Final = "io.kubernetes.cri.container-name"
 SANDBOX_ID: Final = "io.kubernetes.cri.sandbox-id"
+POD_IMAGE: Final = "io.kubernetes.cri.image-name"  # a reference, of several one
 
 
 @dataclass(frozen=True)

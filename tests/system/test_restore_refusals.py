@@ -29,7 +29,7 @@ from tests.system.checkpoints import (
 )
 from tests.system.cri import Cri
 from tests.system.ctr import BUSYBOX, Ctr, run
-from tests.system.leftovers import Snapshot
+from tests.system.leftovers import Snapshot, assert_nothing_left
 from tests.system.restore_images import good, place, restore_refused  # noqa: F401  # fixtures
 from tests.system.tenants import close_to_others, pods_place, sign_for
 
@@ -175,6 +175,23 @@ def test_pod_says_why_its_container_was_not_restored(good: Path) -> None:
         id = cri.run(pod, "after", ["sleep", "1000"])
         assert cri.state(id) == "RUNNING"
     cri.close()
+
+
+@pytest.mark.parametrize("key", ["restore-form", "restore_from", "restore", "Restore-From", "restor-from.c"])
+def test_misspelt_wish_of_a_pod_starts_no_container_and_leaves_nothing(good: Path, key: str) -> None:
+    wrong = {f"kybernate.io/{key}": good.name}
+    with Cri() as cri, cri.pod(annotations=wrong) as pod:
+        before = Snapshot.take()
+        id = cri.create(pod, "c", ["sleep", "1000"], annotations=wrong)
+        with pytest.raises(grpc.RpcError, match=r"did you mean kybernate\.io/restore-from.*correct the annotation"):
+            cri.start(id)
+        cri.remove(id)
+        assert_nothing_left(before)
+
+
+def test_misspelt_wish_of_roots_container_is_refused(ours: Ctr) -> None:
+    said = refused(*ours.run_argv(ours.new_id(), "true", flags=["--annotation", "kybernate.io/restore-form=x"]))
+    assert "did you mean kybernate.io/restore-from?" in said
 
 
 def test_missing_directory_is_named(ours: Ctr, tmp_path: Path) -> None:

@@ -18,8 +18,16 @@ import psutil
 
 from kybernate.agent.inventory import shims
 from kybernate.agent.inventory.containerd_events import Connected, EventSource, Lost, follow
-from kybernate.agent.inventory.happenings import STATES, Happening, gpu_moved, happenings, operation_ended
-from kybernate.agent.inventory.notices import ENDED, Notice
+from kybernate.agent.inventory.happenings import (
+    STATES,
+    Happening,
+    gpu_moved,
+    happenings,
+    operation_ended,
+    operation_started,
+    restore_skipped,
+)
+from kybernate.agent.inventory.notices import ENDED, SKIPPED, STARTED, Notice
 from kybernate.agent.inventory.state import LONGEST_POLL_SECONDS, Known, Reported, known, message_of, poll_seconds
 from kybernate.agent.inventory.workload import OF_PODS
 from kybernate.agent.watch.hub import Hub
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
 Key = tuple[str, str]  # namespace and id
 Ask = Callable[[KnownContainer, str], Awaitable[Reported]]
 
+FIGURES = ("bytes", "frozen_ms", "vram_bytes", "seconds", "error")  # of an operation, by the shim that has ended it
 CONCURRENT = 16  # looks at containers that answer
 CONCURRENT_SILENT = 4  # looks at containers that have not answered last time, and may take seconds
 CONFIRM_SECONDS = 1.0  # after a task was deleted: until it is seen whether containerd agrees
@@ -145,6 +154,11 @@ class Containers:
         found = [kept.known.container for kept in self._kept.values() if kept.known is not None]
         return [one for one in found if namespace in ("", one.namespace)]
 
+    def record(self, namespace: str, id: str) -> KnownContainer | None:
+        """Return containerd's record of a container as it was seen last, None where there is none any more."""
+        kept = self._kept.get((namespace, id))
+        return kept.known.container if kept is not None and kept.known is not None else None
+
     def pids(self) -> dict[Key, int]:
         """Return the first process of each container that has one."""
         found = {key: kept.known.container.pid for key, kept in self._kept.items() if kept.known is not None}
@@ -182,21 +196,30 @@ class Containers:
         kept = self._kept.setdefault(key, _Kept())
         if notice.deleted_pid:
             kept.deleted = notice.deleted_pid, self._now()
+        title = kept.known.container.title if kept.known is not None else notice.id
         if notice.topic == ENDED:
-            self._record_end(kept, notice)
+            self._record_end(kept, notice, title)
+        labels = notice.labels
+        if notice.topic == STARTED:
+            happened = operation_started(title, labels.get("verb", ""), labels.get("image", ""))
+            if happened is not None:
+                self._record(notice.namespace, notice.id, happened, image=labels.get("image", ""))
+        if notice.topic == SKIPPED:
+            happened = restore_skipped(labels.get("container", ""), labels.get("of", ""), labels.get("image", ""))
+            self._record(notice.namespace, notice.id, happened, image=labels.get("image", ""))
         self.touch(*key)
 
-    def _record_end(self, kept: _Kept, notice: Notice) -> None:
+    def _record_end(self, kept: _Kept, notice: Notice, title: str) -> None:
         verb, outcome = notice.labels.get("verb", ""), notice.labels.get("outcome", "")
         image = notice.labels.get("image", "")
-        title = kept.known.container.title if kept.known is not None else notice.id
-        happened = operation_ended(title, verb, outcome, image)
+        happened = operation_ended(title, verb, outcome, image, notice.labels.get("error", ""))
         if outcome == "done" and verb in STATES:
             if kept.gpu_noted == STATES[verb]:
                 return  # a look was faster
             kept.gpu_noted = STATES[verb]
         if happened is not None:
-            self._record(notice.namespace, notice.id, happened, image=image)
+            figures = {name: notice.labels[name] for name in FIGURES if name in notice.labels}
+            self._record(notice.namespace, notice.id, happened, image=image, **figures)
 
     async def _look_at_all(self) -> None:
         try:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kybernate.messages import agent_pb2 as api
+from kybernate_shim.oci.annotations import RESTORE_FROM
 
 LIVE = frozenset({"created", "running", "paused", "pausing"})
 DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
+LONG = {"checkpoint": "to", "restore": "from"}
 STATES = {"suspend": "suspended", "resume": "attached"}  # of the GPU memory, that an operation leads to
 
 
@@ -41,7 +43,21 @@ def happenings(old: api.Container | None, new: api.Container | None) -> Iterator
         yield Happening("container.removed", "info", f"container {title} was removed")
 
 
-def operation_ended(title: str, verb: str, outcome: str, image: str) -> Happening | None:
+def operation_started(title: str, verb: str, image: str) -> Happening | None:
+    """Return what a shim's word on the begin of an operation means; None for one that takes a moment, or is unknown."""
+    if verb not in LONG:
+        return None
+    where = f" {LONG[verb]} {image}" if image else ""
+    return Happening(f"{verb}.started", "info", f"the {verb} of container {title}{where} has begun")
+
+
+def restore_skipped(container: str, of: str, image: str) -> Happening:
+    """Return what it means that a container of a pod that names an image is started as usual."""
+    why = f"image {image} is of container {of}, so {container} is started as usual"
+    return Happening("restore.skipped", "info", f"{why}; {RESTORE_FROM}.{container} would restore it")
+
+
+def operation_ended(title: str, verb: str, outcome: str, image: str, error: str = "") -> Happening | None:
     """Return what a shim's word on the end of an operation means; None for a verb that is not known."""
     if verb not in DONE:
         return None
@@ -52,7 +68,8 @@ def operation_ended(title: str, verb: str, outcome: str, image: str) -> Happenin
         return None
     if outcome == "cancelled":
         return Happening(f"{verb}.cancelled", "info", f"the {verb} of container {title} was cancelled")
-    return Happening(f"{verb}.failed", "warning", f"the {verb} of container {title} failed: {outcome}")
+    cause = f"{outcome}: {error}" if error and outcome != "failed" else error or outcome
+    return Happening(f"{verb}.failed", "warning", f"the {verb} of container {title} failed: {cause}")
 
 
 def gpu_moved(noted: str, now: api.Container) -> Happening | None:

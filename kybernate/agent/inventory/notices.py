@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from kybernate_shim.messages import events_pb2, types_pb2
 
 STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"
+SKIPPED = "/kybernate/shim/skipped"
 PROBE = "/kybernate/agent/subscribed"
 TASKS = ("create", "start", "exit", "delete", "paused", "resumed", "oom", "checkpointed")
 CONTAINERS = ("create", "update", "delete")
@@ -22,6 +23,7 @@ TOPICS = (
     *(f"/containers/{name}" for name in CONTAINERS),
     STARTED,
     ENDED,
+    SKIPPED,
     PROBE,
 )
 FILTERS = tuple(f'topic=="{topic}"' for topic in TOPICS)

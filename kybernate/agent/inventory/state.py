@@ -14,9 +14,9 @@ from kybernate.node.lookup import KnownContainer
 from kybernate.node.restore import RESTORED_FROM
 from kybernate_shim.messages import process_pb2
 from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.oci.annotations import RESTORE_FROM
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
-RESTORE_FROM = "kybernate.io/restore-from"
 HELD = "held"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
 NO_DEVICES = frozenset({"", "void", "none"})

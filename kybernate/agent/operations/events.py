@@ -44,6 +44,7 @@ class OperationEvents:
                 operation=operation.id,
                 image=target.image,
                 verb=operation.verb,
+                error=operation.fault.message if operation.fault else "",
             )
         except Failure as error:
             LOG.error("the event %s of operation %s could not be recorded: %s", type, operation.id, error)

@@ -18,14 +18,13 @@ BLOCK: Final = 512  # bytes, of st_blocks
 class QuotaReached(Failure):
     """The images of the caller's namespace, and the one that it asks for, are more than it may have."""
 
-    advice = "the node's administrator removes images, or raises `self_socket.quota`"
-
 
 @dataclass(frozen=True)
 class Quota:
-    """`limit` in bytes, as it is now."""
+    """`limit` in bytes, as it is now; `setting` is where an administrator finds it."""
 
     limit: Callable[[], int]
+    setting: str = "self_socket.quota"
 
     async def require_room(self, directory: Path, prefix: str, pid: int, others: Iterable[int] = ()) -> None:
         """Raise QuotaReached unless the memory of the container of `pid` fits in addition to what is there.
@@ -44,6 +43,7 @@ class Quota:
                 f"images that containers have asked for take {there} bytes, and this one would take up to {more}: "
                 f"{limit} are allowed",
                 state="nothing was begun",
+                advice=f"the node's administrator removes images, or raises `{self.setting}`",
             )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate_shim.config import Config
+from kybernate_shim.oci.annotations import RESTORE_FROM
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import CONTAINER_NAME, CONTAINER_TYPE
 
-RESTORE_FROM: Final = "kybernate.io/restore-from"
 VARIABLE: Final = "RESTORE_FROM"
 OPERATION: Final = "kybernate.io/operation"  # the name of the operation that a restore is; counts of the node's root
 

@@ -145,7 +145,8 @@ def containerd(machine: Machine) -> Daemon:
 
 def kubelet(machine: Machine) -> Daemon:
     """A node's kubelet."""
-    argv = (*SMALL, "kubelet", f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
+    files = (f"--config={KUBELET_CONFIGURATION}", f"--kubeconfig={kubeconfig('kubelet')}")
+    argv = (*SMALL, "kubelet", *files, "--node-labels=kybernate.io/runtime=ready")  # as an administrator labels a node
     return _in(machine, "kubelet", argv, (KUBELET_PORT,))
 
 

@@ -105,6 +105,32 @@ def test_mounts_that_do_not_match_are_refusals() -> None:
     assert [(str(finding), finding.verdict) for finding in findings] == [("mounts: /data is missing", "refusal")]
 
 
+def test_another_container_image_is_named_before_the_mounts_that_differ_for_it() -> None:
+    place = replace(SAME, image_digest="sha256:bb", image_name="web:2")
+    image = replace(IMAGE, source=replace(IMAGE.source, image="web:1"))
+    with pytest.raises(Incompatible) as caught:
+        require_compatible(compare(image, place, MountUnmatched(["/data is missing"])), force=True)
+    assert str(caught.value) == (
+        "container image: the image was made with web:1 (sha256:aa), found here: web:2 (sha256:bb);"
+        " mounts: /data is missing. Nothing was restored"
+    )
+
+
+def test_another_name_decides_nothing_and_explains_what_does() -> None:
+    """containerd names an image that has several names by one of them."""
+    image, place = replace(IMAGE, source=Source("c", image="web:1")), replace(SAME, image_name="web:2")
+    findings = compare(image, place)
+    assert [finding.verdict for finding in findings] == ["hint"]
+    assert require_compatible(findings) == []
+    for force in (False, True):
+        with pytest.raises(Incompatible, match="image was made with web:1, found here: web:2; mounts: /data"):
+            require_compatible(compare(image, place, MountUnmatched(["/data is missing"])), force=force)
+    with pytest.raises(Incompatible, match=r'web:2; runtime: .*; the annotation kybernate.io/force: "true" overrides'):
+        require_compatible(compare(image, replace(place, runtime="crun")))
+    (risk,) = require_compatible(compare(image, replace(place, runtime="crun")), force=True)
+    assert risk.fact == "runtime"
+
+
 def test_features_are_those_of_every_core_and_of_use_to_programs() -> None:
     text = "processor\t: 0\nflags\t\t: sse2 avx ibrs\n\nprocessor\t: 1\nflags\t\t: sse2 ibrs\nvmx flags\t: x\n"
     assert cpu_features(text) == ("sse2",)

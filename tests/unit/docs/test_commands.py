@@ -129,6 +129,8 @@ def test_command_of_the_documentation_exists(where: Block, line: str) -> None:
 @pytest.mark.parametrize("one", BLOCKS, ids=[f"{one.page}-{number}" for number, one in enumerate(BLOCKS)])
 def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> None:
     assert one.language in ("sh", "toml", "yaml", "mermaid", "python"), f"{one.page}: {one.text}"
+    if any(line.startswith("kubectl ") and " -f " not in line for line in one.commands):
+        assert one.run_by, f"{one.page}: what kubectl is asked is run by a test\n{one.text}"
     if one.language == "python":
         assert one.run_by, f"{one.page}: a program is run by a test\n{one.text}"
     if one.language == "toml":

@@ -84,7 +84,7 @@ def chosen(config: Config, wanted: str, *, restart: str = "", **fields: str) -> 
     found = asyncio.run(
         chosen_image.image_for(
             wire.CreateTaskRequest(id="c"), RuntimeOptions(), wanted_image(config_json, config), config_json, config,
-            runs, structlog.get_logger(),
+            runs, structlog.get_logger(), {},
         )
     )  # fmt: skip
     return found.path.name if found is not None else ""

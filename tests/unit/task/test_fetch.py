@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.agent.service.described import Described
+from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate_shim.checkpoint.image.requested import Wanted
 from kybernate_shim.messages import fetch_pb2 as wire
 from kybernate_shim.task import fetch as module
-from kybernate_shim.task.fetch import SERVICE, ImageNotFetched, fetch
+from kybernate_shim.task.fetch import SERVICE, ImageNotFetched, container_image, fetch
 from kybernate_shim.trust.requester import Requester
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server
 
@@ -91,3 +93,58 @@ def test_agent_that_is_slow_does_not_hold_up_the_client(path: Path, monkeypatch:
 
     with pytest.raises(ImageNotFetched, match="has not brought the part of before-upgrade"):
         asked(path, answer)
+
+
+# ---- which container image a container was made of
+
+
+def described(path: Path, image_of: Callable[[str, str], Awaitable[tuple[str, str]]]) -> str:
+    async def scenario() -> str:
+        server = Server({SERVICE: Described(image_of).methods()})
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        await server.start(listener)
+        try:
+            return await container_image("k8s.io", "c1")
+        finally:
+            await server.close(grace=0)
+
+    return asyncio.run(scenario())
+
+
+def test_agent_knows_the_digest_of_a_containers_image(path: Path) -> None:
+    async def image_of(namespace: str, id: str) -> tuple[str, str]:
+        assert (namespace, id) == ("k8s.io", "c1")
+        return "web:1", "sha256:aa"
+
+    assert described(path, image_of) == "sha256:aa"
+
+
+@pytest.mark.parametrize("failure", [None, ContainerdUnreachable("away"), ContainerdRefused("no", code="INTERNAL")])
+def test_digest_that_cannot_be_known_is_none(path: Path, failure: Exception | None) -> None:
+    async def image_of(namespace: str, id: str) -> tuple[str, str]:
+        if failure is not None:
+            raise failure
+        return "", ""
+
+    assert described(path, image_of) == ""
+
+
+def test_node_without_an_agent_knows_no_digest(path: Path) -> None:
+    assert asyncio.run(container_image("k8s.io", "c1")) == ""
+
+
+def test_agent_of_an_older_release_knows_no_digest(path: Path) -> None:
+    async def scenario() -> str:
+        server = Server({SERVICE: {}})
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        await server.start(listener)
+        try:
+            return await container_image("k8s.io", "c1")
+        finally:
+            await server.close(grace=0)
+
+    assert asyncio.run(scenario()) == ""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kybernate_shim.task.operation_messages import ended
 from kybernate_shim.task.outcomes import (
     KEPT,
+    MOST_ERROR,
     Ending,
     Ledger,
     NothingToCancel,
@@ -114,3 +115,11 @@ def test_name_of_a_file_that_is_no_text_can_be_in_an_outcome() -> None:
         "op", "checkpoint", "failed", 0.0, 1.0, error="/a\udcff: no space", state="\udcfe", path="/\udcfd"
     )
     assert ended(outcome).error == "/a\\udcff: no space"
+
+
+def test_event_of_an_end_has_cause_and_figures_as_far_as_they_are_known() -> None:
+    done = Outcome("o", "checkpoint", "succeeded", at=0, seconds=1.25, image_bytes=7, frozen_ms=3)
+    assert done.labels == {"seconds": "1.250", "bytes": "7", "frozen_ms": "3"}
+    failed = Outcome("o", "suspend", "failed", at=0, seconds=2, error="x" * 100_000)
+    assert set(failed.labels) == {"seconds", "error"}
+    assert len(failed.labels["error"]) == MOST_ERROR

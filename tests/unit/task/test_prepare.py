@@ -15,6 +15,7 @@ from kybernate_shim.linux.children import Children
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
+from kybernate_shim.oci.annotations import AnnotationMistaken
 from kybernate_shim.task.prepare import prepare
 from tests.unit.checkpoint.image.manifests import MINIMAL
 
@@ -75,3 +76,21 @@ def test_a_directory_that_an_annotation_names_is_to_be_checked(bundle: Path, ima
     document = {"ociVersion": "1.1.0", "annotations": {"kybernate.io/restore-from": str(image)}}
     (bundle / "config.json").write_text(json.dumps(document))
     assert prepared(bundle) == Image(image, MINIMAL, checked=False)
+
+
+MISSPELT = {"kybernate.io/restore-form": "nightly"}
+
+
+def annotated(bundle: Path, annotations: dict[str, str]) -> None:
+    (bundle / "config.json").write_text(json.dumps({"ociVersion": "1.1.0", "annotations": annotations}))
+
+
+def test_misspelt_wish_to_be_restored_is_refused(bundle: Path) -> None:
+    annotated(bundle, MISSPELT)
+    with pytest.raises(AnnotationMistaken, match=r"did you mean kybernate\.io/restore-from\?"):
+        prepared(bundle)
+
+
+def test_sandbox_of_such_a_pod_is_there_to_say_why(bundle: Path) -> None:
+    annotated(bundle, {**MISSPELT, "io.kubernetes.cri.container-type": "sandbox"})
+    assert prepared(bundle) is None

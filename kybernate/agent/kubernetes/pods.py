@@ -1,0 +1,146 @@
+"""The pods of this node, as the API server has them: listed once, then followed by a watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kybernate.agent.kubernetes.api import GONE, Api, ApiRefused, ApiUnreachable, Object
+from kybernate.agent.kubernetes.story import Subject
+from kybernate_shim.oci.annotations import PREFIX
+
+if TYPE_CHECKING:
+    from kybernate_shim.logs import Log
+
+PODS: Final = "/api/v1/pods"
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+REFUSED_PAUSE: Final = 300.0
+KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What matters of a pod. `containers` are those of `spec.containers`; `fields` says where each one's entry is."""
+
+    namespace: str
+    name: str
+    uid: str
+    annotations: tuple[tuple[str, str], ...] = ()  # those that are ours, or look so
+    containers: tuple[str, ...] = ()
+    fields: tuple[tuple[str, str], ...] = ()
+    running: frozenset[str] = frozenset()  # containers
+    ending: bool = False
+
+    def subject(self, container: str = "") -> Subject:
+        return Subject(self.namespace, self.name, self.uid, container)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All containers, those that initialize and that debug included."""
+        return tuple(name for name, _ in self.fields)
+
+
+def pod_of(document: Object) -> Pod | None:
+    """Return what matters of a pod's object; None where it is none."""
+    metadata, spec, status = (_mapping(document.get(name)) for name in ("metadata", "spec", "status"))
+    if not metadata.get("uid"):
+        return None
+    notes = _mapping(metadata.get("annotations"))
+    listed = [(str(_mapping(one).get("name", "")), kind) for kind in KINDS for one in spec.get(kind) or ()]
+    states = [_mapping(one) for kind in ("container", "initContainer", "ephemeralContainer")
+              for one in status.get(f"{kind}Statuses") or ()]  # fmt: skip
+    return Pod(
+        str(metadata.get("namespace", "")),
+        str(metadata.get("name", "")),
+        str(metadata["uid"]),
+        tuple(sorted((key, str(value)) for key, value in notes.items() if PREFIX in key)),
+        tuple(name for name, kind in listed if kind == "containers"),
+        tuple((name, f"spec.{kind}{{{name}}}") for name, kind in listed),
+        frozenset(str(one.get("name")) for one in states if _mapping(one.get("state")).get("running") is not None),
+        bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed"),
+    )
+
+
+@dataclass
+class Pods:
+    """Follows the pods of `node`. `changed` gets each one that is new or differs; `gone` is called when some are gone.
+
+    Both are called on the event loop's thread, and must not block.
+    """
+
+    api: Api
+    node: str
+    log: Log
+    changed: Callable[[Pod], object]
+    gone: Callable[[], object]
+    current: dict[tuple[str, str], Pod] = field(default_factory=dict)
+    pauses: Callable[[float], Any] = asyncio.sleep
+
+    def get(self, namespace: str, name: str) -> Pod | None:
+        """Return a pod as it is now, as far as known."""
+        return self.current.get((namespace, name))
+
+    def field_of(self, subject: Subject) -> str:
+        """Return where a container's entry is in its pod's spec."""
+        pod = self.get(subject.namespace, subject.pod)
+        known = dict(pod.fields) if pod is not None else {}
+        return known.get(subject.container, f"spec.containers{{{subject.container}}}")
+
+    async def run(self) -> None:
+        """Follow until cancelled. What is refused is tried again later; the log says it once."""
+        pause, said = 0.0, ""
+        while True:
+            try:
+                await self._follow()
+                pause, said = 0.0, ""
+            except ApiRefused as error:
+                if error.status == GONE:
+                    continue
+                if said != "refused":
+                    self.log.warning(
+                        "kubernetes.pods_refused", error=str(error), state="annotations of pods are not seen",
+                        advice="apply packaging/kubernetes/rbac.yaml",
+                    )  # fmt: skip
+                said = "refused"
+                await self.pauses(REFUSED_PAUSE)
+            except ApiUnreachable as error:
+                if not said:
+                    self.log.warning("kubernetes.pods_not_listed", error=str(error), state="annotations of pods wait")
+                pause, said = min(max(FIRST_PAUSE, pause * 2), LONGEST_PAUSE), "unreachable"
+                await self.pauses(pause)
+
+    async def _follow(self) -> None:
+        """List the pods, then take changes until the connection or the revision does not last. Raises as Api does."""
+        selector = f"spec.nodeName={self.node}"
+        objects, revision = await self.api.list(PODS, selector)
+        found = {(pod.namespace, pod.name): pod for pod in map(pod_of, objects) if pod is not None}
+        before, self.current = self.current, found
+        for key, pod in found.items():
+            if before.get(key) != pod:
+                self.changed(pod)
+        self.gone()
+        while True:
+            async with aclosing(self.api.watch(PODS, selector, revision)) as changes:
+                async for kind, document in changes:
+                    revision = str(_mapping(document.get("metadata")).get("resourceVersion") or revision)
+                    if kind != "BOOKMARK":
+                        self._take(kind, document)
+
+    def _take(self, kind: str, document: Object) -> None:
+        pod = pod_of(document)
+        if pod is None:
+            return
+        key = pod.namespace, pod.name
+        if kind == "DELETED":
+            if self.current.pop(key, pod).annotations:
+                self.gone()
+        elif self.current.get(key) != pod:
+            self.current[key] = pod
+            self.changed(pod)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

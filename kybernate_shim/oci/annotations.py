@@ -1,0 +1,145 @@
+"""Every annotation that pods and containers may carry for Kybernate, with the values that it takes.
+
+A key that none of them is, or a value that means nothing, has no effect, as in all of Kubernetes: the node's agent
+warns on the pod. One kind is refused instead, where the container is created: what looks like a wish to be restored.
+Without it the program would start from the beginning, and often write over what the restore was to bring back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kybernate_shim.errors import Refused
+
+PREFIX: Final = "kybernate"  # what begins all of them, and what is meant to
+DOMAIN: Final = "kybernate.io/"
+RESTORE_FROM: Final = "kybernate.io/restore-from"
+CHECKPOINT: Final = "kybernate.io/checkpoint"
+CLOSE: Final = 0.75  # of 1: how similar a key is to the one that was meant
+MOST_SHOWN: Final = 100  # characters of what a tenant has written
+
+
+class AnnotationMistaken(Refused):
+    """An annotation looks like a wish to be restored, and is none. Nothing was started."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What an annotation takes. `per_container`: its key may end with `.CONTAINER`."""
+
+    values: str
+    accepts: Callable[[str], bool]
+    per_container: bool = False
+
+
+def _among(*words: str) -> Annotation:
+    return Annotation(" or ".join(f'"{word}"' for word in words), lambda value: value in words)
+
+
+def _matching(words: str, pattern: str, *, per_container: bool = False) -> Annotation:
+    return Annotation(words, lambda value: re.fullmatch(pattern, value, re.ASCII) is not None, per_container)
+
+
+def _is_map(value: str) -> bool:
+    return all(re.fullmatch(r"GPU-[^=]+=GPU-[^=]+", entry) for entry in re.split(r"[,\s]+", value) if entry)
+
+
+_ANY: Final = Annotation("a text", lambda value: True)
+_SWITCH: Final = _among("true", "false")
+KNOWN: Final[Mapping[str, Annotation]] = {
+    RESTORE_FROM: Annotation("the name of an image", lambda value: True, per_container=True),  # "" is none
+    CHECKPOINT: _matching('a name: letters, digits, ".", "_" and "-"', r"[A-Za-z0-9][\w.-]{0,254}", per_container=True),
+    "kybernate.io/tcp": _among("close", "established"),
+    "kybernate.io/volumes": _ANY,  # its own errors name what is wrong, before a dump
+    "kybernate.io/force": _SWITCH,
+    "kybernate.io/arena": _SWITCH,
+    "kybernate.io/nccl-safe": _SWITCH,
+    "kybernate.io/pause": _among("suspend"),
+    "kybernate.io/gpu-map": Annotation("GPU-…=GPU-…, with commas between them", _is_map),
+    "kybernate.io/operation": _ANY,
+    "kybernate.io/criu-config": _ANY,
+    "kybernate.io/workload": _ANY,
+}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An annotation without the effect that it seems to be for. `meant` is the nearest key that there is, or empty."""
+
+    key: str
+    fault: str
+    meant: str = ""
+
+    @property
+    def loses_state(self) -> bool:
+        """Return whether a restore seems to be meant."""
+        return self.meant.startswith(RESTORE_FROM)
+
+    def __str__(self) -> str:
+        advice = f"; did you mean {self.meant}?" if self.meant and self.meant != self.key else ""
+        return f"annotation {shown(self.key)}: {self.fault}{advice}"
+
+
+def mistake(key: str, value: str, containers: Iterable[str] = ()) -> Mistake | None:
+    """Return what is wrong with an annotation, None where nothing is, or it is none of ours.
+
+    `containers` are the names of the pod's containers, as far as they are known; without any, a name is not examined.
+    """
+    if PREFIX not in key:
+        return None
+    base, container = split(key)
+    kind = KNOWN.get(base)
+    if kind is None or (container and not kind.per_container):
+        return Mistake(key, "no annotation of Kybernate has this key", nearest(key))
+    names = list(containers)
+    if container and names and container not in names:
+        import difflib
+
+        near = difflib.get_close_matches(container, names, 1, 0.0)
+        return Mistake(key, f"the pod has no container {shown(container)}", f"{base}.{near[0]}" if near else "")
+    if not kind.accepts(value):
+        return Mistake(key, f"{shown(value)} is not {kind.values}", base)
+    return None
+
+
+def split(key: str) -> tuple[str, str]:
+    """Return the annotation's own key, and the container that follows it, "" where none does."""
+    if key in KNOWN or not key.startswith(DOMAIN):
+        return key, ""
+    name, _, container = key[len(DOMAIN) :].partition(".")
+    return DOMAIN + name, container
+
+
+def nearest(key: str) -> str:
+    """Return the key that was probably meant, with the same container, "" where none is similar."""
+    import difflib  # loaded for a mistake, and not with each daemon
+
+    base, dot, container = key.rpartition("/")[2].partition(".")
+    names = {one[len(DOMAIN) :]: one for one in KNOWN}
+    word = base.lower().replace("_", "-")
+    found = difflib.get_close_matches(word, names, 1, CLOSE)
+    if not found and "restore" in word:
+        found = [RESTORE_FROM[len(DOMAIN) :]]
+    if not found:
+        return ""
+    kept = dot + container if KNOWN[names[found[0]]].per_container else ""
+    return names[found[0]] + kept
+
+
+def require_unmistaken(annotations: Mapping[str, str]) -> None:
+    """Refuse annotations that look like a wish to be restored, and are none. Raises AnnotationMistaken."""
+    for key, value in sorted(annotations.items()):
+        found = mistake(key, value)
+        if found is not None and found.loses_state:
+            raise AnnotationMistaken(
+                f"{found}. The container was not started, since its program would begin from the start;"
+                " correct the annotation, or remove it"
+            )
+
+
+def shown(text: str) -> str:
+    """Return what a tenant has written for a message: of bounded length, and on one line."""
+    return ascii(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
