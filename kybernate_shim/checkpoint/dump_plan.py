@@ -14,6 +14,7 @@ from kybernate_shim.checkpoint import bound_sockets, own_state, sockets, undumpa
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
+from kybernate_shim.checkpoint.criu.user_namespace import joined_environment
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.image.manifest import Manifest, Source, now
@@ -97,8 +98,9 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     for line in sockets.what_happens(found, request.tcp, unnamed):
         log.info("socket.examined", outcome=line)
     held = await asyncio.to_thread(undumpable.look, pids)
-    if problems := [*undumpable.configured(target.spec), *held.problems]:
-        raise undumpable.Undumpable(target.id, problems)
+    if held.problems:
+        raise undumpable.Undumpable(target.id, held.problems)
+    joined_environment(target.spec)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)
     hooks = await asyncio.to_thread(

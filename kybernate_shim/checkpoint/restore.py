@@ -28,12 +28,13 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
-from kybernate_shim.checkpoint.criu.user_namespace import moved_owners, readable_inside
+from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
+from kybernate_shim.checkpoint.mounts.reachable import ReachableSources
 from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
@@ -82,7 +83,7 @@ class RestoreFailed(Failed):
 class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
-    `inspection` is what its images say, `allowance` what its processes may have, None for all; `awaited` is what has to
+    `inspection` is what its images say, `sources` what it mounts from outside, `allowance` what its processes may have, None for all; `awaited` is what has to
     arrive before they run, and `settled` what must be put right.
     """
 
@@ -90,6 +91,7 @@ class Prepared:
     environment: dict[str, str]
     inspection: Inspection
     settled: Settled
+    sources: ReachableSources
     allowance: PrivilegeAllowance | None = None
     awaited: Awaited | None = None
 
@@ -235,13 +237,14 @@ def _told(
     settled: Settled,
 ) -> Prepared:
     manifest = image.manifest
+    sources = ReachableSources.of(target.spec, target.bundle.path, matching.sources)
     options = CriuOptions(
         tcp=manifest.tcp,
         network_lock=manifest.tcp == "established",
         shell_job=manifest.terminal,
         ext_unix_sk="ext-unix-sk" in manifest.criu.options,
         libdir=target.config.criu_libdir,
-        extra=(*matching.lines, *_joined_namespaces(target.spec), *_cgroup_root(target.spec)),
+        extra=(*(sources.lines or matching.lines), *_joined_namespaces(target.spec), *_cgroup_root(target.spec)),
     )
     configuration = write_config(
         target.bundle.path, options, [users_file(target.spec, target.config, target.runtime.cli.binary.name)]
@@ -257,7 +260,8 @@ def _told(
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment, inspection, settled, allowance, awaited)
+    environment = {**configuration.environment, **joined_environment(target.spec)}
+    return Prepared(words, environment, inspection, settled, sources, allowance, awaited)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -288,6 +292,7 @@ async def run(
     with (
         operation.step("restore") as step,
         _kept_hostname(target.spec),
+        prepared.sources.made(),
         readable_inside(image, target.spec, work) as readable,
     ):
         prepared = replace(prepared, criu=replace(prepared.criu, image_path=readable))

@@ -27,7 +27,6 @@ from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.process import title_of
-from kybernate_shim.oci.spec import Spec
 
 SHOWN: Final = 5
 MEMORY: Final = "/memfd:"
@@ -53,16 +52,6 @@ class Looked:
 
     problems: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-
-
-def configured(spec: Spec) -> list[str]:
-    """Return what the container's configuration has that no restore brings back."""
-    if not spec.namespace_path("user"):
-        return []
-    return [
-        "it shares the user namespace of its pod (`hostUsers: false`), from which CRIU could not join the pod's other"
-        " namespaces at a restore; run the pod without it"
-    ]
 
 
 def look(pids: Sequence[int]) -> Looked:

@@ -5,16 +5,21 @@ directory in memory that every user may pass through, with each file of the imag
 user owns it. Before the namespace has its ids, CRIU reads one file (timens) as a user without rights: that is a copy
 which all may read, and holds nothing but offsets of clocks. And each pod that has ids of its own gets another range of
 the node's, while the image names the dumped one's: that file is another, too. The image itself stays as it is.
+
+A container of a pod with users of its own (`hostUsers: false`) shares the pod's user namespace, which CRIU would make
+again instead of entering it: a library that is preloaded into CRIU (join_user.c) begins the container there.
 Source: CRIU's cr-restore.c, where prepare_timens comes before the maps of ids.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.credentials import USER_NAMESPACE
 from kybernate_shim.checkpoint.criu.images import entries
 from kybernate_shim.checkpoint.criu.opened import write_entries
@@ -22,13 +27,36 @@ from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
 from kybernate_shim.linux.private_files import copy_private, make_directory
 from kybernate_shim.messages import criu_pb2 as criu
-from kybernate_shim.oci.spec import Spec
+from kybernate_shim.native import JOINER
+from kybernate_shim.oci.spec import Spec, map_text
 
 DIRECTORY: Final = "images"  # in the work directory
 TIMES: Final = "timens-*.img"
+LIBRARY: Final = JOINER.of()
+NAMESPACE: Final = "KYBERNATE_USER_NAMESPACE"  # the library's variable: the path of the namespace
 
 Ranges = Sequence[Mapping[str, Any]]
 Owners = Callable[[int, int], tuple[int, int]]
+
+
+def shared_namespace(spec: Spec) -> str:
+    """Return the path of the user namespace that a container shares with its pod, "" for none."""
+    return spec.namespace_path("user") or ""
+
+
+def joined_environment(spec: Spec) -> dict[str, str]:
+    """Return what the runtime's environment needs so that CRIU restores into the pod's user namespace.
+
+    Raises CriuUnusable.
+    """
+    if not (path := shared_namespace(spec)):
+        return {}
+    if not LIBRARY.exists():
+        raise CriuUnusable(
+            f"{LIBRARY} is not there, and CRIU cannot enter the user namespace of a pod (`hostUsers: false`) without it:"
+            " install Kybernate again where there is a C compiler. Nothing was changed"
+        )
+    return {NAMESPACE: path, "LD_PRELOAD": ":".join(filter(None, (str(LIBRARY), os.environ.get("LD_PRELOAD"))))}
 
 
 @contextmanager
@@ -44,7 +72,7 @@ def readable_inside(image: Path, spec: Spec, work: Path) -> Iterator[Path]:
         return
     place = work / DIRECTORY
     with ExitStack() as undo:
-        namespace = undo.enter_context(user_namespace(_text(users), _text(groups)))
+        namespace = undo.enter_context(user_namespace(map_text(users), map_text(groups)))
         (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
         make_directory(place)
         syscalls.mount("tmpfs", str(place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0711")
@@ -100,7 +128,3 @@ def _exchange(file: Path, users: Ranges, groups: Ranges, target: Path) -> None:
 
 def _range(one: Mapping[str, Any]) -> criu.IdRange:
     return criu.IdRange(inside=one.get("containerID", 0), outside=one.get("hostID", 0), count=one.get("size", 0))
-
-
-def _text(ranges: Ranges) -> str:
-    return ",".join(f"{one.get('containerID', 0)}:{one.get('hostID', 0)}:{one.get('size', 0)}" for one in ranges)

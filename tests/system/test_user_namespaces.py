@@ -1,0 +1,89 @@
+"""Pods with users of their own (`hostUsers: false`): each has other ids of the node's for the same ids inside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.checkpoints import PYTHON, kybernate
+from tests.system.cri import Cri, Pod
+from tests.system.ctr import eventually
+from tests.system.pod_volumes import kubelet_of, mounted
+
+OF_FIRST, OF_SECOND = 200_000, 400_000
+
+# Ids of every kind in which CRIU and we carry them: credentials of threads, owners of files of the root filesystem, of a
+# volume, of memory and of System V objects, and rights over the pod's namespaces.
+PROGRAM = r"""
+import ctypes, json, os, signal, socket, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.makedirs("/srv/made"); os.chown("/srv/made", 7, 8)
+open("/srv/kept", "w").write("kept"); os.chown("/srv/kept", 7, 8)
+gone = open("/srv/gone", "w+"); gone.write("gone"); gone.flush(); os.fchown(gone.fileno(), 9, 10); os.unlink("/srv/gone")
+open("/volume/kept", "w").write("volume"); os.chown("/volume/kept", 11, 12)
+memory = os.memfd_create("memory"); os.fchown(memory, 13, 14)
+queue = libc.msgget(7, 0o1600)
+if sys.argv[1:]: server = socket.create_server(("0.0.0.0", 80))
+left, right = socket.socketpair()
+child = os.fork()
+if not child:
+    os.setgroups([31]); os.setresgid(20, 20, 20); os.setresuid(21, 21, 21)
+    libc.prctl(4, 1)
+    signal.sigwait([signal.SIGUSR1])
+    os.write(right.fileno(), json.dumps([os.getresuid(), os.getresgid(), os.getgroups()]).encode())
+    signal.pause()
+thread = threading.Thread(target=signal.pause, daemon=True); thread.start()
+print("ready", flush=True)
+signal.sigwait([signal.SIGUSR1])
+os.kill(child, signal.SIGUSR1)
+def owner(status): return [status.st_uid, status.st_gid]
+def may(call, *arguments):
+    try: call(*arguments); return True
+    except OSError as error: return error.errno
+made = socket.socket()
+print("FOUND " + json.dumps(dict(
+    child=json.loads(os.read(left.fileno(), 4096)),
+    me=[os.getuid(), os.getgid()],
+    files=[owner(os.stat(path)) for path in ("/srv/made", "/srv/kept", "/volume/kept")],
+    open=[owner(os.fstat(fd)) for fd in (gone.fileno(), memory)],
+    text=[open("/srv/kept").read(), os.pread(gone.fileno(), 10, 0).decode(), open("/volume/kept").read()],
+    queue=libc.msgget(7, 0) == queue,
+    binds=may(made.bind, ("0.0.0.0", 81)),
+    names=may(socket.sethostname, socket.gethostname()),
+)), flush=True)
+while True: signal.pause()
+"""
+EXPECTED = {
+    "child": [[21, 21, 21], [20, 20, 20], [31]], "me": [0, 0], "files": [[7, 8], [7, 8], [11, 12]],
+    "open": [[9, 10], [13, 14]], "text": ["kept", "gone", "volume"], "queue": True, "binds": True, "names": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def cri() -> Iterator[Cri]:
+    with Cri() as client:
+        yield client
+
+
+def found(cri: Cri, pod: Pod, container: str) -> str:
+    (text,) = eventually(lambda: re.findall(r"FOUND (.*)", "\n".join(cri.log(pod, container))))
+    return str(text)
+
+
+def test_pod_with_users_of_its_own_is_restored_with_other_ids(cri: Cri, pods_image: Path) -> None:
+    with cri.pod(users=OF_FIRST) as pod, kubelet_of(pod) as kubelet:
+        volume = kubelet.empty_dir("kept")
+        cri.run(pod, "app", ["python3", "-c", PROGRAM], image=PYTHON, mounts=[mounted(volume, "/volume")], add=["SYS_ADMIN"])
+        cri.await_log(pod, "app", "ready")
+        kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(pods_image), "--exit")
+    annotations = {"kybernate.io/restore-from": pods_image.name}
+    with cri.pod(users=OF_SECOND, annotations=annotations) as pod, kubelet_of(pod) as kubelet:
+        volume = kubelet.empty_dir("kept")
+        id = cri.run(pod, "app", ["/never/run"], image=PYTHON, mounts=[mounted(volume, "/volume")], add=["SYS_ADMIN"])
+        assert cri.exec(id, "sh", "-c", "kill -USR1 1; cat /proc/self/uid_map")[1].split() == ["0", str(OF_SECOND), "65536"]
+        assert json.loads(found(cri, pod, "app")) == EXPECTED
