@@ -83,8 +83,8 @@ class RestoreFailed(Failed):
 class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
-    `inspection` is what its images say, `sources` what it mounts from outside, `allowance` what its processes may have, None for all; `awaited` is what has to
-    arrive before they run, and `settled` what must be put right.
+    `inspection` is what its images say, `sources` what it mounts from outside, `allowance` what its processes may have,
+    None for all; `awaited` is what has to arrive before they run, and `settled` what must be put right.
     """
 
     criu: Criu
@@ -237,7 +237,7 @@ def _told(
     settled: Settled,
 ) -> Prepared:
     manifest = image.manifest
-    sources = ReachableSources.of(target.spec, target.bundle.path, matching.sources)
+    sources = ReachableSources.of(target.spec, work, matching.sources)
     options = CriuOptions(
         tcp=manifest.tcp,
         network_lock=manifest.tcp == "established",

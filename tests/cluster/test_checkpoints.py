@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.pods import pod
+from tests.cluster.pods import container, pod
 from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
 
@@ -29,14 +31,24 @@ def test_pod_resumes_where_another_one_stopped(kubectl: Kubectl, cluster: Cluste
     assert kubectl.exec("second", "hostname") == "second\n"
 
 
-def test_pod_with_users_of_its_own_is_not_ended_for_an_image_that_cannot_be_restored(
-    kubectl: Kubectl, cluster: Cluster
-) -> None:
+def test_pod_with_users_of_its_own_resumes_in_another_one(kubectl: Kubectl, cluster: Cluster) -> None:
+    """`hostUsers: false`: the kubelet gives each pod another range of the node's ids, and mounts volumes with a map."""
     (node, *_) = cluster.nodes
-    kubectl.apply(pod("users", *COUNTER, handler="kybernate", hostUsers=False))
-    assert eventually(lambda: last(kubectl, "users") > 1)
-    said = node.run("sh", "-c", f"kybernate checkpoint {kubectl.namespace}/users lost --exit 2>&1 || true")
-    assert "shares the user namespace of its pod" in said
-    before = last(kubectl, "users")
-    assert eventually(lambda: last(kubectl, "users") > before + 3)
-    assert kubectl.get("pod", "users")["status"]["phase"] == "Running"
+    command = ["sh", "-c", f"echo kept > /data/file; chown 7:8 /data/file; {COUNTER[-1]}"]
+    main = container("main", *command, volumeMounts=[{"name": "data", "mountPath": "/data"}])
+    volumes = [{"name": "data", "emptyDir": {}}]
+    options: dict[str, Any] = {"handler": "kybernate", "hostUsers": False, "volumes": volumes}
+    kubectl.apply(pod("first", containers=[main], **options))
+    assert eventually(lambda: last(kubectl, "first") > 5)
+    ids = kubectl.exec("first", "cat", "/proc/self/uid_map")
+    node.run("kybernate", "checkpoint", f"{kubectl.namespace}/first", "kept", "--exit")
+    stopped = last(kubectl, "first")
+    kubectl.phase("first", "Failed")
+    main["command"] = ["/never/run"]
+    kubectl.apply(pod("second", containers=[main], annotations={FROM: "kept"}, **options))
+    kubectl.ready("pod/second")
+    assert eventually(lambda: last(kubectl, "second") > stopped + 5)
+    assert int(kubectl.logs("second").split()[0]) == stopped + 1
+    assert kubectl.exec("second", "cat", "/proc/self/uid_map") != ids
+    assert kubectl.exec("second", "sh", "-c", "stat -c '%u %g' /data/file; cat /data/file") == "7 8\nkept\n"
+    assert kubectl.exec("second", "hostname") == "second\n"

@@ -14,7 +14,7 @@ Source: CRIU's cr-restore.c, where prepare_timens comes before the maps of ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.credentials import USER_NAMESPACE
 from kybernate_shim.checkpoint.criu.images import entries
 from kybernate_shim.checkpoint.criu.opened import write_entries
+from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
 from kybernate_shim.linux.private_files import copy_private, make_directory
@@ -36,7 +37,6 @@ LIBRARY: Final = JOINER.of()
 NAMESPACE: Final = "KYBERNATE_USER_NAMESPACE"  # the library's variable: the path of the namespace
 
 Ranges = Sequence[Mapping[str, Any]]
-Owners = Callable[[int, int], tuple[int, int]]
 
 
 def shared_namespace(spec: Spec) -> str:
@@ -53,8 +53,8 @@ def joined_environment(spec: Spec) -> dict[str, str]:
         return {}
     if not LIBRARY.exists():
         raise CriuUnusable(
-            f"{LIBRARY} is not there, and CRIU cannot enter the user namespace of a pod (`hostUsers: false`) without it:"
-            " install Kybernate again where there is a C compiler. Nothing was changed"
+            f"{LIBRARY} is not there, and CRIU cannot enter the user namespace of a pod (`hostUsers: false`) without"
+            " it: install Kybernate again where there is a C compiler. Nothing was changed"
         )
     return {NAMESPACE: path, "LD_PRELOAD": ":".join(filter(None, (str(LIBRARY), os.environ.get("LD_PRELOAD"))))}
 

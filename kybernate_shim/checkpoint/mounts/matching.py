@@ -43,19 +43,14 @@ class MountUnmatched(Exception):
 class Matching:
     """What a restore must do about mounts beforehand.
 
-    `sources` are the node's paths of bind mounts, by their keys, and `offered` those of them that the runtime gives to
-    CRIU by itself. `directories` and `files` are mount points that must exist in the root filesystem.
+    `lines` go into CRIU's configuration. `directories` and `files` are mount points that must exist in the root
+    filesystem. `sources` are the node's paths of bind mounts, by the keys under which CRIU asks for them.
     """
 
-    sources: Mapping[str, str] = field(default_factory=dict)
-    offered: frozenset[str] = frozenset()
+    lines: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What CRIU's configuration needs."""
-        return tuple(external(key, source) for key, source in self.sources.items() if key not in self.offered)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def external(key: str, source: str) -> str:
@@ -121,7 +116,8 @@ def match_mounts(
         raise MountUnmatched(differences)
     directories, files = _mount_points(dumped, listed, sources, moved.values())
     offered = {mount.key: listed.named[mount.key] for mount in dumped if mount.key in listed.named}
-    return Matching(offered | needed, frozenset(offered), tuple(directories), tuple(files))
+    lines = (external(key, source) for key, source in needed.items())
+    return Matching(tuple(lines), tuple(directories), tuple(files), offered | needed)
 
 
 def _moved(dumped: Sequence[DumpedMount], recorded: Sequence[ImageMount]) -> dict[str, str]:

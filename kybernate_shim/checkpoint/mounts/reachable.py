@@ -2,8 +2,9 @@
 
 A runtime's start opens the sources as the node's root, before anything is in the namespace. CRIU opens them as the
 namespace's root, who may not pass through directories such as /var/lib/kubelet; and it makes no idmapped mounts, by
-which the kubelet's volumes have the same owners for each pod. So CRIU gets a directory in the bundle, through which
-containerd lets that root pass, with a mount of each source.
+which the kubelet's volumes have the same owners for each pod. So CRIU gets a directory in memory, through which that
+root and no other user may pass, with a mount of each source. It is not in the bundle, which containerd removes with all
+that is in it.
 Sources: CRIU's mount-v2.c, __do_bind_mount_v2; runc's criu_linux.go, addCriuRestoreMount.
 """
 
@@ -13,15 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kybernate_shim.checkpoint.mounts.matching import external
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import map_mount, user_namespace
-from kybernate_shim.linux.private_files import make_directory
+from kybernate_shim.linux.mount.rootfs import unmount_tree
 from kybernate_shim.oci.spec import Spec, map_text
-
-DIRECTORY: Final = "kybernate-sources"  # in the bundle
+from kybernate_shim.run_directory import SOURCES
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,22 @@ class ReachableSource:
 
 @dataclass(frozen=True)
 class ReachableSources:
-    """All bind mounts of a container with a user namespace; none of one without."""
+    """All bind mounts of a container with a user namespace; none of one without. `group` is its root's, on the node."""
 
     place: Path
+    group: int = 0
     sources: tuple[ReachableSource, ...] = ()
 
     @classmethod
-    def of(cls, spec: Spec, bundle: Path, sources: Mapping[str, str]) -> ReachableSources:
-        """Take the node's paths of a container's bind mounts, by their keys."""
-        place = bundle / DIRECTORY
+    def of(cls, spec: Spec, work: Path, sources: Mapping[str, str]) -> ReachableSources:
+        """Take the node's paths of a container's bind mounts, by their keys. `work` is the restore's directory."""
+        place = SOURCES / work.name
         if spec.namespace_path("user") is None:
             return cls(place)
+        group = next((one["hostID"] for one in spec.linux.get("gidMappings") or () if not one["containerID"]), 0)
         maps = {str(mount.get("source") or ""): _maps(mount) for mount in spec.mounts}
         found = (ReachableSource(key, source, *maps.get(source, ("", ""))) for key, source in sources.items())
-        return cls(place, tuple(found))
+        return cls(place, group, tuple(found))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -63,9 +65,12 @@ class ReachableSources:
             yield
             return
         with ExitStack() as undo:
-            make_directory(self.place)
+            SOURCES.mkdir(mode=0o711, exist_ok=True)
+            unmount_tree(self.place)  # of a restore whose daemon was killed
+            self.place.mkdir(exist_ok=True)
             undo.callback(self.place.rmdir)
-            syscalls.mount("tmpfs", str(self.place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0711")
+            options = f"mode=0710,gid={self.group}"
+            syscalls.mount("tmpfs", str(self.place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
             undo.callback(syscalls.umount, str(self.place), syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
             syscalls.mount("", str(self.place), "", syscalls.MS_PRIVATE)
             for number, one in enumerate(self.sources):
@@ -87,4 +92,3 @@ def _mount(one: ReachableSource, target: Path) -> None:
 def _maps(mount: Mapping[str, Any]) -> tuple[str, str]:
     users, groups = (mount.get(name) or () for name in ("uidMappings", "gidMappings"))
     return map_text(users), map_text(groups)
-

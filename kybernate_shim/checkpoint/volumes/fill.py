@@ -21,11 +21,11 @@ from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, pod_volumes
 from kybernate_shim.errors import Failed, Refused
+from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.beneath import closing, open_top
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.sizes import mib
 
-Owners = Callable[[int, int], tuple[int, int]]
 MARK: Final = "trusted.kybernate.filled"
 WITHOUT_ATTRIBUTES: Final = (errno.ENOTSUP, errno.EPERM)
 PAUSE: Final = 0.05  # seconds between two looks whether another restore has filled the volume

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import CAPABILITY, PORTABLE, Powers
+from kybernate_shim.checkpoint.rootfs.apply import PORTABLE, Powers
 from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
 from kybernate_shim.checkpoint.volumes.fill import MARK
 from kybernate_shim.checkpoint.volumes.places import (
@@ -25,6 +25,7 @@ from kybernate_shim.checkpoint.volumes.places import (
 )
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.attribute_ids import CAPABILITY
 from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.private_files import create_private

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kybernate_shim.checkpoint.undumpable import Undumpable, configured, look
-from kybernate_shim.oci.spec import Spec
+from kybernate_shim.checkpoint.undumpable import Undumpable, look
 
 MINE = [os.getpid()]
 
@@ -81,10 +80,3 @@ def test_processes_that_have_ended_hold_nothing() -> None:
     with program("print(flush=True)") as pid:
         pass
     assert look([pid]).problems == []
-
-
-@pytest.mark.parametrize(("path", "refused"), [(None, False), ("", False), ("/proc/7/ns/user", True)])
-def test_user_namespace_that_is_shared_with_the_pod_is_refused(path: str | None, refused: bool) -> None:
-    namespaces = [] if path is None else [{"type": "user", **({"path": path} if path else {})}]
-    problems = configured(Spec({"linux": {"namespaces": namespaces}}))
-    assert bool(problems) is refused
