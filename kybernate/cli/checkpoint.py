@@ -53,6 +53,14 @@ def checkpoint(
     rootfs: Annotated[
         bool, typer.Option("--rootfs/--no-rootfs", help="Add the files that the container changed.")
     ] = True,
+    volumes: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Volumes of the pod that the image has: names, with a hyphen those to leave, all, or none.",
+            show_default="as the pod's annotation",
+        ),
+    ] = "",
     timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
     ] = 0,
@@ -76,6 +84,7 @@ def checkpoint(
                 exit=exit,
                 tcp=tcp or "",
                 rootfs=rootfs,
+                volumes=volumes,
                 force=force,
                 deadline=timeout,
             )
@@ -92,6 +101,7 @@ def checkpoint(
         exit=exit,
         tcp=tcp or "",
         rootfs_diff=rootfs,
+        volumes=volumes,
         timeout_seconds=timeout,
         force=force,
         image=found.image,

@@ -35,12 +35,16 @@ class Verbs(ABC, Generic[Handle]):
         exit: bool = False,
         tcp: str = "",
         rootfs: bool = True,
+        volumes: str = "",
         force: bool = False,
         key: str = "",
         deadline: float = 0,
         labels: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established"."""
+        """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established".
+
+        `volumes` are those of its pod that the image has, in the words of the annotation kybernate.io/volumes.
+        """
         request = wire.CheckpointRequest(
             name=container,
             namespace=namespace,
@@ -48,6 +52,7 @@ class Verbs(ABC, Generic[Handle]):
             exit=exit,
             tcp=tcp,
             without_rootfs=not rootfs,
+            volumes=volumes,
             force=force,
             options=options(key, deadline, labels),
         )

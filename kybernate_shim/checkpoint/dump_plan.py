@@ -107,7 +107,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
     )
     stop = Event()
-    find_volumes = partial(wanted, target.spec, target.config, stopped=stop.is_set)
+    find_volumes = partial(wanted, target.spec, target.config, chosen=request.volumes, stopped=stop.is_set)
     volumes = await to_the_end(find_volumes, stop.set)
     require_room(request, memory_bytes(target) + volumes.bytes)
     options = CriuOptions(

@@ -18,6 +18,7 @@ class DumpRequest:
     immediately need not. `deadline` is in seconds for all steps together, 0 for none.
     `digest` is the algorithm for files.
     With a `destination`, `image` is a directory in memory, and the files go to the destination encrypted.
+    `volumes` are those of the pod's own that the image is to have, in the annotation's words; "" as configured.
     `rootfs_elsewhere`: the caller saves the changes of the root filesystem by itself, if they are saved.
     """
 
@@ -27,6 +28,7 @@ class DumpRequest:
     tcp: TcpPolicy = "close"
     rootfs_diff: bool = False
     rootfs_elsewhere: bool = False
+    volumes: str = ""
     durable: bool = True
     force: bool = False
     deadline: float = 0

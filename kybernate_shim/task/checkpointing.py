@@ -60,6 +60,7 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         exit=request.exit,
         tcp="established" if tcp == "established" else "close",
         rootfs_diff=request.rootfs_diff,
+        volumes=request.volumes,
         force=request.force,
         deadline=request.timeout_seconds or config.deadlines.checkpoint,
         source_image=request.image,

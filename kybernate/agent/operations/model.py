@@ -48,6 +48,7 @@ class Checkpoint:
     tcp: str = ""
     without_rootfs: bool = False
     force: bool = False
+    volumes: str = ""
 
 
 @dataclass(frozen=True)

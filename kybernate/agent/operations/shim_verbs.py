@@ -118,6 +118,7 @@ class ShimVerbs:
             exit=wanted.exit,
             tcp=wanted.tcp,
             rootfs_diff=not wanted.without_rootfs,
+            volumes=wanted.volumes,
             force=wanted.force,
             image=container.image,
             image_digest=digest,

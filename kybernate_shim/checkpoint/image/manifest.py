@@ -146,7 +146,8 @@ class ImageVolume:
     """A volume that lives and dies with its pod, whose content is in `file`: an emptyDir, or the pod's /dev/shm.
 
     `name` is that of the volume in the pod, `dev-shm` for /dev/shm; `destinations` are where the container had it.
-    `entries` are files of all kinds, `bytes` those of their content, holes aside.
+    `entries` are files of all kinds, `bytes` those of their content, holes aside. `id` is what the volume itself was
+    marked with, "" where its filesystem has no attributes.
     """
 
     file: str
@@ -155,6 +156,7 @@ class ImageVolume:
     destinations: tuple[str, ...]
     entries: int
     bytes: int
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,8 +203,8 @@ class Manifest:
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
     driver's order: a map to others names each of them. `released`, `threads`, which are those that have chosen
-    something that CRIU does not keep, `volumes`, and `declared` of a mount are left out where they are empty, so that
-    older releases read the manifest. `security` is empty in images of older releases.
+    something that CRIU does not keep, `volumes`, `declared` of a mount, and `id` of a volume are left out where they
+    are empty, so that older releases read the manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -275,6 +277,9 @@ def encode(manifest: Manifest) -> bytes:
     for mount in document["mounts"]:
         if not mount["declared"]:
             del mount["declared"]
+    for volume in document.get("volumes", ()):
+        if not volume["id"]:
+            del volume["id"]
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
 
 
