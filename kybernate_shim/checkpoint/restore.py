@@ -32,6 +32,7 @@ from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, mo
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
 from kybernate_shim.checkpoint.mounts.reachable import ReachableSources
@@ -127,7 +128,11 @@ async def prepare(
             matching = await _compare(target, image, inspection, log, accelerator)
             fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
             settled = Settled.of(
-                await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs, image.manifest.threads
+                await to_the_end(partial(_names, image)),
+                target.spec,
+                target.bundle.rootfs,
+                image.manifest.threads,
+                matching.moved,
             )
             arrival = awaited(image, operation)
             prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled)
@@ -138,7 +143,7 @@ async def prepare(
         with operation.step("volumes") as step:
             step.bytes = await _fill(target, image, fillings)
     await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
-    await to_the_end(partial(_make_names, prepared.settled.names, target))
+    await to_the_end(partial(_make_names, prepared.settled.names, matching, target))
     return prepared
 
 
@@ -147,9 +152,10 @@ def _names(image: Image) -> Names:
     return names.read(image.path) if listed else Names()
 
 
-def _make_names(wanted: Names, target: Target) -> None:
-    names.make_links(wanted, target.spec, target.bundle.rootfs)
-    names.make_directories(wanted, target.spec, target.bundle.rootfs)
+def _make_names(wanted: Names, matching: Matching, target: Target) -> None:
+    mounts = SpecMounts.of(target.spec, target.bundle.rootfs, matching.moved)
+    names.make_links(wanted, mounts, target.bundle.rootfs)
+    names.make_directories(wanted, mounts, target.bundle.rootfs)
 
 
 async def _apply(target: Target, image: Image) -> int:

@@ -34,9 +34,9 @@ class Spec:
     document: Mapping[str, Any]
 
     @classmethod
-    def read(cls, bundle: Path) -> Spec:
-        """Read `<bundle>/config.json`. Raises SpecInvalid."""
-        return cls(_load(bundle / "config.json"))
+    def read(cls, bundle: Path, name: str = "config.json") -> Spec:
+        """Read `<bundle>/config.json`, or a copy of it. Raises SpecInvalid."""
+        return cls(_load(bundle / name))
 
     @property
     def annotations(self) -> Mapping[str, str]:

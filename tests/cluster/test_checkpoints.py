@@ -52,3 +52,36 @@ def test_pod_with_users_of_its_own_resumes_in_another_one(kubectl: Kubectl, clus
     assert kubectl.exec("second", "cat", "/proc/self/uid_map") != ids
     assert kubectl.exec("second", "sh", "-c", "stat -c '%u %g' /data/file; cat /data/file") == "7 8\nkept\n"
     assert kubectl.exec("second", "hostname") == "second\n"
+
+
+def test_container_that_is_restarted_in_its_pod_undoes_nothing_of_its_sidecar(
+    kubectl: Kubectl, cluster: Cluster
+) -> None:
+    """The kubelet starts it again, from its own image: the pod's volume is the same, and the sidecar writes to it."""
+    (node, *_) = cluster.nodes
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    beside = (
+        "i=0; while :; do i=$((i+1)); echo $i > /data/side; sleep 0.1; read j < /data/side;"
+        " [ $j = $i ] && echo $i || echo LOST; done"
+    )
+    kubectl.apply(
+        pod(
+            "web", handler="kybernate", restartPolicy="Always", volumes=[{"name": "data", "emptyDir": {}}],
+            containers=[
+                container("main", "sh", "-c", f"echo kept > /data/main; {COUNTER[-1]}", volumeMounts=mounts),
+                container("side", "sh", "-c", beside, volumeMounts=mounts),
+            ],
+        )
+    )  # fmt: skip
+    kubectl.ready("pod/web")
+    lines = lambda name: kubectl.logs("web", f"--container={name}").split()  # noqa: E731
+    assert eventually(lambda: int((lines("main") or ["0"])[-1]) > 5)
+    kubectl("annotate", "pod/web", f"{FROM}=kept")
+    node.run("kybernate", "checkpoint", f"{kubectl.namespace}/web/main", "kept", "--exit")
+    kubectl.wait("jsonpath={.status.containerStatuses[?(@.name=='main')].restartCount}=1", "pod/web")
+    kubectl.ready("pod/web")
+    assert eventually(lambda: len(lines("main")) > 5)
+    assert int(lines("main")[0]) > 5, "it is restored"
+    seen = len(lines("side"))
+    assert eventually(lambda: len(lines("side")) > seen + 10)
+    assert "LOST" not in lines("side")

@@ -44,13 +44,15 @@ class Matching:
     """What a restore must do about mounts beforehand.
 
     `lines` go into CRIU's configuration. `directories` and `files` are mount points that must exist in the root
-    filesystem. `sources` are the node's paths of bind mounts, by the keys under which CRIU asks for them.
+    filesystem. `sources` are the node's paths of bind mounts, by the keys under which CRIU asks for them. `moved` are
+    the destinations, by those in config.json, that are restored where the links of the dumped image led.
     """
 
     lines: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 def external(key: str, source: str) -> str:
@@ -117,7 +119,7 @@ def match_mounts(
     directories, files = _mount_points(dumped, listed, sources, moved.values())
     offered = {mount.key: listed.named[mount.key] for mount in dumped if mount.key in listed.named}
     lines = (external(key, source) for key, source in needed.items())
-    return Matching(tuple(lines), tuple(directories), tuple(files), offered | needed)
+    return Matching(tuple(lines), tuple(directories), tuple(files), offered | needed, moved)
 
 
 def _moved(dumped: Sequence[DumpedMount], recorded: Sequence[ImageMount]) -> dict[str, str]:

@@ -411,7 +411,8 @@ def test_destination_is_restored_where_the_links_of_the_dumped_image_led(tmp_pat
     assert recorded[-1].declared == "/var/run/secrets"
     found = match_mounts((*DUMPED, external("/run/secrets")), recorded, configured, new)
     lines, files = (f"external mnt[/run/secrets]:{token}",), ("/run/secrets",)
-    assert found == Matching(lines, files=files, sources={"/run/secrets": str(token)})
+    moved = {"/var/run/secrets": "/run/secrets"}
+    assert found == Matching(lines, files=files, sources={"/run/secrets": str(token)}, moved=moved)
 
 
 @pytest.mark.parametrize("place", ["/proc/acpi", "/sys", "/dev/nvidia0"])

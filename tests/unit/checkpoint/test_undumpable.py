@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from kybernate_shim.checkpoint import undumpable
 from kybernate_shim.checkpoint.undumpable import Undumpable, look
+from kybernate_shim.linux.process import title_of
 
 MINE = [os.getpid()]
 
@@ -80,3 +82,16 @@ def test_processes_that_have_ended_hold_nothing() -> None:
     with program("print(flush=True)") as pid:
         pass
     assert look([pid]).problems == []
+
+
+def test_search_for_what_epoll_sets_watch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undumpable, "MOST_SECONDS", -1.0)
+    with select.epoll() as watching:
+        read, write = os.pipe()
+        watching.register(read, select.EPOLLIN)
+        try:
+            (text,) = look(MINE).problems
+            assert f"could not be examined within -1 s, by {title_of(os.getpid())} as its descriptor" in text
+        finally:
+            os.close(read)
+            os.close(write)
