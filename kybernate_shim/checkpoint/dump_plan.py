@@ -14,6 +14,7 @@ from kybernate_shim.checkpoint import bound_sockets, own_state, sockets, undumpa
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
+from kybernate_shim.checkpoint.criu.readdressed import pods_addresses
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.dump_request import DumpRequest
@@ -95,7 +96,8 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     pids = await asyncio.to_thread(target.cgroup.processes)
     found = await asyncio.to_thread(sockets.container_sockets, pids)
     unnamed = await asyncio.to_thread(sockets.of_other_users, found)
-    for line in sockets.what_happens(found, request.tcp, unnamed):
+    addresses = await to_the_end(partial(pods_addresses, target.spec)) if request.tcp == "close" else ()
+    for line in sockets.what_happens(found, request.tcp, unnamed, addresses):
         log.info("socket.examined", outcome=line)
     held = await asyncio.to_thread(undumpable.look, pids)
     if held.problems:
@@ -130,6 +132,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         terminal=target.spec.terminal,
         rootfs_diff=request.rootfs_diff,
         mounts=describe_mounts(target.spec, target.bundle.rootfs, hooks),
+        addresses=addresses,
     )
     return DumpPlan(pids, hooks, configuration, manifest, key, target.spec, volumes)
 

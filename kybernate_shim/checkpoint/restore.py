@@ -28,6 +28,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
+from kybernate_shim.checkpoint.criu.readdressed import pods_addresses, readdressed
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
@@ -72,6 +73,11 @@ ADVICE = (
         "the file is on a mount, and its size is not the one at the checkpoint, when a process had it open: bring it"
         " back as it was",
     ),
+    (
+        "Can't bind inet socket",
+        "a socket of the image is bound to an address that this network does not have: restore it where the address is,"
+        " or let the program listen on 0.0.0.0",
+    ),
 )
 BEFORE_THEY_RUN = (PrivilegesExceeded, *gate.HELD_FAILURES)  # what ends processes that CRIU holds
 
@@ -84,8 +90,9 @@ class RestoreFailed(Failed):
 class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
-    `inspection` is what its images say, `sources` what it mounts from outside, `allowance` what its processes may have,
-    None for all; `awaited` is what has to arrive before they run, and `settled` what must be put right.
+    `inspection` is what its images say, `sources` what it mounts from outside, `replaced` which of its files CRIU reads
+    with other content, `allowance` what its processes may have, None for all; `awaited` is what has to arrive before
+    they run, and `settled` what must be put right.
     """
 
     criu: Criu
@@ -93,6 +100,7 @@ class Prepared:
     inspection: Inspection
     settled: Settled
     sources: ReachableSources
+    replaced: Mapping[str, bytes]
     allowance: PrivilegeAllowance | None = None
     awaited: Awaited | None = None
 
@@ -135,7 +143,8 @@ async def prepare(
                 matching.moved,
             )
             arrival = awaited(image, operation)
-            prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled)
+            replaced = await to_the_end(partial(_replaced, image, target.spec))
+            prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled, replaced)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
@@ -145,6 +154,12 @@ async def prepare(
     await to_the_end(partial(make_mount_points, matching, target.bundle.rootfs))
     await to_the_end(partial(_make_names, prepared.settled.names, matching, target))
     return prepared
+
+
+def _replaced(image: Image, spec: Spec) -> dict[str, bytes]:
+    """Return the files of CRIU's that the new pod's addresses are in."""
+    before = image.manifest.addresses
+    return readdressed(image.path, before, pods_addresses(spec)) if before else {}
 
 
 def _names(image: Image) -> Names:
@@ -241,6 +256,7 @@ def _told(
     allowance: PrivilegeAllowance | None,
     awaited: Awaited | None,
     settled: Settled,
+    replaced: Mapping[str, bytes],
 ) -> Prepared:
     manifest = image.manifest
     sources = ReachableSources.of(target.spec, work, matching.sources)
@@ -267,7 +283,7 @@ def _told(
         file_locks=True,
     )
     environment = {**configuration.environment, **joined_environment(target.spec)}
-    return Prepared(words, environment, inspection, settled, sources, allowance, awaited)
+    return Prepared(words, environment, inspection, settled, sources, replaced, allowance, awaited)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -299,7 +315,7 @@ async def run(
         operation.step("restore") as step,
         _kept_hostname(target.spec),
         prepared.sources.made(),
-        readable_inside(image, target.spec, work) as readable,
+        readable_inside(image, target.spec, work, prepared.replaced) as readable,
     ):
         prepared = replace(prepared, criu=replace(prepared.criu, image_path=readable))
         held_back = gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled)

@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from kybernate_shim.checkpoint.criu.config import CriuUnusable
@@ -26,7 +27,7 @@ from kybernate_shim.checkpoint.criu.opened import write_entries
 from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
-from kybernate_shim.linux.private_files import copy_private, make_directory
+from kybernate_shim.linux.private_files import copy_private, make_directory, write_private
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.native import JOINER
 from kybernate_shim.oci.spec import Spec, map_text
@@ -60,34 +61,49 @@ def joined_environment(spec: Spec) -> dict[str, str]:
 
 
 @contextmanager
-def readable_inside(image: Path, spec: Spec, work: Path) -> Iterator[Path]:
-    """Yield the directory from which CRIU restores: `image`, or a copy of its mount for a container with own ids.
+def readable_inside(
+    image: Path, spec: Spec, work: Path, replaced: Mapping[str, bytes] = MappingProxyType({})
+) -> Iterator[Path]:
+    """Yield the directory from which CRIU restores: `image`, or one that has other content under the names `replaced`.
 
-    Raises CriuImageInvalid and OSError.
+    For a container with own ids, what lies there belongs to its root. Raises CriuImageInvalid and OSError.
     """
     users, groups = (spec.linux.get(name) or () for name in ("uidMappings", "gidMappings"))
     files = sorted(image.glob("userns-*.img"))
-    if len(files) != 1 or not users or not groups:
+    inside = len(files) == 1 and bool(users) and bool(groups)
+    if not inside and not replaced:
         yield image
         return
     place = work / DIRECTORY
     with ExitStack() as undo:
-        namespace = undo.enter_context(user_namespace(map_text(users), map_text(groups)))
-        (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
+        copy, owner = str(image), (0, 0)
+        if inside:
+            namespace = undo.enter_context(user_namespace(map_text(users), map_text(groups)))
+            (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
+            owner = (root_of_ids(users), root_of_ids(groups))
         make_directory(place)
         syscalls.mount("tmpfs", str(place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0711")
         undo.callback(syscalls.umount, str(place), syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
         syscalls.mount("", str(place), "", syscalls.MS_PRIVATE)
         for path in image.iterdir():
-            if path.name == files[0].name:
-                _exchange(path, users, groups, place / path.name)
-            elif path.match(TIMES):
-                copy_private(path, place / path.name)
-                (place / path.name).chmod(0o644)
+            target = place / path.name
+            if path.name in replaced:
+                write_private(target, replaced[path.name])
+                os.chown(target, *owner)
+            elif inside and path.name == files[0].name:
+                _exchange(path, users, groups, target)
+            elif inside and path.match(TIMES):
+                copy_private(path, target)
+                target.chmod(0o644)
             else:
-                (place / path.name).touch(mode=0o600)
-                syscalls.mount(f"{copy}/{path.name}", str(place / path.name), "", syscalls.MS_BIND)
+                target.touch(mode=0o600)
+                syscalls.mount(f"{copy}/{path.name}", str(target), "", syscalls.MS_BIND)
         yield place
+
+
+def root_of_ids(ranges: Ranges) -> int:
+    """Return which of the node's ids is 0 in a map of ids, 0 where none is."""
+    return next((int(one.get("hostID", 0)) for one in ranges if not one.get("containerID", 0)), 0)
 
 
 def moved_owners(image: Path, spec: Spec) -> Owners:

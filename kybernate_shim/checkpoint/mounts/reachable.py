@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.checkpoint.criu.user_namespace import root_of_ids
 from kybernate_shim.checkpoint.mounts.matching import external
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import map_mount, user_namespace
@@ -48,7 +49,7 @@ class ReachableSources:
         place = SOURCES / work.name
         if spec.namespace_path("user") is None:
             return cls(place)
-        group = next((one["hostID"] for one in spec.linux.get("gidMappings") or () if not one["containerID"]), 0)
+        group = root_of_ids(spec.linux.get("gidMappings") or ())
         maps = {str(mount.get("source") or ""): _maps(mount) for mount in spec.mounts}
         found = (ReachableSource(key, source, *maps.get(source, ("", ""))) for key, source in sources.items())
         return cls(place, group, tuple(found))
