@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
@@ -85,3 +86,33 @@ def test_container_that_is_restarted_in_its_pod_undoes_nothing_of_its_sidecar(
     seen = len(lines("side"))
     assert eventually(lambda: len(lines("side")) > seen + 10)
     assert "LOST" not in lines("side")
+
+
+CONNECTED = """
+import os, socket
+own = socket.gethostbyname(socket.gethostname())
+server = socket.create_server((own, 9000))
+api = socket.create_connection((os.environ["KUBERNETES_SERVICE_HOST"], 443))
+print("ready", flush=True)
+client, _ = server.accept()
+api.settimeout(60)
+try: said = api.recv(1)
+except ConnectionError: said = b""
+print("address", server.getsockname()[0], "closed" if said == b"" else "open", flush=True)
+while True: client, _ = server.accept()
+"""
+
+
+def test_listener_on_the_pods_address_and_a_connection_in_the_next_pod(kubectl: Kubectl, cluster: Cluster) -> None:
+    """The listener has the new pod's address, and the connection is closed."""
+    (node, *_) = cluster.nodes
+    kubectl.apply(pod("first", "python3", "-c", CONNECTED, handler="kybernate", of="python"))
+    assert eventually(lambda: "ready" in kubectl.logs("first"))
+    node.run("kybernate", "checkpoint", f"{kubectl.namespace}/first", "kept", "--exit")
+    kubectl.phase("first", "Failed")
+    kubectl.apply(pod("second", "/never/run", handler="kybernate", of="python", annotations={FROM: "kept"}))
+    kubectl.ready("pod/second")
+    address = kubectl.get("pod", "second")["status"]["podIP"]
+    assert address != kubectl.get("pod", "first")["status"]["podIP"]
+    with socket.create_connection((address, 9000), timeout=60):
+        assert eventually(lambda: f"address {address} closed" in kubectl.logs("second"))
