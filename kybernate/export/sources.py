@@ -121,7 +121,7 @@ class ArchiveSource:
     """A CRI checkpoint archive, which has no digest of its own: an export's, the kubelet's, or that of `crictl`.
 
     CRI writes the files in the order of their names, and not the manifest first. It saves the container's changed files
-    itself, compressed and beside the image: they become the image's own, whose signature does not cover them.
+    itself, compressed and next to the image: they become the image's own, whose signature does not cover them.
     """
 
     files: TarFiles
