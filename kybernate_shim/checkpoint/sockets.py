@@ -16,6 +16,7 @@ from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, SOCK_DGRAM
 from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.image.manifest import TcpPolicy
+from kybernate_shim.linux.credentials import effective_user
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.linux.sock_diag import diag_socket
 
@@ -128,7 +129,7 @@ def what_happens(
 
 
 def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
-    """Return the connected and listening UNIX sockets of processes that are not root's on the node.
+    """Return the connected and listening UNIX sockets of processes that are not of their container's root.
 
     The kernel notes a socket's user when it connects or listens, which CRIU does as root; a listening socket's user is
     what those who connect later are shown.
@@ -139,9 +140,9 @@ def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
 
 
 def _user_of(pid: int) -> int:
-    """Return the effective user of a process; 0 for one that has ended."""
+    """Return the effective user of a process in its container; 0 for one that has ended."""
     try:
-        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:\t")[2].split()[1])
+        return effective_user(pid)
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
