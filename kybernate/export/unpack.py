@@ -173,8 +173,8 @@ class Unpacking:
         assert self.manifest is not None
         if self.manifest.encryption is not None:
             raise ArtefactOdd(
-                "the image is encrypted, and the container's changed files, which CRI has saved, lie next to it in plain"
-                " form: checkpoint the container by `kybernate checkpoint`"
+                "the image is encrypted, and the container's changed files, which CRI has saved, lie next to it as"
+                " plain files: checkpoint the container by `kybernate checkpoint`"
             )
         digest, size = StreamDigest(strong_form_of(self.manifest.files[0].digest)), 0
         with self._new(ROOTFS_DIFF) as out:

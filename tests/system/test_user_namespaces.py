@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kybernate_shim.checkpoint.cleanup import Traces
+from kybernate_shim.linux.mount.mountinfo import below
 from kybernate_shim.run_directory import SOURCES
 from tests.messages import cri_config_pb2 as config
 from tests.system.checkpoints import PYTHON, dumps_sockets, kybernate
@@ -116,3 +120,24 @@ def test_pod_with_users_of_its_own_is_restored_with_other_ids(cri: Cri, pods_ima
         assert found(cri, pod, "app") == EXPECTED
         assert (place / "kept").stat().st_uid == (11 if mapped else OF_SECOND + 11)
         assert list(SOURCES.iterdir()) == []
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from kybernate_shim.checkpoint.mounts.reachable import ReachableSource, ReachableSources
+with ReachableSources(Path(sys.argv[1]), 0, (ReachableSource("/data", sys.argv[2]),)).made():
+    print(os.listdir(sys.argv[1] + "/0"), flush=True)
+    os._exit(0)
+"""
+
+
+def test_mounts_of_a_restore_whose_daemon_was_killed_go_and_what_they_show_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    place = SOURCES / "default.c.restore"
+    shown = subprocess.run([sys.executable, "-c", KILLED, place, tmp_path], capture_output=True, text=True, check=True)
+    assert shown.stdout == "['file']\n"
+    assert below(place)
+    Traces(tmp_path / "none", "", tmp_path / "state", place.name).clear_restore()
+    assert not place.exists()
+    assert (tmp_path / "file").read_text() == "kept"

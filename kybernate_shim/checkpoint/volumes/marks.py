@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 from typing import Final
-from uuid import uuid4
 
 FILLED: Final = "trusted.kybernate.filled"
 IDENTITY: Final = "trusted.kybernate.volume"
@@ -47,7 +46,7 @@ def identified(top: int) -> str:
     """Return the volume's identity, which it gets if it has none; "" where there are no attributes."""
     if known := identity_of(top):
         return known
-    return new if _set(top, IDENTITY, (new := uuid4().hex).encode()) else ""
+    return new if _set(top, IDENTITY, (new := os.urandom(16).hex()).encode()) else ""
 
 
 def _set(top: int, name: str, value: bytes) -> bool:
