@@ -44,7 +44,8 @@ PRELOAD = Product(
 )
 CLIENT = Product("fork_server", "client", ("client",), ())
 HOLDER = Product("checkpoint", "hold-restored", ("hold_restored",), (), ("-static",))  # starts in half the time
-PRODUCTS = (PRELOAD, CLIENT, HOLDER)
+JOINER = Product("checkpoint", "libkybernate-join-user.so", ("join_user",), ("-fPIC", "-shared", "-Wl,-z,defs"))
+PRODUCTS = (PRELOAD, CLIENT, HOLDER, JOINER)
 
 
 def build(product: Product, package: Path = PACKAGE, *flags: str) -> Path:

@@ -65,6 +65,14 @@ def checkpoint(
     rootfs: Annotated[
         bool, typer.Option("--rootfs/--no-rootfs", help="Add the files that the container changed.")
     ] = True,
+    volumes: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Volumes of the pod that the image has: names, with a hyphen those to leave, all, or none.",
+            show_default="as the pod's annotation",
+        ),
+    ] = "",
     timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
     ] = 0,
@@ -94,6 +102,7 @@ def checkpoint(
                 hold_timeout=hold_for,
                 tcp=tcp or "",
                 rootfs=rootfs,
+                volumes=volumes,
                 force=force,
                 deadline=timeout,
             )
@@ -112,6 +121,7 @@ def checkpoint(
         hold_seconds=hold_for,
         tcp=tcp or "",
         rootfs_diff=rootfs,
+        volumes=volumes,
         timeout_seconds=timeout,
         force=force,
         image=found.image,

@@ -23,6 +23,7 @@ from kybernate.cli.formats import (
 from kybernate.cli.output import age
 from kybernate.client import Agent
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.lookup import short_id
 
 HEADER = ("AGE", "LEVEL", "TYPE", "SUBJECT", "MESSAGE", "ID", "OPERATION", "FIELDS")
 NARROW = 5
@@ -73,7 +74,7 @@ def row(one: wire.Event) -> tuple[str, ...]:
         age(time.time() - moment(one.time)),
         one.level,
         one.type,
-        one.container or one.image or NONE,
+        short_id(one.container) or one.image or NONE,
         one.message,
         str(one.id),
         one.operation or NONE,

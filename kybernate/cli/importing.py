@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.asking import NotAgreed, require_agreement
+from kybernate.cli.formats import Format
 from kybernate.cli.options import Json
 from kybernate.cli.output import INDENT, show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
@@ -35,7 +36,10 @@ def register(app: typer.Typer) -> None:
 
 def import_image(
     image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="Directory of the image, or its name.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="IMAGE", help="Directory of the image, or its name; or the path of an archive.", show_default=False
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Its new name.", show_default="the old one")] = "",
     namespace: Annotated[
@@ -69,6 +73,12 @@ def import_image(
         raise typer.BadParameter("it goes with --yes only", param_hint="--json")
     config = Config.load()
     source = locate(image)
+    if source.is_file():
+        from kybernate.cli.pull import import_archive  # few images come as one file
+
+        wanted = Wanted(name, namespace, str(source), yes=yes, move=True)
+        import_archive(source, wanted, config, Format.JSON if as_json else Format.TABLE)
+        return
     inside = source.is_relative_to(config.checkpoint_root)
     moved = inside if move is None else move
     wanted = Wanted(name or source.name, namespace, str(source), yes=yes, move=moved, known=inside)

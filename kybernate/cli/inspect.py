@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.options import ImageName, Json
+from kybernate.cli.options import Json
 from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
@@ -30,7 +31,15 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    image: ImageName,
+    image: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGE",
+            help="Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; its directory; or an"
+            " archive of the kubelet's, of `crictl`, or of an export.",
+            show_default=False,
+        ),
+    ],
     check: Annotated[
         bool, typer.Option("--verify", help="Compare every file with its digest, and prove that it can be restored.")
     ] = False,
@@ -42,11 +51,23 @@ def inspect(
     file is missing or changed, when no key that is valid here has signed the manifest as it is, or when a restore would
     not find what a process has open; the problems are listed.
     """
+    place = locate(image)
+    if place.is_file():
+        from kybernate.cli.pull import unpacked  # few images come as one file
+
+        with unpacked(place, Config.load()) as found:
+            _inspect(str(found.path), place, check=check, as_json=as_json)
+    else:
+        _inspect(image, place, check=check, as_json=as_json)
+
+
+def _inspect(image: str, place: Path, *, check: bool, as_json: bool) -> None:
+    """Show an image; `place` is where it is for the user."""
     problems = _verified(image) if check else None
     if problems:
-        _show_problems(locate(image), problems, as_json=as_json)
+        _show_problems(place, problems, as_json=as_json)
         raise typer.Exit(1)
-    found = open_image(image)
+    found = replace(open_image(image), path=place)
     if as_json:
         show_json(_document(found, problems))
         return

@@ -22,6 +22,7 @@ from kybernate.cli.output import age, seconds, show_fields, size
 from kybernate.client import Agent, Operation
 from kybernate.client.requests import has_ended
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.lookup import short_id
 
 HEADER = (
     "OPERATION",
@@ -158,8 +159,8 @@ def row(one: wire.Operation, now: float | None = None) -> tuple[str, ...]:
 
 def subject(one: wire.Operation) -> str:
     """Return what an operation is about, in words for a table."""
-    name = one.container_title or one.container or one.image
-    return f"{name} > {one.other_container}" if one.other_container else name or NONE
+    name = one.container_title or short_id(one.container) or one.image
+    return f"{name} > {short_id(one.other_container)}" if one.other_container else name or NONE
 
 
 def state_of(one: wire.Operation) -> str:

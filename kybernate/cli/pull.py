@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from kybernate.export.layers import Compression
 from kybernate.export.reference import parsed
 from kybernate.node.failure import Failure
 from kybernate.node.importing import target_of
+from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import Key
 
@@ -79,7 +81,7 @@ def pull(
             _source(reference, plain_http, ca, credentials, parallel) as source,
             _fetched(source, reference, config) as found,
         ):
-            _keep(found, Wanted(name or found.name, namespace, reference, yes=yes, move=True), config, output)
+            _keep(found, Wanted(name, namespace, reference, yes=yes, move=True), config, output)
     except KeyboardInterrupt:
         raise Interrupted("interrupted", state="nothing was kept") from None
 
@@ -120,6 +122,19 @@ def _exported(path: Path) -> Iterator[Source]:
         raise NotPulled(f"{path} cannot be read: {error.strerror}", state="nothing was kept") from error
 
 
+def import_archive(path: Path, wanted: Wanted, config: Config, output: Format) -> None:
+    """Import an export that is a file, which is unpacked next to its place first."""
+    with _exported(path) as source, _fetched(source, str(path), config) as found:
+        _keep(found, wanted, config, output)
+
+
+@contextmanager
+def unpacked(path: Path, config: Config) -> Iterator[Image]:
+    """Give the image of an export that is a file, in a directory that is removed afterwards."""
+    with _exported(path) as source, _fetched(source, str(path), config) as found:
+        yield found.image
+
+
 @contextmanager
 def _fetched(source: Source, reference: str, config: Config) -> Iterator[Fetched]:
     from kybernate.export.pull import fetching
@@ -134,6 +149,7 @@ def _keep(found: Fetched, wanted: Wanted, config: Config, output: Format) -> Non
     """Put the image in its place: as it is, where a key of this node vouches for it, or by an import."""
     from kybernate.export.pull import vouching_key
 
+    wanted = replace(wanted, name=wanted.name or found.name)
     if not wanted.name:
         raise NameMissing(f"{wanted.origin} does not say how the image was called")
     key = vouching_key(found.image, config)

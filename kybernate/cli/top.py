@@ -66,7 +66,14 @@ class Seen:
             return [change for (one, _), change in self._objects.items() if one == kind]
 
     def containers(self) -> list[wire.Container]:
-        return sorted((change.container for change in self._of("container")), key=lambda one: one.title)
+        """Return them by title; of those with one title, such as a container's runs in its pod, without ended ones.
+
+        Where all have ended, it is the last.
+        """
+        by_title: dict[str, list[wire.Container]] = {}
+        for change in self._of("container"):
+            by_title.setdefault(change.container.title, []).append(change.container)
+        return [one for _, same in sorted(by_title.items()) for one in _not_ended(same)]
 
     def gpus(self) -> list[wire.Gpu]:
         return sorted((change.gpu for change in self._of("gpu")), key=lambda one: one.index)
@@ -79,6 +86,11 @@ class Seen:
 
     def tiers(self) -> list[wire.Tier]:
         return sorted((change.tier for change in self._of("tier")), key=lambda one: one.name)
+
+
+def _not_ended(same: list[wire.Container]) -> list[wire.Container]:
+    live = [one for one in same if one.state not in ("", "stopped")]
+    return live or [max(same, key=lambda one: moment(one.started))]
 
 
 def _key_of(change: wire.Change) -> tuple[str, str] | None:

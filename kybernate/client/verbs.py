@@ -37,6 +37,7 @@ class Verbs(ABC, Generic[Handle]):
         hold_timeout: float = 0,
         tcp: str = "",
         rootfs: bool = True,
+        volumes: str = "",
         force: bool = False,
         key: str = "",
         deadline: float = 0,
@@ -45,6 +46,7 @@ class Verbs(ABC, Generic[Handle]):
         """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established".
 
         `hold`: the container stays frozen afterwards, for `hold_timeout` seconds at most, 0 means as configured.
+        `volumes` are those of its pod that the image has, in the words of the annotation kybernate.io/volumes.
         """
         request = wire.CheckpointRequest(
             name=container,
@@ -53,6 +55,7 @@ class Verbs(ABC, Generic[Handle]):
             exit=exit,
             tcp=tcp,
             without_rootfs=not rootfs,
+            volumes=volumes,
             force=force,
             hold=hold,
             hold_timeout=duration(hold_timeout),

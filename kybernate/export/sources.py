@@ -11,19 +11,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Protocol
 
-from kybernate.export.documents import MOST_DOCUMENT, TITLE, Descriptor, chosen, read_manifest
+from kybernate.export.documents import LAYER, MOST_DOCUMENT, TITLE, Descriptor, chosen, read_manifest
 from kybernate.export.download import blob
+from kybernate.export.entries import FOLDER
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.registry_client import RegistryClient
-from kybernate.export.tar_stream import members
-from kybernate.export.unpack import Unpacking, verified
+from kybernate.export.tar_stream import BLOCK, END, header, members
+from kybernate.export.unpack import Unpacking, decompressed, verified
+from kybernate_shim.checkpoint.image.manifest import NAME, Manifest
+from kybernate_shim.checkpoint.image.store import LOGS
 from kybernate_shim.linux.plain_files import open_plain
 
 PIECE = 1 << 20
 MOST_MEMBERS = 200_000
+MANIFEST = f"{FOLDER}/{NAME}"
+ROOTFS = "rootfs-diff.tar"  # of CRI's archives: the layer of the container's changed files
+GZIP = b"\x1f\x8b"
 BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}")
 
 
@@ -89,48 +96,9 @@ class LayoutSource:
 
 
 @dataclass(frozen=True)
-class ArchiveSource:
-    """A CRI checkpoint archive, which has no digest of its own."""
+class TarFiles:
+    """The files of a tar, by where each of them is in the stream."""
 
-    stream: IO[bytes]
-
-    def fill(self, unpacking: Unpacking) -> Origin:
-        """See Source."""
-        self.stream.seek(0)
-        unpacking.archive(iter(partial(self.stream.read, PIECE), b""))
-        return Origin()
-
-
-@contextmanager
-def exported(path: Path) -> Iterator[Source]:
-    """Give the export at `path`: a layout's directory, a layout's tar file, or an archive.
-
-    Raises ArtefactOdd and OSError.
-    """
-    if path.is_dir():
-        yield LayoutSource(_Directory(path))
-        return
-    with os.fdopen(open_plain(path), "rb") as stream:
-        files = _members(stream)
-        yield LayoutSource(_Tar(path, stream, files)) if "index.json" in files else ArchiveSource(stream)
-
-
-@dataclass(frozen=True)
-class _Directory:
-    path: Path
-
-    def opened(self, name: str) -> Iterator[bytes]:
-        _require_name(name)
-        try:
-            with os.fdopen(open_plain(self.path / name), "rb") as stream:
-                while piece := stream.read(PIECE):
-                    yield piece
-        except OSError as error:
-            raise ArtefactOdd(f"{self.path / name} cannot be read: {error.strerror}") from error
-
-
-@dataclass(frozen=True)
-class _Tar:
     path: Path
     stream: IO[bytes]
     members: Mapping[str, tuple[int, int]]
@@ -146,6 +114,80 @@ class _Tar:
                 raise ArtefactOdd(f"{self.path} ends in the middle of {name}")
             left -= len(piece)
             yield piece
+
+
+@dataclass(frozen=True)
+class ArchiveSource:
+    """A CRI checkpoint archive, which has no digest of its own: an export's, the kubelet's, or that of `crictl`.
+
+    CRI writes the files in the order of their names, and not the manifest first. It saves the container's changed files
+    itself, compressed and next to the image: they become the image's own, whose signature does not cover them.
+    """
+
+    files: TarFiles
+
+    def fill(self, unpacking: Unpacking) -> Origin:
+        """See Source."""
+        unpacking.archive(self._image())
+        if unpacking.manifest is not None and self._has_more(unpacking.manifest):
+            unpacking.add_rootfs_diff(_unpacked_diff(self.files.opened(ROOTFS)))
+        return Origin()
+
+    def _has_more(self, manifest: Manifest) -> bool:
+        return ROOTFS in self.files.members and not manifest.rootfs_diff
+
+    def _image(self) -> Iterator[bytes]:
+        """Yield an archive of the image's files alone, its manifest first; logs are left out, as by an export."""
+        self._require_image()
+        own = (name for name in self.files.members if name.startswith(f"{FOLDER}/") and not name.endswith(LOGS))
+        for name in (MANIFEST, *(name for name in own if name != MANIFEST)):
+            size = self.files.members[name][1]
+            yield header(name, size)
+            yield from self.files.opened(name)
+            yield bytes(-size % BLOCK)
+        yield END
+
+    def _require_image(self) -> None:
+        if MANIFEST not in self.files.members:
+            raise ArtefactOdd(
+                f"{self.files.path} has no {MANIFEST}: it is no archive of a container of Kybernate's handler, and no"
+                " export"
+            )
+
+
+def _unpacked_diff(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a layer's bytes, which containerd compresses or not."""
+    first = next(pieces, b"")
+    kind = "+gzip" if first.startswith(GZIP) else ""
+    return decompressed(chain([first], pieces), LAYER + kind)
+
+
+@contextmanager
+def exported(path: Path) -> Iterator[Source]:
+    """Give the export at `path`: a layout's directory, a layout's tar file, or an archive.
+
+    Raises ArtefactOdd and OSError.
+    """
+    if path.is_dir():
+        yield LayoutSource(_Directory(path))
+        return
+    with os.fdopen(open_plain(path), "rb") as stream:
+        files = TarFiles(path, stream, _members(stream))
+        yield LayoutSource(files) if "index.json" in files.members else ArchiveSource(files)
+
+
+@dataclass(frozen=True)
+class _Directory:
+    path: Path
+
+    def opened(self, name: str) -> Iterator[bytes]:
+        _require_name(name)
+        try:
+            with os.fdopen(open_plain(self.path / name), "rb") as stream:
+                while piece := stream.read(PIECE):
+                    yield piece
+        except OSError as error:
+            raise ArtefactOdd(f"{self.path / name} cannot be read: {error.strerror}") from error
 
 
 def _members(stream: IO[bytes]) -> dict[str, tuple[int, int]]:

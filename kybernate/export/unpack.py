@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -19,12 +20,24 @@ from kybernate.export.entries import FOLDER
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.layer_record import LayerRecord
 from kybernate.export.tar_stream import Member, members
-from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode
+from kybernate.node.reading import StreamDigest
+from kybernate_shim.checkpoint.image.digest_form import strong_form_of
+from kybernate_shim.checkpoint.image.manifest import (
+    MOST_BYTES,
+    NAME,
+    File,
+    Manifest,
+    ManifestInvalid,
+    decode,
+    encode,
+)
 from kybernate_shim.checkpoint.image.store import require_space
+from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.linux.atomic_write import replace_file, sync
 from kybernate_shim.linux.private_files import FILE_MODE
 
 CHUNK = 1 << 20
+ROOM_LOOKS = 64 << 20  # bytes of a file whose size no manifest says, after each of which the disk's room is examined
 SLACK = 64 << 20  # bytes of headers and of documents for other programs, in all layers together
 ENDS = "a layer's archive ends in the middle of a member"
 MOST_WINDOW = 128 << 20  # of zstd: what a reader of the field's layers accepts
@@ -152,6 +165,30 @@ class Unpacking:
             self._member(member, source)
         source.drain()
 
+    def add_rootfs_diff(self, pieces: Iterable[bytes]) -> None:
+        """Make a layer of changed files one of the image's, as a checkpoint by `kybernate` has it.
+
+        No signature covers the manifest then. Raises ArtefactOdd, TierFull and OSError.
+        """
+        assert self.manifest is not None
+        if self.manifest.encryption is not None:
+            raise ArtefactOdd(
+                "the image is encrypted, and the container's changed files, which CRI has saved, lie next to it as"
+                " plain files: checkpoint the container by `kybernate checkpoint`"
+            )
+        digest, size = StreamDigest(strong_form_of(self.manifest.files[0].digest)), 0
+        with self._new(ROOTFS_DIFF) as out:
+            for piece in filter(None, pieces):
+                if size // ROOM_LOOKS != (size + len(piece)) // ROOM_LOOKS:
+                    require_space(self._directory, ROOM_LOOKS, what="container's changed files")
+                digest.update(memoryview(piece))
+                _put(out, piece)
+                size += len(piece)
+            out.truncate(size)
+        added = File(ROOTFS_DIFF, size, digest.text())
+        self.manifest = replace(self.manifest, rootfs_diff=True, files=(*self.manifest.files, added))
+        self._content = encode(self.manifest)
+
     def finish(self) -> None:
         """Make the directory an image: its manifest is written last. Raises ArtefactOdd where files are missing."""
         if self.manifest is None:
@@ -193,8 +230,7 @@ class Unpacking:
     def _write(self, name: str, size: int, source: _Exactly) -> None:
         if self._record is not None:
             (self._directory / name).unlink(missing_ok=True)  # of a layer that was not used after all
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._directory / name, flags, FILE_MODE), "wb", buffering=0) as out:
+        with self._new(name) as out:
             left = size
             while left:
                 piece = source.take(min(left, CHUNK))
@@ -202,6 +238,10 @@ class Unpacking:
                 left -= len(piece)
                 self._count(len(piece))
             out.truncate(size)
+
+    def _new(self, name: str) -> IO[bytes]:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(self._directory / name, flags, FILE_MODE), "wb", buffering=0)
 
     def _spend(self, size: int) -> None:
         self._room -= size

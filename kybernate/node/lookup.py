@@ -70,7 +70,8 @@ def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
         if len(live) == 1 or len(found) == 1:
             return (live or found)[0]
         if found:
-            raise NameAmbiguous(f"{query!r} is the name of {len(found)} containers:\n{_listed(live or found)}")
+            several = live or found
+            raise NameAmbiguous(f"{query!r} is the name of {len(several)} containers:\n{_listed(several)}")
     raise ContainerNotFound(f"no container has the id or the name {query!r}")
 
 

@@ -14,16 +14,19 @@ from typing import Final
 
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.criu.images import CriuImageInvalid
-from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.checkpoint.image.manifest import SAVED_SPEC, Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Problem
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.apply import MOST_ENTRIES, DiffInvalid, Headers
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT
 from kybernate_shim.checkpoint.tree_tar import ENCODING
+from kybernate_shim.checkpoint.volumes.places import lost
 from kybernate_shim.linux.plain_files import open_plain
+from kybernate_shim.oci.spec import Spec, SpecInvalid
 
 KIND: Final = "not restorable"
+NOWHERE: Final = "rootfs"  # no image has a directory
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,26 @@ def unrestorable(directory: Path, manifest: Manifest) -> list[Problem]:
     listed = {file.name for file in manifest.files}
     try:
         known = names.read(directory) if names.FILE in listed else names.Names()
-        found = evidence(directory, AnyRoot(), known)
+        elsewhere = _lost(directory, manifest) if SAVED_SPEC in listed else {}
+        found = evidence(directory, AnyRoot(), known, elsewhere)
         if ROOTFS_DIFF in listed:
             wanted = {place.path for place in (*found.opened.paths.values(), *found.opened.sockets)}
             wanted |= {name.other for name in known.links}
-            found = evidence(directory, _root_of(directory / ROOTFS_DIFF, wanted), known)
+            found = evidence(directory, _root_of(directory / ROOTFS_DIFF, wanted), known, elsewhere)
         return [Problem("files.img", KIND, str(one)) for one in unproven(found)]
     except (CriuImageInvalid, CheckpointInvalid, DiffInvalid) as error:
         return [Problem("files.img", KIND, str(error))]
+    except SpecInvalid as error:
+        return [Problem(SAVED_SPEC, KIND, str(error))]
+
+
+def _lost(directory: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the mounts of the pod's own volumes whose content is not in the image. Raises SpecInvalid.
+
+    Destinations are those of the dumped container, whose root filesystem is not here for the links on their way.
+    """
+    spec = Spec.read(directory, SAVED_SPEC)
+    return lost(spec, directory / NOWHERE, {volume.name for volume in manifest.volumes})
 
 
 def _root_of(tar: Path, wanted: Collection[str]) -> Root:

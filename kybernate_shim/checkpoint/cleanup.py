@@ -24,6 +24,7 @@ from kybernate_shim.linux.cgroup.cgroup import DECISIVE, Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, hierarchy_mounts
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.mount.rootfs import unmount_tree
+from kybernate_shim.run_directory import SOURCES
 
 SCRATCH = ".criu.cgyard."  # begins the name of the directory where CRIU mounts the cgroup hierarchies
 POLL_SECONDS = 0.005
@@ -71,6 +72,9 @@ class Traces:
             unmount_tree(scratch)
             scratch.rmdir()
         unmount_tree(self.state / "criu-root")
+        if (sources := SOURCES / self.work).exists():
+            unmount_tree(sources)
+            sources.rmdir()
         for directory in every_hierarchy(self.cgroups_path) if self.cgroups_path else ():
             _remove_cgroup(directory, deadline)
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,7 @@ from kybernate_shim.checkpoint.image import staging
 from kybernate_shim.checkpoint.image.copies import in_use
 from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
+from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restorable import make_restorable
@@ -70,6 +71,18 @@ class DumpFailed(Failed):
     """No image was made; the container continues as before. The message has what CRIU said and where its log is."""
 
 
+class LastCopyKept(Failed):
+    """The container has ended with an image that could not be completed or proven. It stays, as the only copy."""
+
+
+@dataclass
+class _Course:
+    """What has come of a dump. `gone`: CRIU has ended the container; `lost`: what failed although there is an image."""
+
+    gone: bool = False
+    lost: Failed | None = None
+
+
 async def dump(
     target: Target,
     request: DumpRequest,
@@ -83,19 +96,18 @@ async def dump(
     With `hold`, it stays frozen and off its GPUs until that is over, and this returns when it runs on or has ended.
 
     Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
-    no image then, and the container continues. Raises NotBack where its GPU state could not be brought back; an image
-    whose data was complete by then is finished and kept, since it is the best copy of the container.
+    no image then, and the container continues. Raises NotBack where its GPU state could not be brought back, and
+    LastCopyKept where CRIU has ended it too early; an image whose data was complete by then is finished and kept, since
+    it is the best copy of the container.
     """
-    lost: NotBack | None = None
-
-    def lose(error: NotBack) -> None:
-        nonlocal lost
-        lost = error
-
+    course = _Course()
     try:
-        with staging.staged(request.image), working_in(request.work, without=(LOG, STATISTICS)):
+        with (
+            staging.staged(request.image, lambda: course.gone),
+            working_in(request.work, without=(LOG, STATISTICS)),
+        ):
             async with staged_for_dump(target, request) as staged, operation.within(request.deadline):
-                dumped = await _steps(target, staged, operation, log, accelerator, hold, lose)
+                dumped = await _steps(target, staged, operation, log, accelerator, hold, course)
     except RuntimeFailed as error:
         raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
@@ -103,8 +115,8 @@ async def dump(
         raise TimeoutError(f"{_failed(target)}: {why}") from error
     except (OSError, VramError, FreezeTimedOut) as error:
         raise DumpFailed(f"{_failed(target)}: {error}") from error
-    if lost is not None:
-        raise lost
+    if course.lost is not None:
+        raise course.lost
     return dumped
 
 
@@ -126,7 +138,7 @@ async def _steps(
     log: Log,
     accelerator: Accelerator | None,
     hold: FrozenHold | None,
-    lose: Callable[[NotBack], None],
+    course: _Course,
 ) -> Dumped:
     assert target.cgroup is not None
     cgroup = target.cgroup
@@ -154,14 +166,14 @@ async def _steps(
         await require_common_state(target, request)
         threads = await as_long_as_wanted(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
-            await _write_state(target, request, operation, plan, digester, detached)
+            volumes = await _write_state(target, request, operation, plan, digester, detached, course)
             if not request.exit and hold is None:
-                await _bring_back(back, lose)
+                await _bring_back(back, course)
                 operation.frozen_ms = _since(begin)
             await to_the_end(partial(add_own_files, target, request))
             sealed = await encrypted(request, plan.manifest.id, target.config, operation)
             with operation.step("manifest"):
-                work = partial(finish, request, operation, plan, threads, detached, digester, sealed)
+                work = partial(finish, request, operation, plan, volumes, threads, detached, digester, sealed)
                 dumped = await to_the_end(work, digester.stop)
         if hold is not None:
             operation.commit()
@@ -169,7 +181,7 @@ async def _steps(
             with in_use(request.destination or request.image):  # it may have the only copy of VRAM bytes
                 ends = await hold.until_over(dumped) == "ended"
                 if not ends:
-                    await _bring_back(back, lose)
+                    await _bring_back(back, course)
         if ends:
             operation.commit()
             operation.frozen_ms = _since(begin)
@@ -181,12 +193,12 @@ async def _steps(
         return dumped
 
 
-async def _bring_back(back: AsyncUndo, lose: Callable[[NotBack], None]) -> None:
+async def _bring_back(back: AsyncUndo, course: _Course) -> None:
     """Let the container run on, also where its GPU state is lost: its image is complete."""
     try:
         await back.aclose()
     except NotBack as error:
-        lose(error)
+        course.lost = error
 
 
 async def _leave_gpus(
@@ -209,28 +221,41 @@ async def _write_state(
     plan: DumpPlan,
     digester: Digester,
     detached: Detached | None,
-) -> None:
-    """Write what has to be read while the container is frozen, and show that it can be restored."""
+    course: _Course,
+) -> tuple[ImageVolume, ...]:
+    """Write what has to be read while the container is frozen, and show that it can be restored.
+
+    Return which volumes of its pod the image has.
+    """
     complete = partial(_complete_state, target, request, operation, plan, detached)
-    if _criu_kills(request):
-        operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
-        operation.stop_clock()
-        criu = _before_the_kill(complete, partial(_run_criu, target, request, operation, plan, digester), plan)
-    else:
-        criu = _run_criu(target, request, operation, plan, digester)
-    if request.tcp == "established":
-        await operation.unhurried(criu)  # else its connections would stay in repair mode, and blocked by CRIU's rules
-    else:
-        await criu
-    if _criu_kills(request):
-        operation.commit()  # the container is gone: its image must not be lost, too
-    else:
-        await complete()
+    criu = partial(_run_criu, target, request, operation, plan, digester)
+    if not _criu_kills(request):
+        # Else its connections would stay in repair mode, and blocked by CRIU's rules.
+        await (operation.unhurried(criu()) if request.tcp == "established" else criu())
+        return await complete()
+    operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
+    operation.stop_clock()
+    answering = _Answering(complete)
+    script.arm(plan.configuration)
+    await operation.unhurried(answering.run(criu))
+    operation.commit()  # the container is gone: its image must not be lost, too
+    course.gone = True
+    if answering.volumes is not None:
+        return answering.volumes
+    try:
+        return await complete()  # of a CRIU that executes no script
+    except Exception as error:  # noqa: BLE001  # whatever it is, what CRIU has written is all that there is
+        course.lost = LastCopyKept(
+            f"CRIU has ended container {target.id} without waiting for its image, which could not be completed:"
+            f" {error}. It stays at {request.destination or request.image}, without the proof that it can be restored:"
+            " keep it until a restore of it has succeeded"
+        )
+        return ()
 
 
 async def _complete_state(
     target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, detached: Detached | None
-) -> None:
+) -> tuple[ImageVolume, ...]:
     """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable."""
     if request.rootfs_diff:
         with operation.step("rootfs") as step:
@@ -238,44 +263,46 @@ async def _complete_state(
             step.bytes = await as_long_as_wanted(
                 partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set
             )
+    volumes: tuple[ImageVolume, ...] = ()
     if plan.volumes.volumes:
         with operation.step("volumes") as step:
             stop = threading.Event()
             work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
-            step.bytes = await as_long_as_wanted(work, stop.set)
+            volumes = await as_long_as_wanted(work, stop.set)
+            step.bytes = sum(volume.bytes for volume in volumes)
     with operation.step("proof"):
-        saved = [volume.name for volume in plan.volumes.saved]
-        await as_long_as_wanted(partial(make_restorable, target, request, saved))
+        await as_long_as_wanted(partial(make_restorable, target, request, [volume.name for volume in volumes]))
     if detached is not None:
         await detached.complete()
+    return volumes
 
 
-async def _before_the_kill(
-    complete: Callable[[], Awaitable[None]], criu: Callable[[Mapping[str, str]], Awaitable[None]], plan: DumpPlan
-) -> None:
-    """Run a CRIU that kills, which waits before that until the image is complete. Raises what kept it from being so."""
-    script.arm(plan.configuration)
+@dataclass
+class _Answering:
+    """Completes an image while a CRIU that kills waits for that. `volumes` are those of the image, once it is."""
+
+    complete: Callable[[], Awaitable[tuple[ImageVolume, ...]]]
+    volumes: tuple[ImageVolume, ...] | None = None
     failure: Exception | None = None
-    done = False
 
-    async def answer(question: str) -> bytes:
-        nonlocal failure, done
+    async def run(self, criu: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
+        """Run CRIU. Raises what kept the image from being complete; the container continues then."""
         try:
-            await complete()
-            done = True
-        except Exception as error:  # noqa: BLE001  # raised again below, when CRIU has released the processes
-            failure = error
-        return script.PASS if done else script.REFUSE
+            async with script.asked(self.answer) as environment:
+                await criu(environment)
+        except RuntimeFailed:
+            if self.failure is not None:
+                raise self.failure from None
+            raise
 
-    try:
-        async with script.asked(answer) as environment:
-            await criu(environment)
-    except RuntimeFailed:
-        if failure is not None:
-            raise failure from None
-        raise
-    if not done:
-        await complete()  # of a CRIU that executes no script; the container is gone
+    async def answer(self, question: str) -> bytes:
+        """Return the answer to the script."""
+        try:
+            self.volumes = await self.complete()
+        except Exception as error:  # noqa: BLE001  # raised again by `run`, when CRIU has released the processes
+            self.failure = error
+            return script.REFUSE
+        return script.PASS
 
 
 async def _stand_still(target: Target, operation: Operation, detached: Detached | None) -> float:

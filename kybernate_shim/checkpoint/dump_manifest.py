@@ -17,6 +17,7 @@ from kybernate_shim.checkpoint.image.manifest import (
     DataPath,
     File,
     ImageProcess,
+    ImageVolume,
     StdioKind,
 )
 from kybernate_shim.checkpoint.image.signature import sign
@@ -52,6 +53,7 @@ def finish(
     request: DumpRequest,
     operation: Operation,
     plan: DumpPlan,
+    volumes: tuple[ImageVolume, ...],
     threads: tuple[ThreadSettings, ...],
     detached: Detached | None,
     digester: Digester,
@@ -71,7 +73,7 @@ def finish(
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
         threads=threads,
-        volumes=plan.volumes.saved,
+        volumes=volumes,
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         security=security_of(plan.spec, credentials.credentials(request.image)),
         files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),

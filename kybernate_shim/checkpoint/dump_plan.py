@@ -14,6 +14,8 @@ from kybernate_shim.checkpoint import bound_sockets, own_state, sockets, undumpa
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import Configuration, CriuOptions, write_config
+from kybernate_shim.checkpoint.criu.readdressed import pods_addresses
+from kybernate_shim.checkpoint.criu.user_namespace import joined_environment
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.image.manifest import Lineage, Manifest, Source, now
@@ -92,18 +94,20 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     pids = await asyncio.to_thread(target.cgroup.processes)
     found = await as_long_as_wanted(partial(sockets.container_sockets, pids))
     unnamed = await as_long_as_wanted(partial(sockets.of_other_users, found))
-    for line in sockets.what_happens(found, request.tcp, unnamed):
+    addresses = await as_long_as_wanted(partial(pods_addresses, target.spec)) if request.tcp == "close" else ()
+    for line in sockets.what_happens(found, request.tcp, unnamed, addresses):
         log.info("socket.examined", outcome=line)
     held = await as_long_as_wanted(partial(undumpable.look, pids))
-    if problems := [*undumpable.configured(target.spec), *held.problems]:
-        raise undumpable.Undumpable(target.id, problems)
+    if held.problems:
+        raise undumpable.Undumpable(target.id, held.problems)
+    joined_environment(target.spec)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)
     hooks = await as_long_as_wanted(
         lambda: hook_mounts(target.spec, target.bundle.rootfs, read_mountinfo(str(target.init_pid)), read_mountinfo())
     )
     stop = Event()
-    find_volumes = partial(wanted, target.spec, target.config, stopped=stop.is_set)
+    find_volumes = partial(wanted, target.spec, target.config, chosen=request.volumes, stopped=stop.is_set)
     volumes = await as_long_as_wanted(find_volumes, stop.set)
     require_room(request, memory_bytes(target) + volumes.bytes)
     options = CriuOptions(
@@ -127,6 +131,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         terminal=target.spec.terminal,
         rootfs_diff=request.rootfs_diff,
         mounts=describe_mounts(target.spec, target.bundle.rootfs, hooks),
+        addresses=addresses,
     )
     return DumpPlan(pids, hooks, configuration, manifest, key, target.spec, volumes)
 

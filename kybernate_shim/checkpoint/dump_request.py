@@ -19,6 +19,7 @@ class DumpRequest:
     `digest` is the algorithm for files.
     With a `destination`, `image` is a directory in memory, and the files go to the destination encrypted.
     `hold` is how many seconds the container stays frozen when its image is complete, 0 for none.
+    `volumes` are those of the pod's own that the image is to have, in the annotation's words; "" as configured.
     `rootfs_elsewhere`: the caller saves the changes of the root filesystem by itself, if they are saved.
     """
 
@@ -29,6 +30,7 @@ class DumpRequest:
     tcp: TcpPolicy = "close"
     rootfs_diff: bool = False
     rootfs_elsewhere: bool = False
+    volumes: str = ""
     durable: bool = True
     force: bool = False
     deadline: float = 0

@@ -26,10 +26,9 @@ from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.paths import is_normal
 from kybernate_shim.errors import Failed
 from kybernate_shim.linux import openat2
-from kybernate_shim.linux.find_inodes import RULES
+from kybernate_shim.linux.beneath import BELOW
 from kybernate_shim.linux.plain_files import DIRECTORY, read_plain
 from kybernate_shim.linux.private_files import write_private
-from kybernate_shim.oci.spec import Spec
 
 FILE: Final = "kybernate-names.json"
 MOST_BYTES: Final = 16 << 20
@@ -97,11 +96,11 @@ def _is_valid(one: Name) -> bool:
     return one.path.startswith(above) and (not one.missing or f"{one.path}/".startswith(f"{one.missing}/"))
 
 
-def make_links(names: Names, spec: Spec, rootfs: Path) -> None:
+def make_links(names: Names, mounts: SpecMounts, rootfs: Path) -> None:
     """Make the hard links in the new container's filesystems. Raises NameNotMade."""
     for one in names.links:
         try:
-            with _opened(one, spec, rootfs) as top:
+            with _opened(one, mounts, rootfs) as top:
                 _link(top, *_inside(one))
         except OSError as error:
             raise NameNotMade(
@@ -110,13 +109,13 @@ def make_links(names: Names, spec: Spec, rootfs: Path) -> None:
             ) from error
 
 
-def make_directories(names: Names, spec: Spec, rootfs: Path) -> None:
+def make_directories(names: Names, mounts: SpecMounts, rootfs: Path) -> None:
     """Make the directories in which CRIU binds sockets that were moved since. Raises NameNotMade."""
     for one in names.sockets:
         if not one.missing:
             continue
         try:
-            with _opened(one, spec, rootfs) as top:
+            with _opened(one, mounts, rootfs) as top:
                 _make_parents(top, _inside(one)[0])
         except OSError as error:
             raise NameNotMade(
@@ -158,22 +157,16 @@ def _inside(one: Name) -> tuple[str, str]:
 
 
 @contextmanager
-def _opened(one: Name, spec: Spec, rootfs: Path) -> Iterator[int]:
+def _opened(one: Name, mounts: SpecMounts, rootfs: Path) -> Iterator[int]:
     """Open the directory that the new container has at the mount."""
-    place = rootfs if one.mount == "/" else _source_of(spec, rootfs, one.mount)
-    if place is None:
+    place = rootfs if one.mount == "/" else Path(mounts.binds.get(one.mount, ""))
+    if not place.is_absolute():
         raise FileNotFoundError(2, "the new container has no such mount", one.mount)
     top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield top
     finally:
         os.close(top)
-
-
-def _source_of(spec: Spec, rootfs: Path, destination: str) -> Path | None:
-    """Return the source of the bind mount at a destination, as it is after links, None where there is none."""
-    source = SpecMounts.of(spec, rootfs).binds.get(destination, "")
-    return Path(source) if source.startswith("/") else None
 
 
 def _link(top: int, path: str, other: str) -> None:
@@ -193,7 +186,7 @@ def _link(top: int, path: str, other: str) -> None:
 def _parent(top: int, path: str) -> Iterator[tuple[int, str]]:
     """Open the directory that has `path` below another one, and yield it with the last part of the name."""
     above, _, name = path.rpartition("/")
-    directory = openat2.openat2(top, above or ".", DIRECTORY, RULES)
+    directory = openat2.openat2(top, above or ".", DIRECTORY, BELOW)
     try:
         yield directory, name
     finally:

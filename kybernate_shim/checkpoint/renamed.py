@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,21 +33,28 @@ class Found:
         return Names(tuple(self.links), tuple(self.sockets))
 
 
-def find(evidence: ImageEvidence, sockets: Iterable[Socket], pids: Sequence[int], init: int) -> Found:
-    """Return the names for a dump whose processes are frozen; `sockets` are theirs."""
+def find(
+    evidence: ImageEvidence, sockets: Iterable[Socket], pids: Sequence[int], init: int, binds: Collection[str] = ()
+) -> Found:
+    """Return the names for a dump whose processes are frozen; `sockets` are theirs.
+
+    `binds` are the destinations of config.json's bind mounts, in which alone a restore makes names.
+    """
     found = Found()
     linked = [one for one in evidence.opened.remaps if one.kind == criu.Remap.LINKED]
     if linked:
         held = [one for one in held_files(pids, mapped=True) if one.removed]
         for remap in linked:
-            _find_link(found, remap, evidence, held)
+            _find_link(found, remap, evidence, held, binds)
     for socket in sockets:
         if is_bound_again(socket):
             _find_socket(found, socket, evidence, init)
     return found
 
 
-def _find_link(found: Found, remap: criu.Remap, evidence: ImageEvidence, held: Sequence[HeldFile]) -> None:
+def _find_link(
+    found: Found, remap: criu.Remap, evidence: ImageEvidence, held: Sequence[HeldFile], binds: Collection[str]
+) -> None:
     """Find another name of a file whose own name was removed, for the link that CRIU's images name."""
     former, link = evidence.opened.paths.get(remap.file), evidence.opened.paths.get(remap.target)
     if former is None or link is None:
@@ -60,6 +67,13 @@ def _find_link(found: Found, remap: criu.Remap, evidence: ImageEvidence, held: S
         found.problems.append(f"{former.path!a} was removed, and {len(holders)} files that had this name are open")
         return
     ((identity, holder),) = holders.items()
+    if mount is not None and mount.destination not in binds:
+        found.problems.append(
+            f"{holder}, which was removed while the file has another name, and lies in the mount at"
+            f" {mount.destination!a}, which a hook or a recursive bind mount has made: a restore can make no name"
+            " there; let the program close it"
+        )
+        return
     where = mount.destination if mount is not None else "/"
     near = map(str, Path(former.path.removeprefix(where).strip("/")).parents)
     with root_of(holder.pid, where) as top:

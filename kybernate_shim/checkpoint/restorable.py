@@ -16,6 +16,7 @@ from kybernate_shim.checkpoint import names, renamed
 from kybernate_shim.checkpoint.criu.images import mounts
 from kybernate_shim.checkpoint.criu.opened import OpenedFiles, forget_sizes, order_removals
 from kybernate_shim.checkpoint.dump_request import DumpRequest
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
 from kybernate_shim.checkpoint.sockets import container_sockets
@@ -87,7 +88,8 @@ def make_restorable(target: Target, request: DumpRequest, volumes: Collection[st
         order_removals(request.image, found.opened, lambda path: look(top, path) is not None)
     forget_sizes(request.image, found.mounts.values())
     sockets = container_sockets(pids) if found.opened.unix else []
-    known = renamed.find(found, sockets, pids, target.init_pid)
+    binds = SpecMounts.of(target.spec, target.bundle.rootfs).binds
+    known = renamed.find(found, sockets, pids, target.init_pid, binds)
     names.write(request.image, known.names)
     missing = unproven(replace(found, names=known.names))
     if problems := [*known.problems, *mapped(pids, fresh), *_described(missing, pids)]:

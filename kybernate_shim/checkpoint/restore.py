@@ -28,12 +28,15 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
-from kybernate_shim.checkpoint.criu.user_namespace import moved_owners, readable_inside
+from kybernate_shim.checkpoint.criu.readdressed import pods_addresses, readdressed
+from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
+from kybernate_shim.checkpoint.mounts.reachable import ReachableSources
 from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
@@ -70,6 +73,11 @@ ADVICE = (
         "the file is on a mount, and its size is not the one at the checkpoint, when a process had it open: bring it"
         " back as it was",
     ),
+    (
+        "Can't bind inet socket",
+        "a socket of the image is bound to an address that this network does not have: restore it where the address is,"
+        " or let the program listen on 0.0.0.0",
+    ),
 )
 BEFORE_THEY_RUN = (PrivilegesExceeded, *gate.HELD_FAILURES)  # what ends processes that CRIU holds
 
@@ -82,14 +90,17 @@ class RestoreFailed(Failed):
 class Prepared:
     """A restore whose outcome depends on CRIU alone.
 
-    `inspection` is what its images say, `allowance` what its processes may have, None for all; `awaited` is what has to
-    arrive before they run, and `settled` what must be put right.
+    `inspection` is what its images say, `sources` what it mounts from outside, `replaced` which of its files CRIU reads
+    with other content, `allowance` what its processes may have, None for all; `awaited` is what has to arrive before
+    they run, and `settled` what must be put right.
     """
 
     criu: Criu
     environment: dict[str, str]
     inspection: Inspection
     settled: Settled
+    sources: ReachableSources
+    replaced: Mapping[str, bytes]
     allowance: PrivilegeAllowance | None = None
     awaited: Awaited | None = None
 
@@ -138,10 +149,15 @@ async def _prepared(
             matching = await _compare(target, image, inspection, log, accelerator, image_digest)
             fillings = placed(image.manifest.volumes, target.spec, _chosen_volumes(target), target.config.volumes_limit)
             settled = Settled.of(
-                await to_the_end(partial(_names, image)), target.spec, target.bundle.rootfs, image.manifest.threads
+                await to_the_end(partial(_names, image)),
+                target.spec,
+                target.bundle.rootfs,
+                image.manifest.threads,
+                matching.moved,
             )
             arrival = awaited(image, operation)
-            prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled)
+            replaced = await to_the_end(partial(_replaced, image, target.spec))
+            prepared = _told(target, image, matching, inspection, work, allowance, arrival, settled, replaced)
     if any(file.name == ROOTFS_DIFF for file in image.manifest.files):
         with operation.step("rootfs") as step:
             step.bytes = await _apply(target, image)
@@ -149,8 +165,14 @@ async def _prepared(
         with operation.step("volumes") as step:
             step.bytes = await _fill(target, image, fillings)
     await as_long_as_wanted(partial(make_mount_points, matching, target.bundle.rootfs))
-    await as_long_as_wanted(partial(_make_names, prepared.settled.names, target))
+    await as_long_as_wanted(partial(_make_names, prepared.settled.names, matching, target))
     return prepared
+
+
+def _replaced(image: Image, spec: Spec) -> dict[str, bytes]:
+    """Return the files of CRIU's that the new pod's addresses are in."""
+    before = image.manifest.addresses
+    return readdressed(image.path, before, pods_addresses(spec)) if before else {}
 
 
 def _names(image: Image) -> Names:
@@ -158,9 +180,10 @@ def _names(image: Image) -> Names:
     return names.read(image.path) if listed else Names()
 
 
-def _make_names(wanted: Names, target: Target) -> None:
-    names.make_links(wanted, target.spec, target.bundle.rootfs)
-    names.make_directories(wanted, target.spec, target.bundle.rootfs)
+def _make_names(wanted: Names, matching: Matching, target: Target) -> None:
+    mounts = SpecMounts.of(target.spec, target.bundle.rootfs, matching.moved)
+    names.make_links(wanted, mounts, target.bundle.rootfs)
+    names.make_directories(wanted, mounts, target.bundle.rootfs)
 
 
 async def _apply(target: Target, image: Image) -> int:
@@ -254,15 +277,17 @@ def _told(
     allowance: PrivilegeAllowance | None,
     awaited: Awaited | None,
     settled: Settled,
+    replaced: Mapping[str, bytes],
 ) -> Prepared:
     manifest = image.manifest
+    sources = ReachableSources.of(target.spec, work, matching.sources)
     options = CriuOptions(
         tcp=manifest.tcp,
         network_lock=manifest.tcp == "established",
         shell_job=manifest.terminal,
         ext_unix_sk="ext-unix-sk" in manifest.criu.options,
         libdir=target.config.criu_libdir,
-        extra=(*matching.lines, *_joined_namespaces(target.spec), *_cgroup_root(target.spec)),
+        extra=(*(sources.lines or matching.lines), *_joined_namespaces(target.spec), *_cgroup_root(target.spec)),
     )
     configuration = write_config(
         target.bundle.path, options, [users_file(target.spec, target.config, target.runtime.cli.binary.name)]
@@ -278,7 +303,8 @@ def _told(
         shell_job=manifest.terminal,
         file_locks=True,
     )
-    return Prepared(words, configuration.environment, inspection, settled, allowance, awaited)
+    environment = {**configuration.environment, **joined_environment(target.spec)}
+    return Prepared(words, environment, inspection, settled, sources, replaced, allowance, awaited)
 
 
 def _joined_namespaces(spec: Spec) -> list[str]:
@@ -309,7 +335,8 @@ async def run(
     with (
         operation.step("restore") as step,
         _kept_hostname(target.spec),
-        readable_inside(image, target.spec, work) as readable,
+        prepared.sources.made(),
+        readable_inside(image, target.spec, work, prepared.replaced) as readable,
     ):
         prepared = replace(prepared, criu=replace(prepared.criu, image_path=readable))
         held_back = gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled)

@@ -7,7 +7,7 @@ of version 1 its own alone are seen. And threads have what they had chosen and C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,9 +41,17 @@ class Settled:
     differences: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, names: Names, spec: Spec, rootfs: Path, threads: Sequence[ThreadSettings] = ()) -> Settled:
+    def of(
+        cls,
+        names: Names,
+        spec: Spec,
+        rootfs: Path,
+        threads: Sequence[ThreadSettings] = (),
+        moved: Mapping[str, str] | None = None,
+    ) -> Settled:
+        """Find out what to do. `moved`: mounts, by their declared destination, that are restored elsewhere."""
         root = ["/"] if (spec.document.get("root") or {}).get("readonly") else []
-        listed = SpecMounts.of(spec, rootfs)
+        listed = SpecMounts.of(spec, rootfs, moved)
         # Of version 1, that option is for the hierarchies: runtimes leave the tmpfs above them writable.
         cgroups = {place for place, kind in listed.others.items() if kind.startswith("cgroup")}
         return cls(names, [*root, *sorted((listed.mounted_read_only | listed.read_only) - cgroups)], threads)

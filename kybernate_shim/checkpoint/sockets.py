@@ -8,7 +8,7 @@ Sources: sock_diag(7); criu(8), --tcp-established, --tcp-close, --ext-unix-sk; c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, SOCK_DGRAM
 from typing import Any, Final, Literal
 
 from kybernate_shim.checkpoint.image.manifest import TcpPolicy
-from kybernate_shim.linux.kernel_text import text_of
+from kybernate_shim.linux.credentials import effective_user
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.linux.sock_diag import diag_socket
 
@@ -104,12 +104,14 @@ def list_sockets() -> list[Socket]:
         return found
 
 
-def what_happens(sockets: Sequence[Socket], policy: TcpPolicy, of_others: Sequence[Socket] = ()) -> list[str]:
+def what_happens(
+    sockets: Sequence[Socket], policy: TcpPolicy, of_others: Sequence[Socket] = (), own: Collection[str] = ()
+) -> list[str]:
     """Return for the log what becomes of the sockets at a restore, one sentence for each kind of fate.
 
-    `of_others` are those that `of_other_users` returns.
+    `of_others` are those that `of_other_users` returns, `own` the pod's addresses where another pod's take their place.
     """
-    lines = [_listening(socket) for socket in sockets if socket.family == "tcp" and socket.state == "listening"]
+    lines = [_listening(socket, own) for socket in sockets if socket.family == "tcp" and socket.state == "listening"]
     connected = [socket for socket in sockets if is_connection(socket)]
     if connected and policy == "close":
         lines.append(f"{len(connected)} TCP connections will be closed: {_some(connected)}")
@@ -127,7 +129,7 @@ def what_happens(sockets: Sequence[Socket], policy: TcpPolicy, of_others: Sequen
 
 
 def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
-    """Return the connected and listening UNIX sockets of processes that are not root's on the node.
+    """Return the connected and listening UNIX sockets of processes that are not of their container's root.
 
     The kernel notes a socket's user when it connects or listens, which CRIU does as root; a listening socket's user is
     what those who connect later are shown.
@@ -138,9 +140,9 @@ def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
 
 
 def _user_of(pid: int) -> int:
-    """Return the effective user of a process; 0 for one that has ended."""
+    """Return the effective user of a process in its container; 0 for one that has ended."""
     try:
-        return int(text_of(f"/proc/{pid}/status").partition("\nUid:\t")[2].split()[1])
+        return effective_user(pid)
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -161,10 +163,12 @@ def external_unix(sockets: Sequence[Socket]) -> list[Socket]:
     return [socket for socket in sockets if socket.peer_inode and socket.peer_inode not in inodes]
 
 
-def _listening(socket: Socket) -> str:
+def _listening(socket: Socket, own: Collection[str]) -> str:
     address = socket.local.rpartition(":")[0].strip("[]")
     if address in ANYWHERE or address.startswith("127.") or address == "::1":
         return f"listening on {socket.local} will continue"
+    if address in own:
+        return f"listening on {socket.local} will continue on the address of the pod that it is restored into"
     return f"listening on {socket.local} will continue only where the network has that address"
 
 

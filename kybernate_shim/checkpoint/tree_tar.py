@@ -26,6 +26,7 @@ MOST_ATTRIBUTES: Final = MOST_HEADER // 4  # the rest is for the names, and for 
 MOST_EXTENTS: Final = 70_000  # their map is at most 40 bytes each; a file with more is written with its holes filled
 UNASKED: Final = 16 << 20  # bytes of a file up to which the disk's room is not examined
 BLOCK: Final = tarfile.BLOCKSIZE
+ENTRY_BYTES: Final = 3 * BLOCK  # of an entry without attributes: the header, and one of pax with its records
 CHUNK: Final = 256 << 10
 ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Python does it everywhere
 
@@ -39,8 +40,8 @@ class TreeTar:
     """A tar file that is being written to `stream`, on the disk of `directory`.
 
     `check` is called before each piece, and ends the work by what it raises. `entries` are of all kinds,
-    `file_bytes` those of regular files, `data_bytes` without their holes. With `changing`, a file that becomes shorter
-    is filled up with zeros, as its size was written by then.
+    `file_bytes` those of regular files, `data_bytes` without their holes, `bytes` all that was written. With
+    `changing`, a file that becomes shorter is filled up with zeros, as its size was written by then.
     """
 
     stream: BinaryIO
@@ -76,6 +77,10 @@ class TreeTar:
             self.data_bytes += length
             self._copy(found, offset, length)
         self.stream.write(bytes(-info.size % BLOCK))
+
+    @property
+    def bytes(self) -> int:
+        return self.stream.tell()
 
     def mark(self, name: str) -> None:
         """Add an empty file of mode 0, which stands for something else."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,9 +29,9 @@ from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.process import title_of
-from kybernate_shim.oci.spec import Spec
 
 SHOWN: Final = 5
+MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
 MEMORY: Final = "/memfd:"
 EPOLL: Final = "anon_inode:[eventpoll]"
 INOTIFY: Final = "anon_inode:inotify"
@@ -56,28 +57,28 @@ class Looked:
     lines: list[str] = field(default_factory=list)
 
 
-def configured(spec: Spec) -> list[str]:
-    """Return what the container's configuration has that no restore brings back."""
-    if not spec.namespace_path("user"):
-        return []
-    return [
-        "it shares the user namespace of its pod (`hostUsers: false`), from which CRIU could not join the pod's other"
-        " namespaces at a restore; run the pod without it"
-    ]
-
-
 def look(pids: Sequence[int]) -> Looked:
     """Return what the processes hold that CRIU cannot dump, or can if it is told more."""
     found = Looked()
+    until = time.monotonic() + MOST_SECONDS
     watches: dict[Identity, HeldFile] = {}
+    late: HeldFile | None = None
     for held in held_files(pids):
         with suppress(FileNotFoundError, ProcessLookupError):
             if held.what == "program" and held.path.startswith(MEMORY):
                 found.problems.append(_program(held))
-            elif held.name == EPOLL:
-                found.problems += _epoll(held, pids)
+            elif held.name == EPOLL and late is None:
+                try:
+                    found.problems += _epoll(held, pids, until)
+                except TimeoutError:
+                    late = held
             elif held.name == INOTIFY:
                 watches.update(dict.fromkeys(_watches(held), held))
+    if late is not None:
+        found.problems.append(
+            f"what is watched by epoll could not be examined within {MOST_SECONDS:g} s, by {title_of(late.pid)} as its"
+            f" {late.what} among others: remove what it need not watch"
+        )
     if watches:
         _find_watched(found, watches)
     return found
@@ -90,14 +91,20 @@ def _program(held: HeldFile) -> str:
     )
 
 
-def _epoll(held: HeldFile, pids: Sequence[int]) -> Iterator[str]:
-    """Yield what an epoll set watches that its process does not have open itself any more."""
+def _epoll(held: HeldFile, pids: Sequence[int], until: float) -> Iterator[str]:
+    """Yield what an epoll set watches that its process does not have open itself any more.
+
+    Raises TimeoutError when it is not done `until` that moment of the monotonic clock: CRIU, which looks for a file by
+    the same calls, would need as long with the container frozen.
+    """
     number = int(held.what.removeprefix("descriptor "))
     watching = [int(text) for text in WATCHED.findall(_fdinfo(held))]
     own = [int(name) for name in os.listdir(f"/proc/{held.pid}/fd")]  # noqa: PTH208  # after it: none is too new
     known = frozenset(own)
     seen: dict[int, int] = {}
     for watched in watching:
+        if time.monotonic() > until:
+            raise TimeoutError
         offset = seen[watched] = seen.get(watched, -1) + 1
         first = [watched] if watched in known else []
         if any(same_epoll_target(held.pid, fd, held.pid, (number, watched, offset)) for fd in chain(first, own)):

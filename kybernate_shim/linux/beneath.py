@@ -21,9 +21,8 @@ from typing import Final
 from kybernate_shim.linux import openat2
 from kybernate_shim.linux.plain_files import DIRECTORY, LOOK, READ
 
-RULES: Final = (
-    openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS | openat2.RESOLVE_NO_XDEV
-)
+BELOW: Final = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
+RULES: Final = BELOW | openat2.RESOLVE_NO_XDEV
 MOST_FILES: Final = 1 << 22
 MOST_DIRECTORY_BYTES: Final = 64 << 20  # of the names of all directories together, which a walk remembers
 GONE: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV)  # what opening a directory says that is none now

@@ -175,6 +175,12 @@ def _thread(place: str, tid: int, process: _ThreadGroup, cgroups: Mapping[str, s
     )
 
 
+def effective_user(pid: int) -> int:
+    """Return the effective user of a process, as it is called inside its user namespace. Raises OSError."""
+    user = int(_read(f"/proc/{pid}/status").partition("\nUid:\t")[2].split()[1])
+    return _inside((user,), _ranges(Path(f"/proc/{pid}/uid_map")))[0]
+
+
 def _inside(ids: Iterable[int], ranges: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
     """Return ids as they are called inside the user namespace with these ranges; what is outside of them stays."""
     return tuple(

@@ -15,11 +15,10 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kybernate_shim.linux import openat2
-from kybernate_shim.linux.plain_files import DIRECTORY, LOOK
+from kybernate_shim.linux.beneath import BELOW, open_directory
+from kybernate_shim.linux.plain_files import LOOK
 from kybernate_shim.linux.statx import FileStatus, status_at
 
-RULES: Final = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
-INSIDE: Final = RULES | openat2.RESOLVE_NO_XDEV
 MOST_DIRECTORIES: Final = 1 << 18
 MOST_SECONDS: Final = 10.0
 
@@ -89,7 +88,7 @@ def identity_of(top: int, name: str) -> Identity | None:
 def look(top: int, path: str) -> FileStatus | None:
     """Return the status of what is at a path below an open directory, or of a link itself; None where there is none."""
     try:
-        found = openat2.openat2(top, path.strip("/") or ".", LOOK, RULES)
+        found = openat2.openat2(top, path.strip("/") or ".", LOOK, BELOW)
     except OSError:
         return None
     try:
@@ -101,7 +100,7 @@ def look(top: int, path: str) -> FileStatus | None:
 def _listed(top: int, directory: str, inodes: Collection[int]) -> tuple[list[str], list[str]]:
     """Return the names in a directory that have one of the inodes, and those of its directories."""
     try:
-        fd = openat2.openat2(top, directory, DIRECTORY, INSIDE)
+        fd = open_directory(top, directory)
     except OSError:
         return [], []  # it is gone, or another filesystem
     prefix = "" if directory == "." else f"{directory}/"

@@ -356,10 +356,14 @@ class Memory(_message.Message):
     def __init__(self, program: _Optional[int] = ...) -> None: ...
 
 class InternetSocket(_message.Message):
-    __slots__ = ("type",)
+    __slots__ = ("type", "address", "peer")
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     type: int
-    def __init__(self, type: _Optional[int] = ...) -> None: ...
+    address: _containers.RepeatedScalarFieldContainer[int]
+    peer: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, type: _Optional[int] = ..., address: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Mount(_message.Message):
     __slots__ = ("type", "id", "device", "parent", "flags", "root", "mountpoint", "source", "options", "type_name", "superblock_flags", "key")

@@ -9,7 +9,6 @@ Wherever a start may be anything else, it is the runtime's, which also refuses i
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import stat
 import time
@@ -23,6 +22,7 @@ from kybernate_shim.oci.commands import Cli
 # NVIDIA's pass everything but `create` on, to runc or to crun, whose state directory looks different.
 PROGRAMS = ("runc", "nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 POLL_SECONDS = 0.0005
+EXEC_SECONDS = 10.0  # in which a program is executed that is going to be: one whose filesystem hangs may never be
 MAGIC = b"\x7fELF"  # begins a compiled program, as opposed to a script of that name, which may do anything at a start
 
 
@@ -76,9 +76,9 @@ async def executed(init: int, before: tuple[int, int] | None, seconds: float) ->
     """Wait until init, which executed `before` when it was told to start, executes its program, or has ended.
 
     The runtime's word for a start comes before that: a signal would still be the runtime's own then, and a checkpoint
-    would meet the runtime's program. Returns after `seconds` all the same, 0 for never: it was told.
+    would meet the runtime's program. Returns after `seconds`, EXEC_SECONDS at most, all the same: it was told.
     """
-    deadline = time.monotonic() + seconds if seconds else math.inf
+    deadline = time.monotonic() + min(seconds or EXEC_SECONDS, EXEC_SECONDS)
     while before is not None and program_of(init) == before and time.monotonic() < deadline:  # noqa: ASYNC110  # no event
         await asyncio.sleep(POLL_SECONDS)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ class Spec:
     document: Mapping[str, Any]
 
     @classmethod
-    def read(cls, bundle: Path) -> Spec:
-        """Read `<bundle>/config.json`. Raises SpecInvalid."""
-        return cls(_load(bundle / "config.json"))
+    def read(cls, bundle: Path, name: str = "config.json") -> Spec:
+        """Read `<bundle>/config.json`, or a copy of it. Raises SpecInvalid."""
+        return cls(_load(bundle / name))
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -137,6 +137,11 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise SpecInvalid(f"{path}: not a JSON object")
     return document
+
+
+def map_text(ranges: Iterable[Mapping[str, Any]]) -> str:
+    """Return a map of ids, such as linux.uidMappings, as "inside:outside:count,…"."""
+    return ",".join(f"{one.get('containerID', 0)}:{one.get('hostID', 0)}:{one.get('size', 0)}" for one in ranges)
 
 
 def is_nvidia_cdi(device: str) -> bool:

@@ -72,6 +72,7 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         hold=(request.hold_seconds or config.deadlines.hold) if request.hold else 0,
         tcp="established" if tcp == "established" else "close",
         rootfs_diff=request.rootfs_diff,
+        volumes=request.volumes,
         force=request.force,
         deadline=request.timeout_seconds or config.deadlines.checkpoint,
         source_image=request.image,

@@ -34,7 +34,7 @@ def preloaded(library: Path) -> str:
         return ""
     library.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
-    return f"LD_PRELOAD={library} "
+    return f"LD_PRELOAD={library}${{LD_PRELOAD:+:$LD_PRELOAD}} "
 
 
 def install(criu: Path, program: Path, library: Path) -> bool:

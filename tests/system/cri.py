@@ -89,7 +89,9 @@ class Cri:
         annotations: Mapping[str, str] = {},
         hostname: str = "",
         privileged: bool = False,
+        users: int | None = None,
     ) -> Pod:
+        """Run a sandbox; `users` is the node's id of root in a user namespace of the pod's own (`hostUsers: false`)."""
         name = f"pod{os.getpid()}-{next(_numbers)}"
         pod = config.PodSandboxConfig(hostname=hostname or name, log_directory=str(self.logs / name))
         pod.metadata.name, pod.metadata.uid, pod.metadata.namespace = name, f"uid-{name}", namespace
@@ -100,6 +102,11 @@ class Cri:
         if host_network:
             pod.linux.security_context.namespace_options.network = config.NODE
             pod.hostname = ""
+        if users is not None:
+            options = pod.linux.security_context.namespace_options.userns_options
+            options.mode = config.POD
+            for ids in (options.uids, options.gids):
+                ids.add(host_id=users, container_id=0, length=65536)
         Path(pod.log_directory).mkdir(parents=True, exist_ok=True)
         request = wire.RunPodSandboxRequest(config=pod, runtime_handler=self.handler)
         return Pod(self.call("RunPodSandbox", request).pod_sandbox_id, pod)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.checkpoints import PYTHON, assert_no_image, kybernate, refused
+from tests.system.checkpoints import PYTHON, assert_no_image, dumps_sockets, kybernate, refused
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import Ctr, eventually
 
@@ -408,3 +410,38 @@ def test_pod_in_the_network_of_its_node_comes_back(cri: Cri, pods_image: Path) -
     with cri.pod(host_network=True, annotations={"kybernate.io/restore-from": image}) as pod:
         cri.run(pod, "counter", ["/never/run"])
         assert int(eventually(lambda: cri.log(pod, "counter"))[0]) > 5
+
+
+OWN_ADDRESS = """
+import socket, sys
+own = socket.gethostbyname(socket.gethostname())
+server = socket.create_server((own, 9000))
+resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); resolver.connect(("10.88.0.1", 53))
+print("ready", flush=True)
+while True:
+    client, peer = server.accept()
+    client.sendall(repr((own, server.getsockname()[0], resolver.getsockname()[0], resolver.getpeername()[0])).encode())
+    client.close()
+"""
+
+
+def test_sockets_of_the_pods_own_address_are_those_of_the_new_pods(cri: Cri, pods_image: Path) -> None:
+    """A listener there, and a connected socket of UDP, such as that of a resolver."""
+    if not dumps_sockets():
+        pytest.skip("this CRIU dumps no network sockets on this kernel")
+
+    def asked(pod: Pod) -> tuple[str, ...]:
+        with socket.create_connection((cri.pod_ip(pod), 9000), timeout=20) as client:
+            return tuple(ast.literal_eval(client.makefile().read()))
+
+    with cri.pod() as pod:
+        cri.run(pod, "app", ["python3", "-c", OWN_ADDRESS], image=PYTHON)
+        cri.await_log(pod, "app", "ready")
+        old = cri.pod_ip(pod)
+        assert asked(pod) == (old, old, old, "10.88.0.1")
+        kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(pods_image), "--exit")
+        with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as other:
+            cri.run(other, "app", ["/never/run"], image=PYTHON)
+            new = cri.pod_ip(other)
+            assert new != old
+            assert asked(other) == (old, new, new, "10.88.0.1")

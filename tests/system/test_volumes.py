@@ -213,6 +213,44 @@ def test_second_restore_of_a_pod_changes_nothing_in_its_volumes(cri: Cri, pods_i
     assert found == {"both": "one", "now": "", "one": "by one, later", "two": "by two"}
 
 
+RESTARTED = (
+    WAITING
+    + """
+for name in ("changed", "removed"): open("/told/" + name, "w").write("at the checkpoint")
+open("/dev/shm/changed", "w").write("at the checkpoint")
+until_told()
+def read(path): return open(path).read()
+said(told={name: read("/told/" + name) for name in sorted(os.listdir("/told"))}, shm=read("/dev/shm/changed"))
+"""
+)
+
+
+def test_container_that_is_restarted_in_its_pod_undoes_nothing_there(cri: Cri, pods_image: Path) -> None:
+    """What a sidecar has written, made and removed since the checkpoint stays as it is."""
+    with running(cri, **{"restore_from.again": pods_image.name}) as run:
+        run.start("app", RESTARTED)
+        run.checkpoint("app", pods_image, "--exit")
+        script = "cd /told; rm removed; for file in changed made /dev/shm/changed; do echo -n since > $file; done"
+        command = ["sh", "-c", f"{script}; echo done; sleep 1000"]
+        id = cri.run(run.pod, "sidecar", command, mounts=[mounted(run.told, "/told")])
+        cri.await_log(run.pod, "sidecar", "done")
+        run.start("again", RESTARTED)
+        found = run.answer("again")
+        assert found == {"told": {"changed": "since", "made": "since", "now": ""}, "shm": "since"}
+        assert cri.state(id) == "RUNNING"
+
+
+def test_volumes_are_chosen_for_one_image(cri: Cri, pods_image: Path) -> None:
+    with running(cri) as run:
+        (run.told / "file").touch()
+        run.start("app", WAITING + "until_told()\nsaid()")
+        cri.await_log(run.pod, "app", "ready")
+        name = f"default/{run.pod.config.metadata.name}/app"
+        assert "'tld' is no volume" in refused("kybernate", "checkpoint", name, str(pods_image), "--volumes", "tld")
+        run.checkpoint("app", pods_image, "--volumes=-told")
+        assert [volume.name for volume in read_image(pods_image).manifest.volumes] == ["dev-shm"]
+
+
 def test_volumes_beyond_the_limit_are_refused_by_name(cri: Cri, pods_image: Path, shim_config: Path) -> None:
     shim_config.write_text('volumes_limit = "1MiB"')
     with running(cri) as run:

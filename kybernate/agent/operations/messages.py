@@ -83,6 +83,7 @@ def arguments_of(request: Request) -> Arguments:
                 force=request.force,
                 hold=request.hold,
                 hold_timeout=_seconds(request.hold_timeout),
+                volumes=request.volumes,
             )
         case wire.RestoreRequest():
             return Restore(

@@ -53,6 +53,7 @@ class Checkpoint:
     force: bool = False
     hold: bool = False
     hold_timeout: float = 0
+    volumes: str = ""
 
 
 @dataclass(frozen=True)

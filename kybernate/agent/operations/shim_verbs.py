@@ -120,6 +120,7 @@ class ShimVerbs:
             hold_seconds=wanted.hold_timeout,
             tcp=wanted.tcp,
             rootfs_diff=not wanted.without_rootfs,
+            volumes=wanted.volumes,
             force=wanted.force,
             image=container.image,
             image_digest=digest,

@@ -171,12 +171,18 @@ def forget_sizes(directory: Path, mounts: Iterable[DumpedMount]) -> None:
 
 def write_entries(path: Path, magic: int, messages: Iterable[Message]) -> None:
     """Write one of CRIU's files again, whole or not at all."""
+    content = packed_entries(magic, messages)
+    path.unlink(missing_ok=True)
+    write_private(path, content)
+
+
+def packed_entries(magic: int, messages: Iterable[Message]) -> bytes:
+    """Return the content of one of CRIU's files."""
     parts = [struct.pack("<II", COMMON, magic)]
     for message in messages:
         data = message.SerializeToString()
         parts += [struct.pack("<I", len(data)), data]
-    path.unlink(missing_ok=True)
-    write_private(path, b"".join(parts))
+    return b"".join(parts)
 
 
 def _bound(socket: criu.UnixSocket) -> Iterator[OpenedPath]:

@@ -5,61 +5,105 @@ directory in memory that every user may pass through, with each file of the imag
 user owns it. Before the namespace has its ids, CRIU reads one file (timens) as a user without rights: that is a copy
 which all may read, and holds nothing but offsets of clocks. And each pod that has ids of its own gets another range of
 the node's, while the image names the dumped one's: that file is another, too. The image itself stays as it is.
+
+A container of a pod with users of its own (`hostUsers: false`) shares the pod's user namespace, which CRIU would make
+again instead of entering it: a library that is preloaded into CRIU (join_user.c) begins the container there.
 Source: CRIU's cr-restore.c, where prepare_timens comes before the maps of ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
+from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.credentials import USER_NAMESPACE
 from kybernate_shim.checkpoint.criu.images import entries
 from kybernate_shim.checkpoint.criu.opened import write_entries
+from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
-from kybernate_shim.linux.private_files import copy_private, make_directory
+from kybernate_shim.linux.private_files import copy_private, make_directory, write_private
 from kybernate_shim.messages import criu_pb2 as criu
-from kybernate_shim.oci.spec import Spec
+from kybernate_shim.native import JOINER
+from kybernate_shim.oci.spec import Spec, map_text
 
 DIRECTORY: Final = "images"  # in the work directory
 TIMES: Final = "timens-*.img"
+LIBRARY: Final = JOINER.of()
+NAMESPACE: Final = "KYBERNATE_USER_NAMESPACE"  # the library's variable: the path of the namespace
 
 Ranges = Sequence[Mapping[str, Any]]
-Owners = Callable[[int, int], tuple[int, int]]
+
+
+def shared_namespace(spec: Spec) -> str:
+    """Return the path of the user namespace that a container shares with its pod, "" for none."""
+    return spec.namespace_path("user") or ""
+
+
+def joined_environment(spec: Spec) -> dict[str, str]:
+    """Return what the runtime's environment needs so that CRIU restores into the pod's user namespace.
+
+    Raises CriuUnusable.
+    """
+    if not (path := shared_namespace(spec)):
+        return {}
+    if not LIBRARY.exists():
+        raise CriuUnusable(
+            f"{LIBRARY} is not there, and CRIU cannot enter the user namespace of a pod (`hostUsers: false`) without"
+            " it: install Kybernate again where there is a C compiler. Nothing was changed"
+        )
+    return {NAMESPACE: path, "LD_PRELOAD": ":".join(filter(None, (str(LIBRARY), os.environ.get("LD_PRELOAD"))))}
 
 
 @contextmanager
-def readable_inside(image: Path, spec: Spec, work: Path) -> Iterator[Path]:
-    """Yield the directory from which CRIU restores: `image`, or a copy of its mount for a container with own ids.
+def readable_inside(
+    image: Path, spec: Spec, work: Path, replaced: Mapping[str, bytes] = MappingProxyType({})
+) -> Iterator[Path]:
+    """Yield the directory from which CRIU restores: `image`, or one that has other content under the names `replaced`.
 
-    Raises CriuImageInvalid and OSError.
+    For a container with own ids, what lies there belongs to its root. Raises CriuImageInvalid and OSError.
     """
     users, groups = (spec.linux.get(name) or () for name in ("uidMappings", "gidMappings"))
     files = sorted(image.glob("userns-*.img"))
-    if len(files) != 1 or not users or not groups:
+    inside = len(files) == 1 and bool(users) and bool(groups)
+    if not inside and not replaced:
         yield image
         return
     place = work / DIRECTORY
     with ExitStack() as undo:
-        namespace = undo.enter_context(user_namespace(_text(users), _text(groups)))
-        (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
+        copy, owner = str(image), (0, 0)
+        if inside:
+            namespace = undo.enter_context(user_namespace(map_text(users), map_text(groups)))
+            (copy,) = undo.enter_context(mapped_copies([str(image)], namespace))
+            owner = (root_of_ids(users), root_of_ids(groups))
         make_directory(place)
         syscalls.mount("tmpfs", str(place), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0711")
         undo.callback(syscalls.umount, str(place), syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
         syscalls.mount("", str(place), "", syscalls.MS_PRIVATE)
         for path in image.iterdir():
-            if path.name == files[0].name:
-                _exchange(path, users, groups, place / path.name)
-            elif path.match(TIMES):
-                copy_private(path, place / path.name)
-                (place / path.name).chmod(0o644)
+            target = place / path.name
+            if path.name in replaced:
+                write_private(target, replaced[path.name])
+                os.chown(target, *owner)
+            elif inside and path.name == files[0].name:
+                _exchange(path, users, groups, target)
+            elif inside and path.match(TIMES):
+                copy_private(path, target)
+                target.chmod(0o644)
             else:
-                (place / path.name).touch(mode=0o600)
-                syscalls.mount(f"{copy}/{path.name}", str(place / path.name), "", syscalls.MS_BIND)
+                target.touch(mode=0o600)
+                syscalls.mount(f"{copy}/{path.name}", str(target), "", syscalls.MS_BIND)
         yield place
+
+
+def root_of_ids(ranges: Ranges) -> int:
+    """Return which of the node's ids is 0 in a map of ids, 0 where none is."""
+    return next((int(one.get("hostID", 0)) for one in ranges if not one.get("containerID", 0)), 0)
 
 
 def moved_owners(image: Path, spec: Spec) -> Owners:
@@ -100,7 +144,3 @@ def _exchange(file: Path, users: Ranges, groups: Ranges, target: Path) -> None:
 
 def _range(one: Mapping[str, Any]) -> criu.IdRange:
     return criu.IdRange(inside=one.get("containerID", 0), outside=one.get("hostID", 0), count=one.get("size", 0))
-
-
-def _text(ranges: Ranges) -> str:
-    return ",".join(f"{one.get('containerID', 0)}:{one.get('hostID', 0)}:{one.get('size', 0)}" for one in ranges)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
+from kybernate_shim.linux.addresses import packed_address
 from kybernate_shim.linux.thread_settings import ThreadSettings, cpu_set
 from kybernate_shim.steps import Step
 from kybernate_shim.trust.credentials import Security
@@ -24,7 +25,7 @@ ARRIVING: Final = "kybernate-arriving.json"  # the manifest as long as files of 
 NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_STAGING, ARRIVING, ARRIVAL})
 SAVED_SPEC: Final = "kybernate-spec.json"  # config.json as containerd wrote it: a restore without a pod starts from it
 VERSION: Final = 1
-LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "volumes")
+LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "volumes", "addresses")
 MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
 LONGEST_NAME: Final = 255  # bytes of a file's name, as Linux has it
 END_OF_MEMORY: Final = 1 << 64
@@ -159,7 +160,8 @@ class ImageVolume:
     """A volume that lives and dies with its pod, whose content is in `file`: an emptyDir, or the pod's /dev/shm.
 
     `name` is that of the volume in the pod, `dev-shm` for /dev/shm; `destinations` are where the container had it.
-    `entries` are files of all kinds, `bytes` those of their content, holes aside.
+    `entries` are files of all kinds, `bytes` those of their content, holes aside. `id` is what the volume itself was
+    marked with, "" where its filesystem has no attributes.
     """
 
     file: str
@@ -168,6 +170,7 @@ class ImageVolume:
     destinations: tuple[str, ...]
     entries: int
     bytes: int
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,9 +216,10 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them. `released`, `threads`, which are those that have chosen
-    something that CRIU does not keep, `volumes`, `lineage`, and `declared` of a mount are left out where they are
-    empty, so that older releases read the manifest. `security` is empty in images of older releases.
+    driver's order: a map to others names each of them. `addresses` are the pod's. `released`, `threads`, which are
+    those that have chosen something that CRIU does not keep, `volumes`, `lineage`, `addresses`, `declared` of a mount,
+    and `id` of a volume are left out where they are empty, so that older releases read the manifest. `security` is
+    empty in images of older releases.
     """
 
     id: str
@@ -240,6 +244,7 @@ class Manifest:
     mounts: tuple[ImageMount, ...] = ()
     volumes: tuple[ImageVolume, ...] = ()
     lineage: Lineage = Lineage()
+    addresses: tuple[str, ...] = ()
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
     encryption: Encryption | None = None
@@ -296,6 +301,9 @@ def encode(manifest: Manifest) -> bytes:
     for mount in document["mounts"]:
         if not mount["declared"]:
             del mount["declared"]
+    for volume in document.get("volumes", ()):
+        if not volume["id"]:
+            del volume["id"]
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogateescape")
 
 
@@ -339,6 +347,11 @@ def _check(manifest: Manifest) -> None:
         if volume.file not in seen or not volume.destinations:
             raise FieldInvalid(f"volumes[{index}]", f"{volume.file!r} is not among the files, or has no destination")
     _check_moved(manifest)
+    for index, address in enumerate(manifest.addresses):
+        try:
+            packed_address(address)
+        except ValueError as error:
+            raise FieldInvalid(f"addresses[{index}]", str(error)) from error
     for index, thread in enumerate(manifest.threads):
         try:
             cpu_set(thread.cpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,11 +15,12 @@ INVENTORY = "inventory.img"  # every dump of CRIU's has one
 
 
 @contextmanager
-def staged(directory: Path) -> Iterator[None]:
+def staged(directory: Path, last_copy: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Make the directory for an image; when the block fails, remove it, or what has come into it meanwhile.
 
-    Logs stay in a directory that was there before, so that the failure can be analysed. Raises CheckpointInvalid
-    when it holds an image already, PlaceUntrusted when other users can write to it or read it, and OSError.
+    What is the `last_copy` of a container by then stays, finished or not. Logs stay in a directory that was there
+    before, so that the failure can be analysed. Raises CheckpointInvalid when it holds an image already, PlaceUntrusted
+    when other users can write to it or read it, and OSError.
     """
     made = make_private(directory)
     before = {path.name for path in directory.iterdir()}
@@ -31,6 +32,8 @@ def staged(directory: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        if last_copy():
+            raise
         if made:
             shutil.rmtree(directory, ignore_errors=True)
         else:

@@ -41,8 +41,8 @@ def declared(mount: Mapping[str, Any]) -> str:
 class SpecMounts:
     """What config.json says of mounts, with destinations as they are after links on the way there.
 
-    `named` are the keys under which runtimes offer bind mounts to CRIU. They look for links in the root filesystem
-    alone, and so miss those in other mounts.
+    `named` are the keys under which runtimes offer bind mounts to CRIU, with the sources. They look for links in the
+    root filesystem alone, and so miss those in other mounts.
     """
 
     binds: Mapping[str, str]  # destination to source
@@ -52,7 +52,7 @@ class SpecMounts:
     devices: frozenset[str]
     mounted_read_only: frozenset[str] = frozenset()
     recursive: Mapping[str, str] = field(default_factory=dict)  # destination to source, of those with "rbind"
-    named: frozenset[str] = frozenset()
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: Spec, rootfs: Path, moved: Mapping[str, str] | None = None) -> SpecMounts:
@@ -84,7 +84,7 @@ class SpecMounts:
             frozenset(spec.devices) | (DEFAULT_DEVICES if spec.namespace_path("user") is not None else frozenset()),
             frozenset(read_only),
             recursive,
-            frozenset(names.values()),
+            {name: binds[destination] for destination, name in names.items()},
         )
 
     @property
@@ -123,8 +123,6 @@ class SpecMounts:
 
     def offers(self, key: str) -> bool:
         """Return whether the runtime offers CRIU something under `key` when it restores."""
-        if key == NULL:
-            return bool(self.masked)
-        if key in self.named or key in self.devices:
+        if key in self.named or key in self.devices or (key == NULL and self.masked):
             return True
         return any(kind.startswith("cgroup") and Path(key).is_relative_to(place) for place, kind in self.others.items())

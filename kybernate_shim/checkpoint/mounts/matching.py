@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -44,12 +44,20 @@ class Matching:
     """What a restore must do about mounts beforehand.
 
     `lines` go into CRIU's configuration. `directories` and `files` are mount points that must exist in the root
-    filesystem.
+    filesystem. `sources` are the node's paths of bind mounts, by the keys under which CRIU asks for them. `moved` are
+    the destinations, by those in config.json, that are restored where the links of the dumped image led.
     """
 
     lines: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+
+def external(key: str, source: str) -> str:
+    """Return CRIU's line that makes a bind mount of the image from a path of the node."""
+    return line("external", f"mnt[{key}]:{source}")
 
 
 def match_mounts(
@@ -77,18 +85,18 @@ def match_mounts(
     listed = SpecMounts.of(spec, rootfs, moved)
     sources = {mount.destination: followed(mount.source) for mount in recorded if mount.kind == "hook" and mount.source}
     differences: list[str] = []
-    lines: list[str] = []
+    needed: dict[str, str] = {}
     for mount in dumped:
         if not is_normal(mount.destination):
             differences.append(f"{mount.destination[:SHOWN_PATH]!a} is not a path where a container can have a mount")
         elif not mount.key or listed.offers(mount.key):
             differences += _changed(mount, listed)
         elif mount.key in listed.binds:
-            lines.append(line("external", f"mnt[{mount.key}]:{listed.binds[mount.key]}"))
+            needed[mount.key] = listed.binds[mount.key]
         elif (source := sources.get(mount.destination, "")) and (
             (_permits(policy, source) and _exists(source)) or listed.shows(mount.destination, source, host)
         ):
-            lines.append(line("external", f"mnt[{mount.key}]:{source}"))
+            needed[mount.key] = source
         else:
             differences.append(_only_dumped(mount, source, policy))
         if strict:
@@ -109,7 +117,9 @@ def match_mounts(
     if differences:
         raise MountUnmatched(differences)
     directories, files = _mount_points(dumped, listed, sources, moved.values())
-    return Matching(tuple(lines), tuple(directories), tuple(files))
+    offered = {mount.key: listed.named[mount.key] for mount in dumped if mount.key in listed.named}
+    lines = (external(key, source) for key, source in needed.items())
+    return Matching(tuple(lines), tuple(directories), tuple(files), offered | needed, moved)
 
 
 def _moved(dumped: Sequence[DumpedMount], recorded: Sequence[ImageMount]) -> dict[str, str]:

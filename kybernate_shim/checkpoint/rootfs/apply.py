@@ -26,6 +26,7 @@ from typing import IO
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT, Diff
 from kybernate_shim.checkpoint.tree_tar import ENCODING, MOST_HEADER, XATTR
 from kybernate_shim.linux import beneath
+from kybernate_shim.linux.attribute_ids import CAPABILITY, Owners, moved_ids
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.oci.spec import Spec
 
@@ -34,7 +35,6 @@ MOST_ENTRIES = 2 * beneath.MOST_FILES
 MOST_NAME_BYTES = beneath.MOST_DIRECTORY_BYTES  # of all directories together, whose times are set in the end
 LONGEST_NAME = beneath.LONGEST_NAME
 PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attributes that travel with a file
-CAPABILITY = "security.capability"
 CHUNK = 1 << 20
 UNCOUNTED_RECORDS = 1 << 16
 RECORD_BYTES = 32  # of a diff for each record in it
@@ -148,7 +148,7 @@ class _Work:
     headers: Headers
     top: int
     powers: Powers
-    owners: Callable[[int, int], tuple[int, int]]
+    owners: Owners
     stopped: Callable[[], bool]
     layer: bool
     keep: bool
@@ -162,7 +162,7 @@ def apply_diff(
     *,
     size: int | None = None,
     powers: Powers | None = None,
-    owners: Callable[[int, int], tuple[int, int]] = lambda user, group: (user, group),
+    owners: Owners = lambda user, group: (user, group),
     stopped: Callable[[], bool] = lambda: False,
     layer: bool = True,
     keep: bool = False,
@@ -173,8 +173,8 @@ def apply_diff(
 
     Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
     it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
-    makes of a user and a group those that a file gets. Raises DiffInvalid, and Stopped soon after `stopped` returns
-    true; the tree is then half changed and must be thrown away.
+    makes of a user and a group those that a file and its attributes get. Raises DiffInvalid, and Stopped soon after
+    `stopped` returns true; the tree is then half changed and must be thrown away.
     """
     try:
         with beneath.closing(_opened(root)) as top, Headers(open_plain(tar)) as headers:
@@ -349,11 +349,11 @@ def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
         if not info.issym():
             rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
             Path(path).chmod(info.mode & ~rights)
-        _set_xattrs(info, path, powers)
+        _set_xattrs(info, path, powers, work.owners)
         os.utime(path, ns=(time, time))
 
 
-def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers) -> None:
+def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers, owners: Owners) -> None:
     """Give the file exactly the attributes of the entry; a directory's default ACL may have added others."""
     wanted = {
         name.removeprefix(XATTR): value.encode(errors="surrogateescape")
@@ -368,7 +368,7 @@ def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers) -> None:
         if name not in wanted and not _is_label(name):
             os.removexattr(path, name)
     for name, value in wanted.items():
-        os.setxattr(path, name, value)
+        os.setxattr(path, name, moved_ids(name, value, owners))
 
 
 def _is_label(name: str) -> bool:

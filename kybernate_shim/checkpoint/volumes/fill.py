@@ -2,14 +2,13 @@
 
 A volume belongs to a pod, and not to a container: several containers of a pod may be restored, from images that each
 have the volume as it was at another time, and a container may be restored a second time, after it has written there. So
-the first restore of a pod fills the volume, and leaves a mark at its top: an attribute that no container can see or
-set, and that ends with the volume. A later restore adds files that are not there, and changes none.
+the first restore of a pod fills the volume, and leaves a mark. A later restore adds files that are not there, and
+changes none. And a restore into the very volume that the content is from, by a container that is restarted in its pod,
+does nothing there: other containers of the pod may have changed and removed files since.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +18,15 @@ from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
+from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES
+from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, open_volume, pod_volumes
 from kybernate_shim.errors import Failed, Refused
+from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.beneath import closing
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.sizes import mib
 
-Owners = Callable[[int, int], tuple[int, int]]
-MARK: Final = "trusted.kybernate.filled"
-WITHOUT_ATTRIBUTES: Final = (errno.ENOTSUP, errno.EPERM)
 PAUSE: Final = 0.05  # seconds between two looks whether another restore has filled the volume
 _turn: Final = Lock()  # not one of the volume's files: a container could hold that
 
@@ -71,7 +70,8 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
             filling = PlacedVolume(volume, new.source)
             if filling not in fillings:
                 fillings.append(filling)
-    if (total := sum(volume.bytes for volume in {one.volume for one in fillings})) > limit:
+    volumes_taken = {one.volume for one in fillings}
+    if (total := sum(volume.bytes + volume.entries * ENTRY_BYTES for volume in volumes_taken)) > limit:
         raise VolumeUnplaced(
             f"the image has {mib(total)} of its pod's volumes, more than `volumes_limit` of this node, {mib(limit)}."
             " Nothing was restored; raise it in /etc/kybernate/shim.toml"
@@ -99,7 +99,8 @@ def fill(
         name = filling.volume.file
         try:
             with _alone_in(Path(filling.directory), stopped) as top:
-                keep = _is_marked(top)
+                if filling.volume.id and filling.volume.id == marks.identity_of(top):
+                    continue
                 written = apply_diff(
                     image / name,
                     top,
@@ -108,9 +109,9 @@ def fill(
                     owners=owners,
                     stopped=stopped,
                     layer=False,
-                    keep=keep,
+                    keep=marks.is_filled(top),
                 )
-                _mark(top)
+                marks.mark_filled(top)
         except (OSError, DiffInvalid) as error:
             raise VolumeNotFilled(
                 f"the volume {filling.volume.name} of the new pod cannot be filled: {error}. Nothing was restored"
@@ -130,21 +131,3 @@ def _alone_in(directory: Path, stopped: Callable[[], bool]) -> Iterator[int]:
             yield top
     finally:
         _turn.release()
-
-
-def _is_marked(top: int) -> bool:
-    """Return whether a restore has filled the volume; where there are no attributes, whether anything is in it."""
-    try:
-        return MARK in os.listxattr(top)
-    except OSError as error:
-        if error.errno not in WITHOUT_ATTRIBUTES:
-            raise
-        return bool(os.listdir(top))
-
-
-def _mark(top: int) -> None:
-    try:
-        os.setxattr(top, MARK, b"1")
-    except OSError as error:
-        if error.errno not in WITHOUT_ATTRIBUTES:
-            raise

@@ -57,7 +57,7 @@ class VolumeCovered(OSError):
 
 
 class VolumesInvalid(Refused):
-    """The annotation that chooses volumes has a value that means nothing. Nothing was changed."""
+    """What chooses volumes has a value that means nothing, or names none of them. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class Choice:
                 f" data,{SHM}, or with hyphens those to leave, such as -scratch. Nothing was changed"
             )
         return cls(taken or None, left)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that were given."""
+        return self.leave | (self.only or frozenset())
 
     def takes(self, volume: PodVolume) -> bool:
         return volume.name not in self.leave and (self.only is None or volume.name in self.only)

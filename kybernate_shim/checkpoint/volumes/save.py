@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import CAPABILITY, PORTABLE, Powers
-from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
-from kybernate_shim.checkpoint.volumes.fill import MARK
+from kybernate_shim.checkpoint.rootfs.apply import PORTABLE, Powers
+from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES, AttributesUnsupported, TreeTar
+from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes.places import (
     ANNOTATION,
     Choice,
     PodVolume,
+    VolumesInvalid,
     open_volume,
     pod_volumes,
     without_huge_pages,
 )
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.attribute_ids import CAPABILITY
 from kybernate_shim.linux.beneath import TreeFile, closing, walk
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.private_files import create_private
@@ -45,8 +47,9 @@ class VolumesTooLarge(Refused):
         largest = max(sizes, key=lambda name: sizes[name])
         super().__init__(
             f"the volumes of the pod that would be in the image have {mib(sum(sizes.values()))} ({listed}), more than"
-            f" `volumes_limit`, {mib(limit)}. Remove files, leave one out (annotation {ANNOTATION}: -{largest}), or"
-            " raise the limit in /etc/kybernate/shim.toml; the container continues as before"
+            f" `volumes_limit`, {mib(limit)}. Remove files, leave one out (`kybernate checkpoint --volumes=-{largest}`,"
+            f" or annotation {ANNOTATION}: -{largest}), or raise the limit in /etc/kybernate/shim.toml; the container"
+            " continues as before"
         )
 
 
@@ -69,9 +72,9 @@ class Stopping:
             raise SavingStopped("the volumes were not read to their end")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChosenVolumes:
-    """The volumes of a container that an image is to have, and the bytes that they have by now. `saved` is in it.
+    """The volumes of a container that an image is to have, and the bytes that they have by now.
 
     `powers` are the container's: what it cannot make in a volume, no restore makes there for it.
     """
@@ -79,14 +82,24 @@ class ChosenVolumes:
     volumes: tuple[PodVolume, ...]
     bytes: int
     limit: int
-    saved: tuple[ImageVolume, ...] = ()
     powers: Powers = field(default_factory=Powers)
 
 
-def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: False) -> ChosenVolumes:
-    """Find those of the pod's own volumes that an image is to have. Raises VolumesTooLarge and VolumesInvalid."""
-    choice = Choice.of(config.pods_choice(spec.annotations, ANNOTATION))
-    found = [volume for volume in pod_volumes(spec) if choice.takes(volume)]
+def wanted(
+    spec: Spec, config: Config, *, chosen: str = "", stopped: Callable[[], bool] = lambda: False
+) -> ChosenVolumes:
+    """Find those of the pod's own volumes that an image is to have: as `chosen`, in the annotation's words, or by it.
+
+    Raises VolumesTooLarge and VolumesInvalid.
+    """
+    choice = Choice.of(chosen or config.pods_choice(spec.annotations, ANNOTATION))
+    own = pod_volumes(spec)
+    if chosen and (unknown := choice.names - {volume.name for volume in own}):
+        raise VolumesInvalid(
+            f"{min(unknown)!r} is no volume of the pod's own in this container, which has"
+            f" {', '.join(sorted(volume.name for volume in own)) or 'none'}. Nothing was changed"
+        )
+    found = [volume for volume in own if choice.takes(volume)]
     if found:
         found = without_huge_pages(found, read_mountinfo())
     sizes = measure(found, Stopping(stopped))
@@ -95,14 +108,17 @@ def wanted(spec: Spec, config: Config, *, stopped: Callable[[], bool] = lambda: 
 
 
 def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()) -> dict[str, int]:
-    """Return how many bytes the files of each volume have, by the volume's name, holes aside. Raises OSError."""
+    """Return about how many bytes the files of each volume take, by the volume's name. Raises OSError.
+
+    Counted are their content, holes aside, and what an image has for each of them besides.
+    """
     sizes: dict[str, int] = {}
     for volume in volumes:
         seen: set[tuple[int, int]] = set()
         size = 0
         with closing(open_volume(volume.source)) as top:
             for found in walk(top, check=check, changing=True, read=False):
-                size += _size(found, seen)
+                size += ENTRY_BYTES + _size(found, seen)
         sizes[volume.name] = size
     return sizes
 
@@ -113,8 +129,8 @@ def require_small(sizes: Mapping[str, int], limit: int) -> None:
         raise VolumesTooLarge(sizes, limit)
 
 
-def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Write the content of each volume into a file of its own in `image`, note that, and return the bytes.
+def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> tuple[ImageVolume, ...]:
+    """Write the content of each volume into a file of its own in `image`, and return what the manifest has of them.
 
     The files are all there or none.
 
@@ -127,23 +143,20 @@ def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lamb
     targets = [image / FILE.format(number) for number in range(1, len(what.volumes) + 1)]
     try:
         for volume, target in zip(what.volumes, targets, strict=True):
-            tar = _save(volume, target, check, what, sizes)
-            saved.append(
-                ImageVolume(target.name, volume.name, volume.kind, volume.destinations, tar.entries, tar.data_bytes)
-            )
+            saved.append(_save(volume, target, check, what, sizes))
     except BaseException:
         for target in targets:
             target.unlink(missing_ok=True)
         raise
-    what.saved = tuple(saved)
-    return sum(sizes.values())
+    return tuple(saved)
 
 
 def _save(
     volume: PodVolume, target: Path, check: Callable[[], None], what: ChosenVolumes, sizes: dict[str, int]
-) -> TreeTar:
-    """Write one volume, whose bytes are added to `sizes`."""
+) -> ImageVolume:
+    """Write one volume, whose bytes in the image are added to `sizes`."""
     with create_private(target, exclusive=True) as stream, closing(open_volume(volume.source)) as top:
+        identity = marks.identified(top)
         tar = TreeTar(stream, target.parent, check, changing=True)
         try:
             for found in walk(top, check=check, changing=True):
@@ -151,12 +164,14 @@ def _save(
                     attributes = _portable(found.attributes())
                     _require_makeable(volume, found, attributes, what.powers)
                     tar.add(found, attributes)
-                    require_small({**sizes, volume.name: tar.data_bytes}, what.limit)
+                    sizes[volume.name] = tar.bytes
+                    require_small(sizes, what.limit)
         except AttributesUnsupported as error:
             raise VolumeUnsaved(f"volume {volume.name}: {error}; the container continues as before") from error
         tar.finish()
-    sizes[volume.name] = tar.data_bytes
-    return tar
+    return ImageVolume(
+        target.name, volume.name, volume.kind, volume.destinations, tar.entries, tar.data_bytes, identity
+    )
 
 
 def _require_makeable(volume: PodVolume, found: TreeFile, attributes: Iterable[str], powers: Powers) -> None:
@@ -174,11 +189,11 @@ def _require_makeable(volume: PodVolume, found: TreeFile, attributes: Iterable[s
 
 
 def _portable(attributes: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the attributes that another volume can have; our own mark belongs to this one."""
+    """Return the attributes that another volume can have; our own marks belong to this one."""
     return {
         name: value
         for name, value in attributes.items()
-        if name != MARK and (name == CAPABILITY or name.startswith(PORTABLE))
+        if name not in marks.MARKS and (name == CAPABILITY or name.startswith(PORTABLE))
     }
 
 

@@ -56,7 +56,9 @@ def differences(
 
 
 def test_equal_destinations_match_whatever_their_sources(tmp_path: Path) -> None:
-    assert match_mounts((*DUMPED, external("/data")), (), spec(bind("/data", "/elsewhere")), tmp_path) == Matching()
+    assert match_mounts((*DUMPED, external("/data")), (), spec(bind("/data", "/elsewhere")), tmp_path) == Matching(
+        sources={"/data": "/elsewhere"}
+    )
 
 
 def test_a_mount_that_only_the_dumped_container_had_is_named(tmp_path: Path) -> None:
@@ -86,7 +88,8 @@ def test_destinations_are_compared_behind_links(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     (tmp_path / "var/run").symlink_to("/run")
     new = spec(bind("/var/run/secrets/token"))
-    assert match_mounts((*DUMPED, external("/run/secrets/token")), (), new, tmp_path) == Matching()
+    found = match_mounts((*DUMPED, external("/run/secrets/token")), (), new, tmp_path)
+    assert found == Matching(sources={"/run/secrets/token": "/src"})
 
 
 def test_masked_files_and_devices_are_offered_by_the_runtime(tmp_path: Path) -> None:
@@ -94,6 +97,12 @@ def test_masked_files_and_devices_are_offered_by_the_runtime(tmp_path: Path) -> 
     assert match_mounts(dumped, (), spec(masked=("/proc/kcore",), devices=("/dev/fuse",)), tmp_path) == Matching()
     found = differences(external("/proc/kcore", "/dev/null"), new=spec(), root=tmp_path)
     assert found == ("/proc/kcore was masked in the dumped container, and is not in the new one",)
+
+
+def test_devices_that_are_bound_in_a_user_namespace_are_offered_by_the_runtime(tmp_path: Path) -> None:
+    new = spec()
+    new = Spec({**new.document, "linux": {**new.linux, "namespaces": [{"type": "user", "path": "/proc/7/ns/user"}]}})
+    assert match_mounts((*DUMPED, external("/dev/null"), external("/dev/zero")), (), new, tmp_path) == Matching()
 
 
 @pytest.mark.parametrize("kernel", ["tmpfs", "cgroup2"])
@@ -121,6 +130,7 @@ def test_a_hooks_mount_comes_from_where_the_hook_took_it(tmp_path: Path) -> None
         ),
         directories=("/lib/firmware",),
         files=("/usr/lib/libcuda.so.1",),
+        sources={mount.destination: mount.source for mount in recorded},
     )
 
 
@@ -400,7 +410,9 @@ def test_destination_is_restored_where_the_links_of_the_dumped_image_led(tmp_pat
     recorded = describe_mounts(configured, old, ())
     assert recorded[-1].declared == "/var/run/secrets"
     found = match_mounts((*DUMPED, external("/run/secrets")), recorded, configured, new)
-    assert found == Matching((f"external mnt[/run/secrets]:{token}",), (), ("/run/secrets",))
+    lines, files = (f"external mnt[/run/secrets]:{token}",), ("/run/secrets",)
+    moved = {"/var/run/secrets": "/run/secrets"}
+    assert found == Matching(lines, files=files, sources={"/run/secrets": str(token)}, moved=moved)
 
 
 @pytest.mark.parametrize("place", ["/proc/acpi", "/sys", "/dev/nvidia0"])

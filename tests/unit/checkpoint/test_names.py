@@ -9,6 +9,7 @@ import pytest
 
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
+from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.names import Name, NameNotMade, Names
 from kybernate_shim.oci.spec import Spec
 
@@ -26,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 def test_link_is_the_file_under_another_name(root: Path) -> None:
     wanted = Names(links=(Name("/data/link_remap.1", "/data/other"),))
     for _ in range(2):  # an earlier attempt may have made it
-        names.make_links(wanted, SPEC, root)
+        names.make_links(wanted, SpecMounts.of(SPEC, root), root)
     assert (root / "data/link_remap.1").samefile(root / "data/other")
 
 
@@ -35,10 +36,10 @@ def test_link_is_made_in_the_volume_of_the_new_container(root: Path, tmp_path: P
     volume.mkdir()
     (volume / "a").write_text("kept")
     spec = Spec({"mounts": [{"destination": "/vol", "type": "bind", "source": str(volume)}]})
-    names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), spec, root)
+    names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), SpecMounts.of(spec, root), root)
     assert (volume / "link_remap.1").read_text() == "kept"
     with pytest.raises(NameNotMade, match="no such mount"):
-        names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), SPEC, root)
+        names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), SpecMounts.of(SPEC, root), root)
 
 
 def test_volume_is_found_behind_the_links_on_the_way_to_it(root: Path, tmp_path: Path) -> None:
@@ -46,7 +47,17 @@ def test_volume_is_found_behind_the_links_on_the_way_to_it(root: Path, tmp_path:
     (root / "var/run").symlink_to("/run")
     (tmp_path / "a").write_text("kept")
     spec = Spec({"mounts": [{"destination": "/var/run/vol", "type": "bind", "source": str(tmp_path)}]})
-    names.make_links(Names(links=(Name("/run/vol/link_remap.1", "/run/vol/a", "/run/vol"),)), spec, root)
+    wanted = Names(links=(Name("/run/vol/link_remap.1", "/run/vol/a", "/run/vol"),))
+    names.make_links(wanted, SpecMounts.of(spec, root), root)
+    assert (tmp_path / "link_remap.1").samefile(tmp_path / "a")
+
+
+def test_volume_is_where_the_links_of_the_dumped_image_led(root: Path, tmp_path: Path) -> None:
+    (root / "var/run").mkdir(parents=True)  # no link in the new image
+    (tmp_path / "a").write_text("kept")
+    spec = Spec({"mounts": [{"destination": "/var/run/vol", "type": "bind", "source": str(tmp_path)}]})
+    mounts = SpecMounts.of(spec, root, {"/var/run/vol": "/run/vol"})
+    names.make_links(Names(links=(Name("/run/vol/link_remap.1", "/run/vol/a", "/run/vol"),)), mounts, root)
     assert (tmp_path / "link_remap.1").samefile(tmp_path / "a")
 
 
@@ -57,14 +68,14 @@ def test_links_on_the_way_are_not_followed(root: Path, tmp_path: Path, where: st
     (root / "away").symlink_to(tmp_path / "outside")
     one = Name("/data/l", "/away/key") if where == "other" else Name("/away/l", "/data/other")
     with pytest.raises(NameNotMade, match="cannot be made a name of"):
-        names.make_links(Names(links=(one,)), SPEC, root)
+        names.make_links(Names(links=(one,)), SpecMounts.of(SPEC, root), root)
     assert not (root / "data/l").exists()
     assert not (tmp_path / "outside/l").exists()
 
 
 def test_file_that_is_not_there_any_more_is_named(root: Path) -> None:
     with pytest.raises(NameNotMade, match=r"/data/link_remap.1 cannot be made a name of /data/gone"):
-        names.make_links(Names(links=(Name("/data/link_remap.1", "/data/gone"),)), SPEC, root)
+        names.make_links(Names(links=(Name("/data/link_remap.1", "/data/gone"),)), SpecMounts.of(SPEC, root), root)
 
 
 def bound(path: Path) -> None:
@@ -75,7 +86,7 @@ def bound(path: Path) -> None:
 def test_sockets_move_and_the_directories_made_for_them_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     wanted = Names(sockets=(Name("/a/b/s", "/data/s", "/", "/a"), Name("/data/t", "/data/u")))
-    names.make_directories(wanted, SPEC, root)
+    names.make_directories(wanted, SpecMounts.of(SPEC, root), root)
     bound(Path("a/b/s"))
     bound(Path("data/t"))
     names.move_sockets(wanted, root)

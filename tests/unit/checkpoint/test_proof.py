@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.at_rest import unrestorable
 from kybernate_shim.checkpoint.criu import images, opened
-from kybernate_shim.checkpoint.image.manifest import File
+from kybernate_shim.checkpoint.image.manifest import SAVED_SPEC, File, ImageVolume
 from kybernate_shim.checkpoint.names import Name, Names
 from kybernate_shim.checkpoint.proof import AnyRoot, evidence, unproven
 from kybernate_shim.checkpoint.restorable import SavedRoot
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
 from kybernate_shim.messages import criu_pb2 as criu
+from kybernate_shim.trust.requester import CONTAINER_TYPE, POD_UID
 from tests.unit.checkpoint.criu_files import (
     OTHER_ROOT,
     PRIVATE,
@@ -233,3 +235,18 @@ def test_damaged_files_are_a_problem_and_no_error(tmp_path: Path) -> None:
     assert names.FILE in at_rest(tmp_path, names.FILE)[0]
     (tmp_path / "files.img").unlink()
     assert "files.img" in at_rest(tmp_path)[0]
+
+
+def test_file_of_a_volume_whose_content_was_left_is_a_problem_at_rest(tmp_path: Path) -> None:
+    container(tmp_path, regular(1, "volume/f", VOLUME))
+    source = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/data"
+    spec = {
+        "annotations": {CONTAINER_TYPE: "container", POD_UID: "u"},
+        "mounts": [{"destination": "/volume", "type": "bind", "source": source}],
+    }
+    (tmp_path / SAVED_SPEC).write_text(json.dumps(spec))
+    (text,) = at_rest(tmp_path, SAVED_SPEC)
+    assert "lies in the pod's volume data, whose content is not in the image" in text
+    saved = ImageVolume("v.tar", "data", "empty-dir", ("/volume",), 1, 1)
+    whole = replace(MINIMAL, files=(File(SAVED_SPEC, 0, "xxh128:0"),), volumes=(saved,))
+    assert unrestorable(tmp_path, whole) == []

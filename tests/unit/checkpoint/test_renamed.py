@@ -1,21 +1,25 @@
-"""Which names of UNIX sockets a restore must make, as the dump finds them."""
+"""Which names of UNIX sockets and removed files a restore must make, as the dump finds them."""
 
 from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kybernate_shim.checkpoint import renamed
+from kybernate_shim.checkpoint.criu.images import DumpedMount
+from kybernate_shim.checkpoint.criu.opened import OpenedPath
 from kybernate_shim.checkpoint.names import Name
 from kybernate_shim.checkpoint.proof import ImageEvidence, evidence, unproven
 from kybernate_shim.checkpoint.restorable import SavedRoot, _without_links
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
 from kybernate_shim.checkpoint.sockets import Socket
 from kybernate_shim.linux.find_inodes import real_path, root_of
+from kybernate_shim.messages import criu_pb2 as criu
 from tests.unit.checkpoint.criu_files import container
 from tests.unit.checkpoint.criu_files import socket as socket_of
 
@@ -89,3 +93,26 @@ def test_links_of_the_container_lead_to_no_file_of_the_node(tmp_path: Path) -> N
     (tmp_path / "upper/away").symlink_to(tmp_path)
     assert Overlay(tmp_path / "upper").has_changed(["away"])
     assert not Overlay(tmp_path / "upper").has_changed(["away", "node"])
+
+
+@pytest.mark.parametrize("configured", [True, False], ids=["of config.json", "of a hook"])
+def test_removed_file_is_named_where_a_restore_could_make_no_link(
+    root: Path, found: ImageEvidence, monkeypatch: pytest.MonkeyPatch, configured: bool
+) -> None:
+    file = root / "run/app/file"
+    file.touch()
+    (root / "run/app/other").hardlink_to(file)
+    mount = DumpedMount(str(root / "run"), "ext4", str(root / "run"), id=9, parent=1)
+    opened = replace(found.opened, paths={1: OpenedPath(str(file), 9), 2: OpenedPath(f"{root}/run/link_remap.1", 9)})
+    remap = criu.Remap(file=1, target=2, kind=criu.Remap.LINKED)
+    evidence = replace(found, opened=replace(opened, remaps=[remap]), mounts={9: mount})
+    with file.open() as held:
+        file.unlink()
+        monkeypatch.setattr(renamed, "root_of", lambda pid, where: nullcontext(os.open(where, os.O_RDONLY)))
+        one = renamed.find(evidence, [], [os.getpid()], os.getpid(), [mount.destination] if configured else [])
+        assert held.fileno() >= 0
+    if configured:
+        assert [link.other for link in one.links] == [str(root / "run/app/other")]
+    else:
+        assert one.links == []
+        assert "which a hook or a recursive bind mount has made" in one.problems[0]

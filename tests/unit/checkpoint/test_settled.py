@@ -31,3 +31,10 @@ def test_what_threads_cannot_have_is_kept_for_the_log(monkeypatch: pytest.Monkey
     one = settled(THREADS)
     one.settle(42)
     assert (given, one.differences) == ([(42, THREADS)], ["no CPU 0"])
+
+
+def test_mount_is_read_only_where_it_is_restored(tmp_path: Path) -> None:
+    """Where the links of the dumped image led, and not where the new one has none."""
+    mount = {"destination": "/var/run/secrets", "type": "bind", "source": "/s", "options": ["rbind", "ro"]}
+    one = Settled.of(Names(), Spec({"mounts": [mount]}), tmp_path, (), {"/var/run/secrets": "/run/secrets"})
+    assert list(one.read_only) == ["/run/secrets"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from kybernate_shim.checkpoint.sockets import (
     of_other_users,
     what_happens,
 )
+from kybernate_shim.linux import credentials
 
 CONNECTION = Socket("tcp", "established", "10.0.0.2:80", "10.0.0.9:5555", 1)
 LISTENING = Socket("tcp", "listening", "0.0.0.0:80", "", 2)
@@ -68,3 +70,17 @@ def test_sockets_of_other_users_than_root_will_name_root(monkeypatch: pytest.Mon
     assert found == [near, far, listening]
     (line,) = what_happens([near, far], "close", found)
     assert line == "3 UNIX sockets will name root as their peers' user (SO_PEERCRED): /run/a, unnamed, /run/b"
+
+
+@pytest.mark.parametrize(("user", "inside"), [(200_000, 0), (200_007, 7), (0, 0), (1000, 1000)])
+def test_user_is_the_one_inside_of_the_container(monkeypatch: pytest.MonkeyPatch, user: int, inside: int) -> None:
+    """Root of a pod with users of its own is another user of the node."""
+    status = f"Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\nGid:\t0\n"
+    monkeypatch.setattr(credentials, "_read", lambda path: status)
+    monkeypatch.setattr(credentials, "_ranges", lambda path: [(0, 200_000, 65536)])
+    assert sockets._user_of(os.getpid()) == inside
+
+
+def test_listening_on_an_address_of_the_pod_goes_on_in_the_next_one() -> None:
+    lines = what_happens([Socket("tcp", "listening", "10.0.0.2:80")], "close", (), ("10.0.0.2",))
+    assert lines == ["listening on 10.0.0.2:80 will continue on the address of the pod that it is restored into"]

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from kybernate_shim.checkpoint.undumpable import Undumpable, configured, look
-from kybernate_shim.oci.spec import Spec
+from kybernate_shim.checkpoint import undumpable
+from kybernate_shim.checkpoint.undumpable import Undumpable, look
+from kybernate_shim.linux.process import title_of
 
 MINE = [os.getpid()]
 
@@ -83,8 +84,14 @@ def test_processes_that_have_ended_hold_nothing() -> None:
     assert look([pid]).problems == []
 
 
-@pytest.mark.parametrize(("path", "refused"), [(None, False), ("", False), ("/proc/7/ns/user", True)])
-def test_user_namespace_that_is_shared_with_the_pod_is_refused(path: str | None, refused: bool) -> None:
-    namespaces = [] if path is None else [{"type": "user", **({"path": path} if path else {})}]
-    problems = configured(Spec({"linux": {"namespaces": namespaces}}))
-    assert bool(problems) is refused
+def test_search_for_what_epoll_sets_watch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undumpable, "MOST_SECONDS", -1.0)
+    with select.epoll() as watching:
+        read, write = os.pipe()
+        watching.register(read, select.EPOLLIN)
+        try:
+            (text,) = look(MINE).problems
+            assert f"could not be examined within -1 s, by {title_of(os.getpid())} as its descriptor" in text
+        finally:
+            os.close(read)
+            os.close(write)

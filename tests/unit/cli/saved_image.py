@@ -39,6 +39,7 @@ def save(
     digest: str = "blake2b",
     time: str = "2026-11-21T05:00:00.000Z",
     more: Mapping[str, bytes] = {},
+    rootfs_diff: bool = True,
     **source: str,
 ) -> Manifest:
     """Write an image of container `counter` that only root can read, signed by `key` or the node's own."""
@@ -60,7 +61,7 @@ def save(
         runtime=Program("runc", "1.3.0"),
         criu=Program("criu", "4.2"),
         host=Host("6.18.0", "x86_64", ("avx2",), 2, 4096),
-        rootfs_diff=True,
+        rootfs_diff=rootfs_diff,
         processes=(ImageProcess(1, "count", 1 << 20), ImageProcess(7, "helper", 2 << 20)),
         cuda_processes=(GpuMemory(1, 1 << 30), GpuMemory(7, 0)),
         gpus=(UsedGpu("GPU-1", "NVIDIA H200", "580.1", (GpuMemory(1, 1 << 30),)),),

@@ -154,6 +154,30 @@ def test_top_prints_its_page_for_scripts(node: Node, agent: FakeAgent) -> None:
         assert words in said
 
 
+def test_events_name_containers_of_pods_shortly(node: Node, agent: FakeAgent) -> None:
+    (*before, end) = events(1)
+    before[-1].event.container = "a1b2c3" + 58 * "0"
+    agent.changes = [*before, end]
+    said = node.run("events").stdout
+    assert "a1b2c3" in said
+    assert 58 * "0" not in said
+    assert json.loads(node.run("events", "-o", "json").stdout)[0]["container"] == "a1b2c3" + 58 * "0"
+
+
+def test_page_shows_a_container_once_whatever_runs_it_had() -> None:
+    seen = Seen(wire.Node(name="node-1"))
+    runs = [("one", "stopped", 10), ("two", "", 20), ("three", "running", 30)]
+    for id, state, begun in runs:
+        change = wire.Container(id=id, title="team-a/web-0/web", state=state, started=at(begun))
+        seen.take(wire.Change(container=change))
+    assert [one.id for one in seen.containers()] == ["three"]
+    seen.take(wire.Change(container=wire.Container(id="three", title="team-a/web-0/web"), removed=True))
+    assert [one.id for one in seen.containers()] == ["two"]
+    for namespace in ("a", "b"):
+        seen.take(wire.Change(container=wire.Container(id="c", namespace=namespace, title="c", state="running")))
+    assert len(seen.containers()) == 3
+
+
 def shown(seen: Seen, now: float) -> str:
     console = Console(width=160, force_terminal=False)
     with console.capture() as capture:

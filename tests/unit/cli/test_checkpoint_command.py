@@ -68,8 +68,9 @@ def test_flags_reach_the_shim(node: Node, tmp_path: Path) -> None:
     digest = node.containerd.add_image("docker.io/library/busybox:1")
     target = str(tmp_path / "image")
     node.run(
-        "checkpoint", "counter", target, "--exit", "--tcp", "established", "--no-rootfs", "--timeout", "2.5", "--force"
-    )
+        "checkpoint", "counter", target, "--exit", "--tcp", "established", "--no-rootfs", "--timeout", "2.5", "--force",
+        "--volumes=-scratch",
+    )  # fmt: skip
     assert shim.requests == [
         wire.CheckpointRequest(
             id="counter",
@@ -78,6 +79,7 @@ def test_flags_reach_the_shim(node: Node, tmp_path: Path) -> None:
             tcp="established",
             timeout_seconds=2.5,
             force=True,
+            volumes="-scratch",
             image="docker.io/library/busybox:1",
             image_digest=digest,
         )

@@ -64,6 +64,7 @@ def test_name_means_container(query: str, meant: KnownContainer) -> None:
 def test_ambiguous_name_lists_what_it_means(query: str, listed: tuple[KnownContainer, ...]) -> None:
     with pytest.raises(NameAmbiguous) as raised:
         resolve(query, [*NODE, SAME_ID])
+    assert f"is the name of {len(listed)} containers:" in str(raised.value)
     lines = str(raised.value).splitlines()[1:]
     assert sorted(line.split()[:2] for line in lines) == sorted([one.namespace, one.id] for one in listed)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
 
 from kybernate_shim.checkpoint import bound_sockets, dump_plan
 from kybernate_shim.checkpoint import dump as dumping
+from kybernate_shim.checkpoint.dump import DumpFailed, LastCopyKept
 from kybernate_shim.checkpoint.dump_request import Dumped
 from kybernate_shim.checkpoint.image.store import read_image
 from tests.unit.checkpoint.dump.dumping import run
@@ -51,6 +53,32 @@ def test_criu_ends_what_keeps_its_connections(target: FakeTarget) -> None:
     run(target, exit=True, tcp="established")
     assert target.steps[:2] == ["freeze", "checkpoint that ends it"]
     assert not any(step.startswith("kill") for step in target.steps)
+
+
+def test_image_of_a_container_that_criu_has_ended_too_early_stays(
+    target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CRIU that executes no script does not wait for the proof, which needs the processes."""
+
+    def fails(*arguments: object) -> None:
+        raise FileNotFoundError("/proc/7/root")
+
+    monkeypatch.setattr(dumping, "make_restorable", fails)
+    with pytest.raises(LastCopyKept, match=r"could not be completed: /proc/7/root.*keep it until a restore"):
+        run(target, exit=True, tcp="established")
+    assert read_image(target.image).manifest.tcp == "established"
+
+
+def test_last_copy_stays_when_even_its_manifest_cannot_be_written(
+    target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(dumping, "finish", full)
+    with pytest.raises(DumpFailed, match="no space"):
+        run(target, exit=True, tcp="established")
+    assert (target.image / "inventory.img").exists()
 
 
 def test_processes_run_while_they_leave_their_gpus_and_come_back(target: FakeTarget) -> None:

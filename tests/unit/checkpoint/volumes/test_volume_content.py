@@ -13,10 +13,12 @@ import pytest
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers
+from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES
 from kybernate_shim.checkpoint.volumes import fill as filling
+from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes import save as saving
 from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, VolumeNotFilled, VolumeUnplaced, fill, placed
-from kybernate_shim.checkpoint.volumes.places import PodVolume
+from kybernate_shim.checkpoint.volumes.places import PodVolume, VolumesInvalid
 from kybernate_shim.checkpoint.volumes.save import (
     ChosenVolumes,
     SavingStopped,
@@ -25,7 +27,9 @@ from kybernate_shim.checkpoint.volumes.save import (
     measure,
     require_small,
     save,
+    wanted,
 )
+from kybernate_shim.config import Config
 from kybernate_shim.linux import beneath
 from kybernate_shim.linux.beneath import TreeFile
 from kybernate_shim.oci.spec import Spec
@@ -38,8 +42,9 @@ LIMIT = 1 << 30
 @pytest.fixture(autouse=True)
 def _mark_for_any_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark is an attribute that root alone can set."""
-    for module in (filling, saving):
-        monkeypatch.setattr(module, "MARK", "user.kybernate.filled")
+    names = ("user.kybernate.filled", "user.kybernate.volume")
+    for name, value in (("FILLED", names[0]), ("IDENTITY", names[1]), ("MARKS", names)):
+        monkeypatch.setattr(marks, name, value)
 
 
 @pytest.fixture
@@ -63,9 +68,7 @@ def chosen(volume: Path, limit: int = LIMIT) -> ChosenVolumes:
 
 def saved(volume: Path, image: Path, limit: int = LIMIT) -> tuple[ImageVolume, ...]:
     image.mkdir(exist_ok=True)
-    what = chosen(volume, limit)
-    save(what, image)
-    return what.saved
+    return save(chosen(volume, limit), image)
 
 
 def filled(image: Path, volumes: tuple[ImageVolume, ...], new: Path, document: dict[str, object] | None = None) -> None:
@@ -122,6 +125,50 @@ def test_mark_does_not_travel(old: Path, tmp_path: Path) -> None:
     (new / "twin").write_text("of the init container")
     filled(tmp_path / "image", volumes, new)
     assert (new / "twin").read_text() == "content"
+
+
+def test_volume_that_its_content_is_from_stays_as_it_is(old: Path, tmp_path: Path) -> None:
+    """A container that is restarted in its pod, whose sidecar has written, made and removed files since."""
+    volumes = saved(old, tmp_path / "image")
+    assert volumes[0].id
+    (old / "link").unlink()
+    (old / "deep/er/file").write_text("of the sidecar")
+    before = facts(old)
+    filled(tmp_path / "image", volumes, old)
+    assert facts(old) == before
+
+
+def test_identity_stays_that_of_the_volume_and_does_not_travel(old: Path, tmp_path: Path) -> None:
+    first, second = (saved(old, tmp_path / name) for name in ("one", "two"))
+    assert first[0].id == second[0].id
+    (new := tmp_path / "new").mkdir()
+    filled(tmp_path / "one", first, new)
+    third = saved(new, tmp_path / "three")
+    assert third[0].id not in ("", first[0].id)
+
+
+def test_content_without_an_identity_is_put_back(old: Path, tmp_path: Path) -> None:
+    """Of an older release, or from a filesystem without attributes."""
+    (volume,) = saved(old, tmp_path / "image")
+    (old / "link").unlink()
+    filled(tmp_path / "image", (replace(volume, id=""),), old)
+    assert (old / "link").is_symlink()
+
+
+def test_many_empty_files_count(old: Path, tmp_path: Path) -> None:
+    for number in range(50):
+        (old / f"empty{number}").touch()
+    assert measure([PodVolume("data", "empty-dir", str(old), ())])["data"] > 50 * 1024
+    with pytest.raises(VolumesTooLarge):
+        saved(old, tmp_path / "image", limit=50 * 1024)
+    assert list((tmp_path / "image").iterdir()) == []
+
+
+def test_attributes_count(old: Path, tmp_path: Path) -> None:
+    for path in ("twin", ".wh.file"):
+        os.setxattr(old / path, "user.large", bytes(2000))
+    with pytest.raises(VolumesTooLarge):
+        saved(old, tmp_path / "image", limit=measure([PodVolume("data", "empty-dir", str(old), ())])["data"] - 512)
 
 
 def test_programs_with_rights_of_others_are_for_containers_that_can_make_them(old: Path, tmp_path: Path) -> None:
@@ -251,7 +298,7 @@ def pods_spec(source: str, at: str) -> Spec:
 
 
 def test_content_goes_where_the_new_pod_has_the_volume() -> None:
-    assert placed([VOLUME], pods_spec(SOURCE, "/data"), "", 100) == [PlacedVolume(VOLUME, SOURCE)]
+    assert placed([VOLUME], pods_spec(SOURCE, "/data"), "", 100 + ENTRY_BYTES) == [PlacedVolume(VOLUME, SOURCE)]
     assert placed([VOLUME], pods_spec(SOURCE, "/data"), "-data", 100) == []
     assert placed([VOLUME], pods_spec("/srv", "/data"), "none", 100) == []
 
@@ -267,9 +314,18 @@ def test_more_content_than_this_node_accepts_is_refused() -> None:
         placed([VOLUME], pods_spec(SOURCE, "/data"), "", 99)
 
 
+def test_name_that_is_asked_for_must_be_that_of_a_volume() -> None:
+    spec = pods_spec(SOURCE, "/data")
+    with pytest.raises(VolumesInvalid, match=r"'dta' is no volume .* which has data. Nothing was changed"):
+        wanted(spec, Config(), chosen="dta")
+    assert wanted(spec, Config(), chosen="-data").volumes == ()
+
+
 def test_content_that_is_left_out_does_not_count() -> None:
     large = ImageVolume("w.tar", "cache", "empty-dir", ("/cache",), 1, 100)
-    assert placed([VOLUME, large], pods_spec(SOURCE, "/data"), "-cache", 100) == [PlacedVolume(VOLUME, SOURCE)]
+    assert placed([VOLUME, large], pods_spec(SOURCE, "/data"), "-cache", 100 + ENTRY_BYTES) == [
+        PlacedVolume(VOLUME, SOURCE)
+    ]
 
 
 def test_what_no_restore_could_make_is_refused_at_the_checkpoint(
