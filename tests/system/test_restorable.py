@@ -414,9 +414,9 @@ def test_pod_in_the_network_of_its_node_comes_back(cri: Cri, pods_image: Path) -
 
 OWN_ADDRESS = """
 import socket, sys
-own = socket.gethostbyname(socket.gethostname())
-server = socket.create_server((own, 9000))
 resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); resolver.connect(("10.88.0.1", 53))
+own = resolver.getsockname()[0]
+server = socket.create_server((own, 9000))
 print("ready", flush=True)
 while True:
     client, peer = server.accept()
