@@ -139,7 +139,7 @@ def of_other_users(sockets: Sequence[Socket]) -> list[Socket]:
 def _user_of(pid: int) -> int:
     """Return the effective user of a process; 0 for one that has ended."""
     try:
-        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:\t")[2].split()[1])
+        return int(Path(f"/proc/{pid}/status").read_text(errors="replace").partition("\nUid:\t")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
 

@@ -53,7 +53,7 @@ class Evidence:
 def holds_driver(pid: int) -> bool:
     """Return whether a process has loaded libcuda, without which it can hold no CUDA state. False when it is gone."""
     try:
-        return "libcuda.so" in Path(f"/proc/{pid}/maps").read_text()
+        return "libcuda.so" in _text(Path(f"/proc/{pid}/maps"))
     except OSError:
         return False
 
@@ -87,11 +87,11 @@ def _environment(process: Path) -> bytes:
 def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
     process = Path(f"/proc/{pid}")
     try:
-        maps = (process / "maps").read_text()
+        maps = _text(process / "maps")
         files = _mapped_files(maps)
         return Evidence(
             pid=pid,
-            name=(process / "comm").read_text().strip(),
+            name=_text(process / "comm").strip(),
             libraries=frozenset(path for path in files if Path(path).name.startswith(LIBRARIES)),
             segments=frozenset(path for path in files if path.startswith("/dev/shm/")),
             descriptors=frozenset(_links(process / "fd")),
@@ -103,6 +103,11 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
         )
     except OSError:
         return None  # it ended while we looked, and takes its GPU state along
+
+
+def _text(path: Path) -> str:
+    """Return what the kernel says, with names that programs have chosen of any bytes: threads, files, sockets."""
+    return path.read_text(errors="replace")
 
 
 def _mapped_files(maps: str) -> set[str]:
@@ -136,7 +141,7 @@ def _links(directory: Path) -> Iterator[str]:
 
 
 def _unix_sockets(process: Path) -> Iterator[str]:
-    for line in (process / "net/unix").read_text().splitlines()[1:]:
+    for line in _text(process / "net/unix").splitlines()[1:]:
         if len(words := line.split(None, 7)) == 8:
             yield words[7]
 

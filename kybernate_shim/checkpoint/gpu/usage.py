@@ -60,7 +60,7 @@ def usage_of(
 def inner_pid(pid: int) -> int | None:
     """Return the pid by which a process knows itself; None where it has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return None
     return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
@@ -71,7 +71,7 @@ def own_memory(pids: Iterable[int]) -> dict[int, int]:
     found = {}
     for pid in pids:
         try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
         except OSError:
             continue
         found[pid] = sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "VmSwap:")))

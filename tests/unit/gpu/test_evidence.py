@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.checkpoint.gpu.usage import inner_pid, own_memory
 from kybernate_shim.gpu import evidence
 from kybernate_shim.gpu.evidence import holds_driver, look
 
@@ -94,3 +95,32 @@ def test_mapped_unified_memory_is_seen_in_a_process(tmp_path: Path) -> None:
         (found,) = look([process.pid])
         assert found.managed_bytes == 3 << 20
         process.communicate("\n")
+
+
+NAMED_IN_ANY_BYTES = """
+import ctypes, mmap, os, socket, sys
+place = os.fsencode(sys.argv[1]) + b"/lib\\xe3\\x28.so"
+file = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
+os.ftruncate(file, 4096)
+memory = mmap.mmap(file, 4096)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(b"\\0kybernate-test-\\xe3\\x28")
+ctypes.CDLL(None).prctl(15, b"t\\xe3\\x28", 0, 0, 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_names_that_are_no_text_hide_nothing(tmp_path: Path) -> None:
+    """Of a file, an abstract socket and a thread, which any program may have."""
+    argv = [sys.executable, "-c", NAMED_IN_ANY_BYTES, tmp_path]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        (found,) = look([program.pid])
+        assert found.name.startswith("t")
+        assert any("kybernate-test-" in name for name in found.sockets)
+        assert not holds_driver(program.pid)
+        assert inner_pid(program.pid) == program.pid
+        assert own_memory([program.pid])[program.pid]
+        program.communicate()
