@@ -25,7 +25,7 @@ ON_USE = (
     "kybernate_shim.checkpoint.image.locate", "kybernate_shim.checkpoint.image.plaintext_memory",
     "kybernate_shim.checkpoint.loopback", "kybernate_shim.info", "kybernate_shim.linux.cgroup.v1",
     "kybernate_shim.linux.cgroup.v2", "kybernate_shim.linux.file_pages", "kybernate_shim.task.fetch",
-    "kybernate_shim.task.gpu_report",
+    "kybernate_shim.task.chosen_image", "kybernate_shim.task.gpu_report",
     "kybernate_shim.task.operation_messages", "kybernate_shim.task.operations", "tomllib", "xxhash",
 )  # fmt: skip
 ON_USE_OF_GPUS = (

@@ -27,6 +27,7 @@ from kybernate.node.finding import ask_program
 from kybernate.node.runtimes import CONFIGURATION, SHIM
 from kybernate_shim.checkpoint.criu.config import parse_version
 from kybernate_shim.linux.atomic_write import replace_file
+from kybernate_shim.linux.kernel_text import text_of
 
 RUNTIME: Final = "io.containerd.kybernate.v1"
 PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
@@ -230,7 +231,7 @@ def _unit_of(pid: int) -> str:
     """Return the systemd service of a process, "" where it is of none, or systemd does not run."""
     if not Path("/run/systemd/system").is_dir():
         return ""
-    found = UNIT.findall(Path(f"/proc/{pid}/cgroup").read_text())
+    found = UNIT.findall(text_of(f"/proc/{pid}/cgroup"))
     return str(found[-1]) if found else ""
 
 

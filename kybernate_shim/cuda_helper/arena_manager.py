@@ -226,7 +226,7 @@ class ArenaManager:
         except NotMoved as error:
             if has_ended(pid):
                 raise
-            self._log.warning("arena.held_by_threads", pid=pid, error=str(error))
+            self._log.warning("arena.threads_held", pid=pid, error=str(error))
             hold()
 
     @property

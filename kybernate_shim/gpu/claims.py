@@ -2,7 +2,7 @@
 
 The driver loses a process that it cannot place. So a restore is alone on its GPUs from its look at their free memory
 until it has taken what it needs, or until a deadline. After that, others count what it has claimed as taken: they go
-on beside it where the GPU has room for both, and wait where it has not.
+on in parallel where the GPU has room for both, and wait where it has not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.02
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-class Room(NamedTuple):
+class ClaimedRoom(NamedTuple):
     """What one claim says: bytes by the GPU's UUID, and whether their owner has seen that they are free."""
 
     bytes: Mapping[str, int]
@@ -114,7 +114,7 @@ async def claimed(
             claim.end()
 
 
-def _read(path: Path) -> Room | None:
+def _read(path: Path) -> ClaimedRoom | None:
     """Return a claim of a directory that is locked; None where its owner has ended."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -125,6 +125,6 @@ def _read(path: Path) -> Room | None:
             path.unlink(missing_ok=True)
             return None
         said = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
-        return Room(said["bytes"], bool(said["granted"]))
+        return ClaimedRoom(said["bytes"], bool(said["granted"]))
     finally:
         os.close(fd)

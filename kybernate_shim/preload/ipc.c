@@ -27,7 +27,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 static const char MAGIC[8] = "kyb-ipc", PLACE[] = "kybernate-ipc-";
-enum { TOKEN = 16, MOST_OPENED = 1024, SECONDS = 10, WAITING = 64 };
+enum { TOKEN = 32, MOST_OPENED = 1024, SECONDS = 10, WAITING = 64 };
 
 /* CUipcMemHandle, which is passed by value; what ours says. */
 typedef struct {
@@ -51,7 +51,7 @@ extern CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhand
 extern CUresult cuMemUnmap(CUdeviceptr address, size_t size);
 extern CUresult cuMemRelease(CUhandle handle);
 
-static char token[TOKEN]; /* of this process's socket: who knows it has had a handle */
+static char token[TOKEN]; /* of this process's socket, in hex digits: who knows it has had a handle */
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 static pid_t serving; /* the process that has begun to; a child of fork(2) begins again */
 
@@ -163,6 +163,16 @@ static void *listen_for_others(void *argument)
     return NULL;
 }
 
+static bool make_token(void)
+{
+    unsigned char random[TOKEN / 2];
+    if (syscall(SYS_getrandom, random, sizeof random, 0) != sizeof random)
+        return false;
+    for (unsigned i = 0; i < TOKEN; i++)
+        token[i] = "0123456789abcdef"[random[i / 2] >> (i % 2 ? 0 : 4) & 15];
+    return true;
+}
+
 static bool begin_serving(void)
 {
     struct sockaddr_un place;
@@ -170,7 +180,7 @@ static bool begin_serving(void)
     pthread_t thread;
     if (serving == getpid())
         return true;
-    if (syscall(SYS_getrandom, token, TOKEN, 0) != TOKEN)
+    if (!make_token())
         return false;
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (listener < 0)

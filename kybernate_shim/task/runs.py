@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.starts import Run
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.plain_files import read_plain
@@ -84,7 +85,7 @@ def _forget_gone(directory: Path) -> None:
 
 def _document(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        document = json.loads(read_plain(path, most=MOST_BYTES))
+        document = bounded_json.parse(read_plain(path, most=MOST_BYTES))
         if isinstance(document, dict):
             return document
     return {}

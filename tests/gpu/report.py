@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
             *(scenarios.BY_NVIDIA if bench.toolkit else ()),
             *scenarios.ONE_GPU,
             *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ()),
+            *(one for one in scenarios.BY_NAME if one.__name__ in (arguments.only or ())),
         ]
         arguments.out.mkdir(parents=True, exist_ok=True)
         done: list[str] = []

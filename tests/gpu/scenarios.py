@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +227,76 @@ def two_processes(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
+def two_of_a_pod(bench: Bench) -> None:
+    """Two containers of a pod on one GPU: each leaves and comes back beside the other, and both at the same time."""
+    pod, names = "pod", ("pod-one", "pod-two")
+    kind = "io.kubernetes.cri.container-type"
+    of_pod = ["--annotation", f"io.kubernetes.cri.sandbox-id={pod}", "--annotation"]
+    idle = bench.in_use()
+    sandbox = ["ctr", "run", "-d", "--runtime", RUNTIME, *mounts(), *of_pod, f"{kind}=sandbox", IMAGE, pod]
+    bench.machine(*sandbox, "sleep", "infinity")
+    try:
+        with ExitStack() as stack:
+            both = [
+                stack.enter_context(container(bench, name, *bench.payload("one"), flags=[*of_pod, f"{kind}=container"]))
+                for name in names
+            ]
+            for one, other in (both, reversed(both)):
+                bench.note(one.id, json.loads(bench.kybernate("suspend", one.id, "--json"))["steps"])
+                other.computes_on()
+                bench.note(one.id, json.loads(bench.kybernate("resume", one.id, "--json"))["steps"])
+                one.computes_on()
+            for verb in ("suspend", "resume"):
+                with ThreadPoolExecutor() as pool:
+                    list(pool.map(partial(bench.kybernate, verb), names))
+                if verb == "suspend":
+                    bench.await_idle(idle)
+            for one in both:
+                one.computes_on()
+                image = bench.images / one.id
+                bench.checkpoint(one.id, one.id, image)
+                shutil.rmtree(image)
+                one.computes_on()
+    finally:
+        bench.machine("ctr", "task", "kill", "-s", "SIGKILL", pod, status=None)
+        await_true(lambda: _removed(bench, pod), f"{pod} is removed")
+        bench.machine("ctr", "container", "rm", pod, status=None)
+
+
+SWITCHED, ACTIVE, SWITCHES = 6, 3, 24
+
+
+def switches(bench: Bench) -> None:
+    """Six programs, of which the GPU has room for three, change places at random. Only by its name: it needs memory."""
+    numbers = random.Random(1)
+    with ExitStack() as stack:
+        active: list[Container] = []
+        away: list[Container] = []
+        for number in range(SWITCHED):
+            one = stack.enter_context(container(bench, f"switched-{number}of", *bench.payload("one")))
+            one.computes_on()
+            if number < SWITCHED - ACTIVE:
+                bench.kybernate("suspend", one.id)
+                away.append(one)
+            else:
+                active.append(one)
+        for _ in range(SWITCHES):
+            out, back = active.pop(numbers.randrange(ACTIVE)), away.pop(numbers.randrange(len(away)))
+            began = time.monotonic()
+            answer = json.loads(bench.kybernate("swap", out.id, back.id, "--json"))
+            took = time.monotonic() - began
+            name = f"{out.id} to {back.id}"
+            for side in ("suspended", "resumed"):
+                bench.note(f"{name}, {side}", answer[side]["steps"])
+            bench.rows.append((name, "whole command", took, 0))
+            both = [*answer["suspended"]["steps"], *answer["resumed"]["steps"]]
+            told = ", ".join(f"{step['name']} {step['seconds']:.2f}" for step in both)
+            print(f"  {name}: {took:.2f} s, {told}", flush=True)
+            back.computes_on()
+            active.append(back)
+            away.append(out)
+
+
 # -- by NVIDIA's runtime ----------------------------------------------------------------------------------------------
 
 
@@ -328,6 +401,7 @@ def nccl_restored(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
-ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes, as_user)
+ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes, two_of_a_pod, as_user)
+BY_NAME = (switches,)
 BY_NVIDIA = (driver_is_given,)
 TWO_GPUS = (move, nccl_refused, nccl_restored)

@@ -51,7 +51,7 @@ def test_classes_of_one_name_would_be_found(tmp_path: Path) -> None:
 
 # What is split into lines there is text of the node's root, of a program of ours, or numbers of the kernel's alone.
 SPLITS_LINES = {
-    "kybernate/node/runtimes.py", "kybernate_shim/checkpoint/criu/config.py",
+    "kybernate/install", "kybernate/node/runtimes.py", "kybernate_shim/checkpoint/criu/config.py",
     "kybernate_shim/checkpoint/script.py",
     "kybernate_shim/checkpoint/image/plaintext_memory.py", "kybernate_shim/fork_server",
     "kybernate_shim/gpu/mover_client.py", "kybernate_shim/linux/cgroup/files.py",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.agent.kubernetes.access import Access, AccessUnusable
 from kybernate.node.failure import Failure
-from kybernate_shim import __version__
+from kybernate_shim import __version__, bounded_json
 
 if TYPE_CHECKING:
     import httpx
@@ -176,8 +176,8 @@ async def _reason(answer: httpx.Response) -> str:
 
 def _object(content: bytes) -> Object:
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        found = bounded_json.parse(content)
+    except ValueError as error:
         raise ApiUnreachable("the API server's answer is not JSON") from error
     if not isinstance(found, dict):
         raise ApiUnreachable("the API server's answer is no object")

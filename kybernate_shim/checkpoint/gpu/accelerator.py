@@ -177,6 +177,7 @@ class CudaAccelerator:
                 node = await await_room(helper, at_first, room_seconds, claim)
                 crowded = bool(claim.others())
                 claim.grant()
+                self._gpus.warn_of_neighbours(node, at_first.keys())
                 plan = gpu_map.GpuPlan((), {gpu.uuid: bytes_on(gpu) for gpu in left.gpus})
                 names = {name: pid for pid in pids if (name := inner_pid(pid)) is not None}
                 with operation.showing("cuda-resume"):

@@ -99,6 +99,7 @@ class Attachment:
                 async with claimed(plan.bytes, alone_seconds=None) as claim:
                     node = await await_room(helper, plan.bytes, 0, claim)
                     claim.grant()
+                    self._gpus.warn_of_neighbours(node, plan.bytes.keys())
                     with operation.showing("cuda-resume"):
                         proof = partial(self._prove, image) if manifest.vram or manifest.arena else None
                         early = ahead(manifest.gpus, inner, plan, node)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from kybernate_shim.checkpoint.gpu.left import Left
+from kybernate_shim.checkpoint.gpu.neighbours import neighbours
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.config import GpuSettings
 from kybernate_shim.gpu import gpu_map, helper_client, sequence
-from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, State
+from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, NodeGpu, State
 from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.logs import Log
@@ -35,6 +36,7 @@ class ContainerGpus:
         self.record = record
         self.log = log
         self.suspended: Left | None = None
+        self._warned = False
 
     @property
     def settings(self) -> GpuSettings:
@@ -63,6 +65,13 @@ class ContainerGpus:
         pids = self.target.cgroup.processes()
         wanted = pids if among is None else [pid for pid in among if pid in pids]
         return [process for process in await cuda_processes(helper, wanted) if process.state in states]
+
+    def warn_of_neighbours(self, node: Iterable[NodeGpu], gpus: Collection[str]) -> None:
+        """Log once that others use the GPUs to which the container comes back, where its long kernels end it."""
+        assert self.target.cgroup is not None
+        if not self._warned and (others := neighbours(node, gpus, self.target.cgroup.processes())):
+            self._warned = True
+            self.log.warning("gpu.kernels_not_preempted", task=self.target.id, pids=others)
 
     def usable(self, info: CudaInfo, *, devices_only: bool = False) -> list[str]:
         spec = self.target.spec

@@ -73,7 +73,7 @@ async def await_room(
 ) -> Sequence[NodeGpu]:
     """Wait until the GPUs have `needed` bytes free, by UUID, and return how all are then.
 
-    What others have claimed and not taken is not free beside `claim`, and is waited for until they have, or have not
+    What others have claimed and not taken is not free for `claim`, and is waited for until they have, or have not
     got it. Raises GpuMismatch when the GPUs themselves have no room for longer than `seconds`. The driver's own figures
     count: no other source knows of a process that is not ours.
     """

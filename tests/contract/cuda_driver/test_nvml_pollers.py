@@ -28,7 +28,7 @@ pytestmark = pytest.mark.root
 NVML = {"COMPUTES_NVML": "20"}
 CYCLES = 5
 ONCE = {"COMPUTES_NVML": "usr1"}
-HELD = "arena.held_by_threads"
+HELD = "arena.threads_held"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.gpu.zoo.figures import Impossible, Options, Round, Wrong, prove, say
 WORKS = {
     "driver_programs": ("copies", "memset", "pointers", "graphs", "events", "kernels", "virtual", "pools", "threads"),
     "bindings_program": ("bindings",),
-    "process_programs": ("children", "ipc", "nccl"),
+    "process_programs": ("children", "ipc", "nccl", "torch_shared"),
     "refused_programs": ("managed", "imported"),
     "monitor_programs": ("nvml", "nvml_in_c", "torch_watched"),
     "torch_programs": ("allocator", "amp", "libraries", "torch_graph", "compiled", "loader"),

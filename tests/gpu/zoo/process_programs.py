@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator, Sequence
 from ctypes import Structure, byref, c_char, c_uint, c_uint64
 from pathlib import Path
+from typing import Any
 
 from tests.gpu.zoo.driver_programs import kernels
-from tests.gpu.zoo.figures import Impossible, Options, Round, Wrong, say
+from tests.gpu.zoo.figures import Options, Round, require, say
 from tests.gpu.zoo.gpu import MIB, Gpu
+from tests.gpu.zoo.torch_programs import loaded
 
 PAYLOAD = "tests.gpu.zoo.payload"
+START_SECONDS = 60
 RANKS = Path(__file__).parents[1] / "payload.py"
 
 
@@ -54,10 +57,7 @@ def ipc(options: Options) -> Round:
     else:
         memory, handle = gpu.allocate(64 * MIB), _Handle()
         gpu.fill(memory, 9, 64 * MIB)
-        try:
-            gpu("cuIpcGetMemHandle", byref(handle), c_uint64(memory))
-        except Wrong as error:  # as it must be with the arena's library
-            raise Impossible(f"memory is not shared: {error}") from error
+        gpu("cuIpcGetMemHandle", byref(handle), c_uint64(memory))
         argv = [sys.executable, "-m", PAYLOAD, "ipc", "--prefix", "1: "]
         end_with([subprocess.Popen(argv, env={**os.environ, "ZOO_IPC": bytes(handle).hex()})])
 
@@ -65,6 +65,36 @@ def ipc(options: Options) -> Round:
         for number in range(20):
             yield f"seen {number}", gpu.checksum(memory, MIB)
             time.sleep(0.02)
+
+    return a_round
+
+
+def _sum_shared(inbox: Any, outbox: Any) -> None:
+    """Hold tensors of another process, and tell their sums whenever that is asked for."""
+    held = inbox.get()
+    outbox.put("held")
+    while (number := inbox.get()) is not None:
+        outbox.put(int(held[number % len(held)].sum()))
+
+
+def torch_shared(options: Options) -> Round:
+    """Share tensors with a child by torch.multiprocessing, and compare what it sees of them."""
+    torch = loaded()
+    context = torch.multiprocessing.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    context.Process(target=_sum_shared, args=(inbox, outbox), daemon=True).start()
+    count = options.mib * MIB // 4 // 4
+    tensors = [torch.arange(count, dtype=torch.int64, device="cuda") + number for number in range(2)]
+    torch.cuda.synchronize()
+    inbox.put(tensors)
+    require(outbox.get(timeout=START_SECONDS) == "held", "the child holds them")
+
+    def a_round() -> Iterator[tuple[str, int]]:
+        for number in range(20):
+            inbox.put(number)
+            there = outbox.get(timeout=START_SECONDS)
+            require(there == int(tensors[number % 2].sum()), "the child sees the same")
+            yield f"seen {number}", there
 
     return a_round
 

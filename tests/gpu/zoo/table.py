@@ -133,11 +133,22 @@ ZOO: tuple[Entry, ...] = (
     Entry(
         "ipc",
         "ipc",
-        "cuIpcOpenMemHandle in another process: without the arena nothing shows it, and it is lost (docs/gpus.md); with"
-        " it, its library refuses cuIpcGetMemHandle",
+        "cuIpcOpenMemHandle in another process: without the arena nothing shows it, and it is lost (docs/gpus.md)",
+        refused="memory imported from another process",
         ways=("arena",),
         lines=2,
         prefix="0: ",
+    ),
+    *(
+        Entry(
+            f"torch-shared-{way}",
+            "torch_shared",
+            "tensors of the GPU, shared by torch.multiprocessing",
+            FIXED_SUMS,
+            refused=reason,
+            ways=(way,),
+        )
+        for way, reason in (("plain", "CUDA IPC"), ("arena", "memory imported from another process"))
     ),
     Entry(
         "nccl",
