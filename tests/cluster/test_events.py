@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import leftovers
-from tests.cluster.in_cluster import MANIFESTS, access
+from tests.cluster.in_cluster import MANIFESTS, NAMESPACE, access
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.pod_events import events_of, wait_for
 from tests.cluster.pods import container, pod
@@ -141,7 +141,7 @@ def test_agent_without_the_right_says_so_once_and_works_on(
         assert "apply packaging/kubernetes/rbac.yaml" in refused
         assert events_of(kubectl, "silent") == []
     finally:
-        administrator.apply((MANIFESTS / "rbac.yaml").read_text())
+        administrator.within(NAMESPACE).apply((MANIFESTS / "rbac.yaml").read_text())
         node.agent.restart()
     node.run("kybernate", "checkpoint", f"{kubectl.namespace}/silent", "three")
     wait_for(kubectl, "silent", "Checkpointed")
