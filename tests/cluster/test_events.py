@@ -148,7 +148,7 @@ def test_agent_without_the_right_says_so_once_and_works_on(
 
 def test_account_may_neither_change_pods_nor_read_secrets(administrator: Kubectl, node: Node) -> None:
     who = ("--as", "system:serviceaccount:kybernate:kybernate-agent", "--all-namespaces")
-    allowed = {("pods",): ("list", "watch"), ("events",): ("create", "patch")}
+    allowed: dict[tuple[str, ...], tuple[str, ...]] = {("pods",): ("list", "watch"), ("events",): ("create", "patch")}
     others = (("secrets",), ("nodes",), ("configmaps",), ("pods", "--subresource=exec"), ("pods", "--subresource=log"))
     for what in (*allowed, *others):
         for verb in ("get", "list", "watch", "create", "patch", "update", "delete"):
