@@ -19,9 +19,10 @@ SETTINGS, KUBECONFIG, TOKEN = "/etc/kybernate/agent.toml", "/etc/kybernate/kubec
 @contextmanager
 def access(administrator: Kubectl, node: Node) -> Iterator[None]:
     """Let the node's agent call the API server while the block runs."""
-    administrator.apply((MANIFESTS / "rbac.yaml").read_text())
-    administrator.within(NAMESPACE).wait("create", f"serviceaccount/{ACCOUNT}")
-    token = administrator.within(NAMESPACE)("create", "token", ACCOUNT)
+    own = administrator.within(NAMESPACE)
+    own.apply((MANIFESTS / "rbac.yaml").read_text())
+    own.wait("create", f"serviceaccount/{ACCOUNT}")
+    token = own("create", "token", ACCOUNT)
     config = {
         "current-context": "node",
         "contexts": [{"name": "node", "context": {"cluster": "lab", "user": ACCOUNT}}],

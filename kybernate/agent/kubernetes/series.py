@@ -124,6 +124,11 @@ class Correlator:
         series.pause = min(max(FIRST_PAUSE, series.pause * 2), LONGEST_PAUSE)
         series.due = now + series.pause
 
+    def postpone(self, series: Series, now: float) -> None:
+        """Let a series that was refused wait, and others pass."""
+        series.pause = min(max(FIRST_PAUSE, series.pause * 2), LONGEST_PAUSE)
+        series.due = now + series.pause
+
     def gone(self, series: Series) -> None:
         """Note that the API has removed the series' object: what follows is a new one."""
         series.name = ""

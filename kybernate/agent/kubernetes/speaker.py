@@ -120,7 +120,7 @@ class Speaker:
             elif error.status >= 500 or error.status in (401, TOO_MANY):
                 raise ApiUnreachable(str(error)) from error
             else:
-                self._drop(series, error)
+                self._refuse(series, error)
             return
         self._correlator.written(series, count, self._now())
 
@@ -138,14 +138,22 @@ class Speaker:
         else:
             await self._api.patch(f"{path}/{series.name}", counted(series))
 
-    def _drop(self, series: Series, error: ApiRefused) -> None:
-        """Give up what the API server does not take; the log says each kind of refusal once."""
-        self._correlator.drop(series)
+    def _refuse(self, series: Series, error: ApiRefused) -> None:
+        """Give up what the API server does not take; the log says each kind of refusal once.
+
+        A missing right may be granted yet, and an API server that has just begun knows of none.
+        """
         gone = error.status == NOT_FOUND or TERMINATED in str(error)  # the namespace, with all that is in it
+        waits = error.status == FORBIDDEN and not gone
+        if waits:
+            self._correlator.postpone(series, self._now())
+        else:
+            self._correlator.drop(series)
         if error.status not in self._refused and not gone:
             self._refused.add(error.status)
-            advice = "apply packaging/kubernetes/rbac.yaml" if error.status == FORBIDDEN else ""
-            self._log.warning("kubernetes.refused", error=str(error), state="events on pods are dropped", advice=advice)
+            state = "the pod's events wait for an hour" if waits else "the event is dropped"
+            advice = "apply packaging/kubernetes/rbac.yaml" if waits else ""
+            self._log.warning("kubernetes.refused", error=str(error), state=state, advice=advice)
 
     def _count_dropped(self) -> None:
         if more := self._correlator.dropped - self._dropped:

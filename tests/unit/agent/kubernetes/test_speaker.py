@@ -135,12 +135,25 @@ def test_event_waits_for_an_api_server_that_is_away(status: int) -> None:
 
 def test_event_that_is_refused_is_dropped_and_the_next_one_is_not() -> None:
     async def work(server: ApiServer, found: Speaker, log: Any) -> None:
-        server.refuse = [403, 403]
+        server.refuse = [422, 422]
         for number in range(3):
             found.say(POD, Told(f"Reason{'abc'[number]}", "x"))
         await until(lambda: server.story() == [("Reasonc", "x", 1)])
         await until(lambda: "kubernetes.events_dropped" in names(log))
         assert names(log).count("kubernetes.refused") == 1
+
+    with_speaker(work)
+
+
+def test_event_waits_for_a_right_and_holds_up_no_other_one() -> None:
+    """As of an API server that has just begun, or of one namespace whose quota is used up."""
+
+    async def work(server: ApiServer, found: Speaker, log: Any) -> None:
+        server.refuse = [403]
+        for name in "ab":
+            found.say(POD, Told(f"Reason{name}", "x"))
+        await until(lambda: [reason for reason, _, _ in server.story()] == ["Reasonb", "Reasona"])
+        assert names(log) == ["kubernetes.refused"]
 
     with_speaker(work)
 
