@@ -226,7 +226,7 @@ class ArenaManager:
         except NotMoved as error:
             if has_ended(pid):
                 raise
-            self._log.warning("arena.threads_held", pid=pid, error=str(error))
+            self._log.warning("arena.threads_kept_stopped", pid=pid, error=str(error))
             hold()
 
     @property

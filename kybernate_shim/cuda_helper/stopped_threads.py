@@ -3,7 +3,7 @@
 Where memory is missing, the library keeps placeholders, on which a program would compute as on its own memory. So a
 separate process (see `cuda_holder`), which outlives the helper, stops the threads until the driver has locked the
 process again. One that has all of its memory back and that the driver does not lock again, because it waits for one of
-the stopped threads, keeps its threads stopped in place of the lock: whoever unlocks it lets them go.
+the stopped threads, keeps its threads stopped in place of the lock: what unlocks it resumes them.
 
 When a helper dies, the next helper takes over the processes that were left stopped: it ends each step that was begun,
 with every block in one place, VRAM or the arena, locks the driver, and resumes the threads. The process is then LOCKED:

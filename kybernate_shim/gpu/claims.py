@@ -1,8 +1,8 @@
 """Claims on the memory of GPUs: of two restores that look for room at the same time, both would find it.
 
 The driver loses a process that it cannot place. So a restore is alone on its GPUs from its look at their free memory
-until it has taken what it needs, or until a deadline. After that, others count what it has claimed as taken: they go
-on in parallel where the GPU has room for both, and wait where it has not.
+until it has taken what it needs, or until a deadline. After that, others count what it has claimed as taken: they
+continue in parallel where the GPU has room for both, and wait where it has not.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 from struct import pack
 from typing import Final
 
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 
 SIOCGIFADDR: Final = 0x8915
@@ -45,7 +46,7 @@ def _ipv4() -> Iterator[str]:
 
 def _ipv6() -> Iterator[str]:
     try:
-        lines = IPV6.read_text().splitlines()
+        lines = lines_of(text_of(IPV6))
     except FileNotFoundError:
         return  # the kernel has no IPv6
     for line in lines:

@@ -1,4 +1,4 @@
-"""Shows what a checkpoint of the driver does to kernels that run for seconds beside other processes on the GPU.
+"""Shows what a checkpoint of the driver does to kernels that run for seconds next to other processes on the GPU.
 
 `python3 -m tests.gpu.long_kernels [SECONDS]` needs a real GPU and calls the driver alone: no part of Kybernate. A
 program runs one kernel of that many seconds, while another one launches kernels of 5 ms all the time. It prints a line

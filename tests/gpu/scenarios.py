@@ -228,7 +228,7 @@ def two_processes(bench: Bench) -> None:
 
 
 def two_of_a_pod(bench: Bench) -> None:
-    """Two containers of a pod on one GPU: each leaves and comes back beside the other, and both at the same time."""
+    """Two containers of a pod on one GPU: each leaves and comes back next to the other, and both at the same time."""
     pod, names = "pod", ("pod-one", "pod-two")
     kind = "io.kubernetes.cri.container-type"
     of_pod = ["--annotation", f"io.kubernetes.cri.sandbox-id={pod}", "--annotation"]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.root
 NVML = {"COMPUTES_NVML": "20"}
 CYCLES = 5
 ONCE = {"COMPUTES_NVML": "usr1"}
-HELD = "arena.threads_held"
+HELD = "arena.threads_kept_stopped"
 
 
 @pytest.fixture
