@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.pods import deployment, pod, pod_spec
+from tests.cluster.pods import container, deployment, pod, pod_spec
 from tests.documentation import block
 from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
@@ -185,6 +185,18 @@ def test_held_pod_is_released_and_continues(kubectl: Kubectl, node: Any) -> None
     found = counted(kubectl, "counter", last + 5)
     assert found == list(range(1, found[-1] + 1))
     assert not kubectl.get("pod", "counter")["status"]["containerStatuses"][0]["restartCount"]
+
+
+def test_liveness_probe_that_ends_a_held_container_leaves_its_image(kubectl: Kubectl, node: Any) -> None:
+    probe = {"exec": {"command": ["true"]}, "periodSeconds": 1, "failureThreshold": 2}
+    main = container("main", *COUNTER, livenessProbe=probe)
+    kubectl.apply(pod("counter", handler="kybernate", containers=[main], restartPolicy="Always"))
+    counted(kubectl, "counter", 5)
+    node.run("kybernate", "checkpoint", f"{kubectl.namespace}/counter", "kept", "--hold")
+    last = numbers(kubectl, "counter")[-1]
+    assert restarted(kubectl, "counter", 1)[0] == 1  # fresh, since the pod asks for no image
+    kubectl.apply(pod("second", "/never/run", handler="kybernate", annotations={FROM: "kept"}))
+    assert counted(kubectl, "second", last + 3)[0] == last + 1
 
 
 def test_path_to_an_image_is_refused_in_the_pods_events(kubectl: Kubectl, node: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.lab.node import Containerd
 from tests.system.checkpoints import (
     Witness,
     assert_whole,
@@ -84,6 +85,17 @@ def test_deadline_lets_a_held_container_run_on(counter: Witness, scratch: Path) 
     said = kybernate("checkpoint", counter.id, str(scratch / "image"), "--hold-for", "0.2")
     assert "is held" in said
     eventually(lambda: state(counter.id) == "running")
+    counter.assert_goes_on()
+
+
+def test_restart_of_containerd_changes_nothing(
+    ours: Ctr, containerd: Containerd, counter: Witness, scratch: Path
+) -> None:
+    hold(counter, scratch / "image")
+    containerd.restart()
+    counter.assert_stands_still()
+    assert state(counter.id) == "held"
+    kybernate("release", counter.id)
     counter.assert_goes_on()
 
 
