@@ -24,11 +24,13 @@ from kybernate.registry.artefacts import Artefacts
 from kybernate.registry.catalogue import Catalogue, every
 from kybernate.registry.failures import ImageNotRegistered
 from kybernate.registry.model import Filter, ImageRow
+from kybernate.store.errors import ImageDamaged
 from kybernate_shim.config import Config
 
 RETRY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 3600.0  # a look at all images, for what others have changed
 CHANGING: Final = frozenset({"checkpoint", "restore", "import", "delete", "verify"})  # verbs, and what they change
+MOST_DAMAGE: Final = 1000  # letters of what a verification has found
 MOST_SHOWN: Final = 10_000  # images in the hub: watchers get them all
 
 
@@ -171,7 +173,11 @@ class Registrar:
             catalogue.drop_replica(str(directory))
             return None
         row = catalogue.add(found.row)
-        if operation is None or operation.state != wire.SUCCEEDED:
+        if operation is None:
+            return row
+        if operation.verb == "verify" and operation.error.type == ImageDamaged.__name__:
+            return catalogue.checked(str(directory), operation.error.message[:MOST_DAMAGE])
+        if operation.state != wire.SUCCEEDED:
             return row
         if operation.verb == "restore":
             return catalogue.used(str(directory), _seconds(operation))

@@ -55,9 +55,10 @@ def locate(name: str) -> Path:
         found.append(path)
     if found:
         return Path(the_only(name, list(map(str, _once(found, config)))))
-    below = (root / name for root, trusted in config.image_roots if not trusted)
-    missing = path if "/" in name else config.checkpoint_root / name
-    return path if "/" in name and os.path.lexists(path) else next((one for one in below if one.is_dir()), missing)
+    if "/" not in name:
+        return config.checkpoint_root / name
+    unfinished = (path, *(root / name for root, trusted in config.image_roots if not trusted))
+    return next((one for one in unfinished if os.path.lexists(one)), path)
 
 
 def _once(found: Iterable[Path], config: Config) -> list[Path]:

@@ -14,6 +14,7 @@ from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, f
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.order import ordered
 from kybernate.store.reader import Sink, fetch
+from kybernate.store.same_image import is_same_image
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.tier import Have, ImageDiffers, Ref
 from kybernate.store.transfer import Transfer
@@ -24,8 +25,8 @@ from kybernate_shim.checkpoint.image.store import read_image
 async def put(store: ChunkStore, directory: Path, transfer: Transfer) -> Recipe:
     """Store the image in a directory. Raises CheckpointNotFound, CheckpointInvalid, and what `writer.store` raises.
 
-    The name of one that the store has already becomes that of the directory. Raises ImageDiffers where it has the image
-    with another manifest.
+    The name of one that the store has already becomes that of the directory. Raises ImageDiffers where the store has it
+    encrypted, or for another namespace.
     """
     image = await asyncio.to_thread(read_image, directory)
     source = image.manifest.source
@@ -52,11 +53,11 @@ async def store_files(store: ChunkStore, directory: Path, content: bytes, name: 
 
 
 def require_same(known: Recipe, manifest: bytes) -> None:
-    """Raise ImageDiffers where the store has an image with another manifest: it would be lost."""
-    if known.manifest != manifest:
+    """Raise ImageDiffers where the store has another image of that id: it would be lost."""
+    if not is_same_image(known.manifest, manifest):
         raise ImageDiffers(
             f"the store has image {known.id} with another manifest, under the name {known.name}: one of them is"
-            " encrypted, or was signed by another key",
+            " encrypted, or was changed",
             state="both are as they were",
             advice="remove the one in the store before, or keep this one where it is",
         )

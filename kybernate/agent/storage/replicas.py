@@ -54,25 +54,28 @@ class Replicas:
     def look_for(self, name: str) -> None:
         """Register what lies on this node under a name, as after a pull, or where it was moved by hand.
 
-        What is registered at such a place and is not there any more is forgotten.
+        Of the images that the name means, copies on this node that are not there any more are forgotten.
         """
         config, catalogue = self._config(), self._catalogue()
-        places = [path for path in places_called(name, config) if _is_below_a_root(path, config)]
-        known = [copy for copy in catalogue.copies(name) if copy.replica.node == catalogue.node]
-        registered = {copy.replica.place: copy.row.key for copy in known if copy.replica.place.startswith("/")}
         artefacts = Artefacts(config, catalogue.node)
-        for path in dict.fromkeys((*places, *map(Path, registered))):
-            try:
+        try:
+            places = [path for path in places_called(name, config) if _is_below_a_root(path, config)]
+            known = {copy.replica.place: copy.row.key for copy in catalogue.copies(name) if self._is_here(copy.replica)}
+            for path in dict.fromkeys((*places, *map(Path, known))):
                 found = artefacts.look(path)
-            except KeysUnreadable:
-                return  # what is registered still answers
-            if found is None and str(path) in registered:
-                catalogue.drop_replica(str(path))
-            elif found is not None and registered.get(str(path)) != found.row.key:
-                catalogue.add(found.row)
-            else:
-                continue
-            self._changed(path)
+                if found is not None and known.get(str(path)) != found.row.key:
+                    catalogue.add(found.row)
+                    self._changed(path)
+            named = {copy.row.key: copy.row for copy in catalogue.copies(name)}
+            for replica in (one for row in named.values() for one in row.replicas if self._is_here(one)):
+                if artefacts.look(Path(replica.place)) is None:
+                    catalogue.drop_replica(replica.place)
+                    self._changed(Path(replica.place))
+        except KeysUnreadable:
+            return  # what is registered still answers
+
+    def _is_here(self, replica: Replica) -> bool:
+        return replica.node == self._catalogue().node and replica.place.startswith("/")
 
     def image_of(self, name: str) -> Path | None:
         """Return the directory of the image that a name means on this node, None where it means none.
@@ -101,8 +104,8 @@ class Replicas:
                 if replica.place.startswith(f"{root}/"):
                     first, slash, rest = replica.place.removeprefix(f"{root}/").partition("/")
                     namespace, name, tier = (first, rest, tier_name) if slash else ("", first, tier_name)
-        is_here = replica.node == self._catalogue().node
-        return TierCopy(row, Ref(namespace, name, row.id), tier, replica.place, is_here=is_here, whole=whole)
+        ref, is_here = Ref(namespace, name, row.id), self._is_here(replica)
+        return TierCopy(row, ref, tier, replica.place, is_here=is_here, whole=whole)
 
     def other_nodes(self, ref: Ref) -> list[str]:
         """Return the nodes that have a whole copy of an image, without this one."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from kybernate.client.errors import AgentRefused, AgentUnreachable
 from kybernate.node.failure import Failure
+from kybernate.node.verdict import signature_problem
 from kybernate.store.errors import (
     ChunkDamaged,
     ImageDamaged,
@@ -17,11 +19,15 @@ from kybernate.store.errors import (
     StoreUnreachable,
     first_of,
 )
+from kybernate.store.same_image import is_same_image
 from kybernate.store.tiers.peer import PeerImageRefused
 from kybernate.store.tiers.peer_connection import PeerRefused
 from kybernate.store.tiers.peer_reading import PeerGone
 from kybernate.store.tiers.tier import Held, ImageDiffers, ImageNotInTier, Ref, Tier, TierReadOnly
 from kybernate.store.transfer import Transfer
+from kybernate_shim.checkpoint.image.manifest import ManifestInvalid, decode
+from kybernate_shim.checkpoint.image.store import Image
+from kybernate_shim.config import Config
 
 OF_SOURCES: Final = (ImageNotInTier, ImageDamaged, ChunkDamaged, StoreInvalid, ObjectMissing, OSError)
 OF_PEERS: Final = (PeerGone, PeerRefused, PeerImageRefused, AgentUnreachable, AgentRefused)
@@ -72,15 +78,14 @@ async def bring(
 async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
     """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises LastCopy.
 
-    The other copy has the same manifest, and is read and compared, but for one in an object store, whose chunks must
-    all be there. Memory does not count for a tier that survives a power failure.
+    The other copy is of the same image, and is read and compared, but for one in an object store, whose chunks must all
+    be there. Memory does not count for a tier that survives a power failure.
     """
     reasons: list[str] = []
     manifest = await _manifest(ref, tier)
     for other in (other for other in others if other.durable or not tier.durable):
         try:
-            if await _manifest(ref, other) != manifest:
-                raise ImageDiffers(f"it has the image {ref.id} with another manifest")
+            _require_same(ref, manifest, await _manifest(ref, other))
             await other.verify(ref)
         except (Failure, OSError) as error:
             reasons.append(f"{other.name}: {error}")
@@ -99,6 +104,20 @@ async def _receive(ref: Ref, tier: Tier, target: Tier, transfer: Transfer) -> He
         return await target.receive(source, transfer)
     finally:
         await source.close()
+
+
+def _require_same(ref: Ref, manifest: bytes, other: bytes) -> None:
+    """Raise ImageDiffers unless a manifest of another tier can stand for the one here: by a key that is valid here."""
+    if manifest == other:
+        return
+    try:
+        same = is_same_image(manifest, other)
+    except ManifestInvalid as error:
+        raise ImageDiffers(f"it has the image {ref.id} with a manifest that cannot be read: {error}") from error
+    if not same:
+        raise ImageDiffers(f"it has the image {ref.id} with another manifest: encrypted, or of another namespace")
+    if reason := signature_problem(Image(Path(ref.path), decode(other), content=other), Config.load()):
+        raise ImageDiffers(f"it has the image {ref.id} with another manifest: {reason}")
 
 
 async def _manifest(ref: Ref, tier: Tier) -> bytes:

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from kybernate.agent.settings import Settings
+from kybernate.cli import doctor
 from kybernate.node import verdict
+from kybernate.node.finding import HealthFinding, Verdict
 from kybernate.registry.catalogue import Catalogue
+from kybernate.registry.rebuild import Outcome
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save
@@ -135,3 +138,25 @@ def test_manifest_cannot_list_the_registrys_file(node: Node, name: str) -> None:
     text = (node.checkpoints / "a" / NAME).read_text()
     (node.checkpoints / "a" / NAME).write_text(text.replace('"core-1.img"', f'"{name}"'))
     assert "is not the name of a file in the manifest's directory" in node.json("images", "a")[0]["reason"]
+
+
+def test_directory_that_cannot_be_looked_into_is_no_agreement(
+    node: Node, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.run("registry", "rebuild", "--url", url)
+    unreadable = Outcome(0, 0, (), unreadable={Path("/images/shop"): "Input/output error"})
+    monkeypatch.setattr(Catalogue, "check", lambda self, artefacts, progress: unreadable)
+    said = node.run("registry", "check", "--url", url, status=1).stderr.splitlines()[-1]
+    assert "/images/shop cannot be looked into: Input/output error" in said
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said", "status"),
+    [(("ok", "note", "bad"), "bad: subject 2", 1), (("ok", "note", "note"), "ok, with 2 notes", 0), (("ok",), "ok", 0)],
+)
+def test_last_line_of_doctor_is_the_worst(
+    node: Node, monkeypatch: pytest.MonkeyPatch, verdicts: tuple[Verdict, ...], said: str, status: int
+) -> None:
+    found = [HealthFinding(f"subject {number}", verdict, "as found") for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(doctor, "examine", lambda fix: found)
+    assert node.run("doctor", status=status).stdout.splitlines()[-1] == said

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.agent.settings import Settings
+from kybernate_shim.checkpoint.image.manifest import NAME
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save
 
@@ -72,6 +73,28 @@ def test_damaged_image_is_named_and_brings_back_nothing(node: Node, place: Path,
     assert "kybernate: chunk " in failed
     assert "another copy where there is one" in failed
     assert not list(tmp_path.glob("*back*"))
+
+
+def test_changed_manifest_in_the_store_is_damage(node: Node, place: Path) -> None:
+    manifest = image(node, "counter") / NAME
+    node.run("store", "put", "counter")
+    assert node.run("store", "check").stdout.splitlines()[-1] == "whole: 1 images"
+    node.run("store", "rm", "counter")
+    manifest.write_bytes(manifest.read_bytes().replace(b"busybox:1", b"busybox:2"))
+    node.run("store", "put", "counter")
+    result = node.run("store", "check", status=1)
+    assert "the manifest was changed after it was signed" in result.stdout
+    assert result.stdout.splitlines()[-1] == "damaged: 1 of 1 images cannot be restored"
+
+
+def test_damaged_pack_without_an_image_is_damage_too(node: Node, place: Path) -> None:
+    image(node, "counter")
+    node.run("store", "put", "counter")
+    node.run("store", "rm", "counter")
+    (pack,) = [path for path in (place / "packs").rglob("*") if path.is_file()]
+    pack.write_bytes(b"no pack")
+    result = node.run("store", "check", status=1)
+    assert result.stdout.splitlines()[-1] == "damaged: no image, but 1 packs or indexes"
 
 
 def test_unknown_image_and_missing_store_are_named(node: Node, place: Path, tmp_path: Path) -> None:

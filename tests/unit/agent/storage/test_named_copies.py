@@ -45,7 +45,7 @@ from kybernate_shim.checkpoint.image.manifest import NAME, decode, encode
 from kybernate_shim.checkpoint.image.signature import sign
 from kybernate_shim.checkpoint.image.store import verify, write_manifest
 from kybernate_shim.config import Config
-from kybernate_shim.trust.keys import signing_key
+from kybernate_shim.trust.keys import Key, signing_key
 from tests.fakes.images import write_image
 
 IDS: Final = ("11111111-aaaa", "11111111-bbbb", "22222222-cccc")
@@ -250,6 +250,29 @@ def test_another_manifest_of_the_id_is_no_other_copy(world: World) -> None:
     assert world.directories() == {world.roots[DISK] / name for name in ("plain", "changed")}
 
 
+def signed_again(world: World, directory: Path, algorithm: str, key: Key) -> None:
+    """Give an image the manifest that an import makes: other digests, and a signature."""
+    manifest = decode((directory / NAME).read_bytes())
+    with Digester(algorithm) as digester:
+        files = digester.files(directory, [file.name for file in manifest.files])
+    write_manifest(directory, sign(replace(manifest, files=files), key))
+
+
+def test_copy_that_was_signed_again_stands_for_the_other_if_its_key_is_valid(three: World) -> None:
+    disk = three.roots[DISK]
+    for name, algorithm in (("orig", "xxh128"), ("a", "blake3"), ("b", "blake3")):
+        signed_again(three, disk / name, algorithm, three.key)
+    three.rebuild()
+    three.put(disk / "orig")
+    act(three, Evict("b", DISK))
+    assert three.directories() == {disk / "orig", disk / "a"}
+    signed_again(three, disk / "orig", "xxh128", Key(b"f" * 32, three.place / "foreign"))
+    three.put(disk / "orig")
+    with pytest.raises(LastCopy, match="is signed by key"):
+        act(three, Copy("a", OBJECT, demote=True))
+    assert three.directories() == {disk / "orig", disk / "a"}
+
+
 def test_encrypted_copy_is_compared_before_another_one_leaves(world: World) -> None:
     key = world.place / "image.key"
     key.write_text("11" * 32)
@@ -296,6 +319,7 @@ def test_image_is_known_as_soon_as_it_is_named(world: World) -> None:
     world.catalogue.pin(IDS[0])
     (world.roots[DISK] / "team/moved").rename(world.roots[DISK] / "team/again")
     assert world.replicas.image_of("again") == world.roots[DISK] / "team/again"
+    world.catalogue.label("again", {"a": "b"})  # which is written with every copy that is known here
     assert world.replicas.image_of("moved") is None
     row = world.catalogue.get(IDS[0])
     assert (row.names, row.annotations.pinned) == (("again",), True)
