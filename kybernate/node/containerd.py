@@ -7,7 +7,7 @@ Source: containerd's api/services; CRI's labels from its pkg/cri/labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -127,7 +127,7 @@ class Containerd:
         """
         seen: set[str] = set()
         too_large: set[str] = set()
-        snapshotters: set[str] = set()
+        snapshotters = {SNAPSHOTTER}
         while True:
             try:
                 for record in self._streamed(namespace, too_large):
@@ -139,7 +139,7 @@ class Containerd:
             except ContainerdRefused as error:
                 if error.code != TOO_LARGE:
                     raise
-                missing = self._names(namespace, snapshotters or {SNAPSHOTTER}) - seen - too_large
+                missing = self._names(namespace, snapshotters) - seen - too_large
                 found = {id for id in missing if self._is_too_large(namespace, id)}
                 if not found:
                     raise
@@ -158,9 +158,9 @@ class Containerd:
         """Return names that containers may have: of tasks, and of snapshots, which CRI and ctr name after them."""
         stub = snapshots_pb2_grpc.SnapshotsStub(self.channel)
         names = set(self.tasks(namespace))
-        for snapshotter in snapshotters:
+        for snapshotter in filter(None, snapshotters):
             request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
-            with translated(self.address):
+            with suppress(ContainerdRefused), translated(self.address):  # one that is not loaded has no snapshots
                 for answer in stub.List(request, metadata=metadata(namespace), timeout=LIST_SECONDS):
                     names |= {info.name for info in answer.info if info.kind == snapshots_pb2.ACTIVE}
         return names

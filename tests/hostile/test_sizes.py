@@ -79,10 +79,9 @@ def enlarged(namespace: str, id: str) -> Iterator[None]:
     with Containerd() as containerd:
         stub = containers_pb2_grpc.ContainersStub(containerd.channel)
 
-        def update(path: str, value: bytes = b"") -> None:
+        def update(path: str, value: bytes) -> None:
             record = containers_pb2.Container(id=id)
-            if value:
-                record.extensions[path.partition(".")[2]].CopyFrom(AnyMessage(type_url="test", value=value))
+            record.extensions[path.partition(".")[2]].CopyFrom(AnyMessage(type_url="test", value=value))
             request = containers_pb2.UpdateContainerRequest(container=record, update_mask=FieldMask(paths=[path]))
             try:
                 stub.Update(request, metadata=(("containerd-namespace", namespace),), timeout=20)
@@ -94,4 +93,5 @@ def enlarged(namespace: str, id: str) -> Iterator[None]:
         try:
             yield
         finally:
-            update("extensions")  # else no client could remove it
+            for name in ("one", "two"):  # else no client could remove it
+                update(f"extensions.{name}", b"x")
