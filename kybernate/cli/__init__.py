@@ -1,70 +1,68 @@
-"""The command line `kybernate`. One module is one command or one group of them, and adds itself by its `register`.
+"""The command line `kybernate`.
 
-A command is run by its own module alone: to load all of them takes longer than most commands do.
+A command is run by its own module alone: to load all of them takes longer than most commands do, and so does typer.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from kybernate.cli.reporting import Reporting
-from kybernate_shim import __version__
+from kybernate.cli.commands import COMMANDS, PROMPT
 
 RUST_THREADS = "obstore"
-
-# The module of each command, in the order of the help.
-COMMANDS = {
-    "checkpoint": "checkpoint",
-    "restore": "restore",
-    "images": "images",
-    "inspect": "inspect",
-    "import": "importing",
-    "export": "export",
-    "push": "push",
-    "pull": "pull",
-    "registry": "registry",
-    "store": "store",
-    "keys": "keys",
-    "encrypt": "encrypt",
-    "decrypt": "encrypt",
-    "ps": "status",
-    "status": "status",
-    "suspend": "suspend",
-    "resume": "suspend",
-    "swap": "swap",
-    "ops": "ops",
-    "wait": "ops",
-    "cancel": "ops",
-    "events": "events",
-    "top": "top",
-    "promote": "tiers",
-    "demote": "tiers",
-    "prefetch": "tiers",
-    "evict": "tiers",
-    "pin": "tiers",
-    "unpin": "tiers",
-    "pool": "pool",
-    "cuda": "cuda",
-    "doctor": "doctor",
-    "agent": "agent",
-}
-
-HELP = "Checkpoint, restore and suspend the containers of this node."
 
 
 def main() -> None:
     """Run the program; exits with 0, 1 after a failure, 2 after a usage error, 130 after an interrupt."""
+    words = sys.argv[1:]
+    if (call := prompt_call(words)) is not None:
+        sys.exit(_status(call))
+    from kybernate.cli.application import application  # not for those that are called promptly
+
     try:
-        application(sys.argv[1:])(prog_name="kybernate")
+        application(words)(prog_name="kybernate")
     finally:
         if RUST_THREADS in sys.modules:
             _leave(sys.exc_info()[1])
+
+
+def prompt_call(words: Sequence[str]) -> Callable[[], Any] | None:
+    """Return the call that a command line asks for, None where typer has to understand it."""
+    if not words or words[0] not in PROMPT:
+        return None
+    from kybernate.cli.declared import NotUnderstood, parsed
+
+    command = getattr(import_module(f"kybernate.cli.{COMMANDS[words[0]]}"), words[0])
+    try:
+        arguments = parsed(command, words[1:])
+    except NotUnderstood:
+        return None
+    return lambda: command(**arguments)
+
+
+def _status(call: Callable[[], Any]) -> int:
+    """Run a command and return its exit status, as typer's group does."""
+    from kybernate.cli.reporting import is_expected, report
+    from kybernate_shim.imports import without
+
+    with without("ssl"):  # which asyncio loads for what none of these commands does
+        import grpc  # noqa: F401  # by which each of them makes its first call
+    try:
+        call()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+        return 1
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        return report(error)
+    return 0
 
 
 def _leave(ending: BaseException | None) -> None:
@@ -77,35 +75,3 @@ def _leave(ending: BaseException | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
-
-
-def application(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the program with the commands that the arguments `words` need: all, unless the first word is one."""
-    app = typer.Typer(
-        name="kybernate",
-        cls=Reporting,
-        epilog="KYBERNATE_TRACE=1 adds a traceback to every failure.",
-        no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        rich_markup_mode=None,  # help as other tools of the field print it; brackets mean what is optional
-        pretty_exceptions_enable=False,
-    )
-    app.callback(help=HELP)(_options)
-    first = words[0] if words else ""
-    for module in [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values()):
-        import_module(f"kybernate.cli.{module}").register(app)
-    return app
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"kybernate {__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Hold the options before the command. typer requires a function for them."""

@@ -6,15 +6,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kybernate import addresses
 from kybernate.cli.formats import moment
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
-from kybernate.client import Agent, Operation
-from kybernate.client.target import DEFAULT_SOCKET, VARIABLE
-from kybernate.messages import agent_pb2 as wire
-from kybernate.node.containerd import DEFAULT_ADDRESS
 from kybernate.node.failure import Failure
+
+if TYPE_CHECKING:
+    from kybernate.client import Agent, Operation
+    from kybernate.messages import agent_pb2 as wire
 
 OFF = "none"
 
@@ -25,17 +27,23 @@ class NoAgent(Failure):
     advice = "start one with `systemctl start kybernate-agent` or `kybernate agent`"
 
 
-def agent_here(address: str = DEFAULT_ADDRESS) -> Agent | None:
+def agent_here(address: str = addresses.CONTAINERD) -> Agent | None:
     """Return a connection to the agent where one runs.
 
     An agent serves the containerd that its own configuration names. So there is none for another `address`, unless
     --agent or $KYBERNATE_AGENT names it.
     """
-    named = os.environ.get(VARIABLE, "")
+    named = os.environ.get(addresses.AGENT_VARIABLE, "")
     if named:
-        return None if named == OFF else Agent(named)
-    usual = Path(address.removeprefix("unix://")).resolve() == Path(DEFAULT_ADDRESS).resolve()
-    return Agent() if usual and Path(DEFAULT_SOCKET).is_socket() and _answers() else None
+        return None if named == OFF else _agent(named)
+    usual = Path(address.removeprefix("unix://")).resolve() == Path(addresses.CONTAINERD).resolve()
+    return _agent() if usual and Path(addresses.AGENT).is_socket() and _answers() else None
+
+
+def _agent(address: str = "") -> Agent:
+    from kybernate.client import Agent  # it loads gRPC, which takes longer than to find that no agent runs
+
+    return Agent(address)
 
 
 def _answers() -> bool:
@@ -44,7 +52,7 @@ def _answers() -> bool:
 
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(DEFAULT_SOCKET)
+            connection.connect(addresses.AGENT)
         except PermissionError:
             return True  # it runs, and its refusal is the answer
         except OSError:
@@ -53,7 +61,7 @@ def _answers() -> bool:
 
 
 @contextmanager
-def agent_or_none(address: str = DEFAULT_ADDRESS) -> Iterator[Agent | None]:
+def agent_or_none(address: str = addresses.CONTAINERD) -> Iterator[Agent | None]:
     """Connect to the agent where one runs, for the block."""
     agent = agent_here(address)
     if agent is None:
@@ -74,7 +82,8 @@ def required_agent() -> Iterator[Agent]:
     """Connect to the agent. Raises NoAgent where none runs."""
     agent = agent_here()
     if agent is None:
-        raise NoAgent(f"no agent runs on this node: nothing listens on {os.environ.get(VARIABLE) or DEFAULT_SOCKET}")
+        place = os.environ.get(addresses.AGENT_VARIABLE) or addresses.AGENT
+        raise NoAgent(f"no agent runs on this node: nothing listens on {place}")
     with agent:
         yield agent
 

@@ -11,11 +11,11 @@ import typer
 
 from kybernate.cli.agents import agent_or_none, require_wait
 from kybernate.cli.moved import as_documents
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
 from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
-from kybernate.cli.through_agent import Wait, begun, checkpointed
+from kybernate.cli.through_agent import begun, checkpointed
 from kybernate.node.containerd import Containerd
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.places import new_place

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-import typer
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
+from kybernate.cli.declared import Option
+from kybernate.cli.output import GAP, echo, printable, show_columns, show_json
 
-from kybernate.cli.output import GAP, printable, show_columns, show_json
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 Item = TypeVar("Item")
 
@@ -27,9 +28,7 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
-Output = Annotated[
-    Format, typer.Option("--output", "-o", metavar="FORMAT", help="table, wide, json or yaml.", show_default=False)
-]
+Output = Annotated[Format, Option(("--output", "-o"), "table, wide, json or yaml.", metavar="FORMAT", default="")]
 NONE = "-"
 
 
@@ -55,9 +54,9 @@ class Table(Generic[Item]):
     def show_change(self, format: Format, item: Item) -> None:
         """Print one entry that has changed: a line of JSON for programs, its cells for people."""
         if format in (Format.JSON, Format.YAML):
-            typer.echo(json.dumps(self.document(item), ensure_ascii=False))
+            echo(json.dumps(self.document(item), ensure_ascii=False))
         else:
-            typer.echo(GAP.join(printable(str(cell)) for cell in self.row(item)[: self._columns(format)]))
+            echo(GAP.join(printable(str(cell)) for cell in self.row(item)[: self._columns(format)]))
 
     def _columns(self, format: Format) -> int:
         return len(self.header) if format == Format.WIDE else self.narrow
@@ -69,7 +68,7 @@ def until_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
 
 
 def moment(stamp: Timestamp) -> float:
@@ -81,7 +80,7 @@ def show_yaml(document: object) -> None:
     """Print a document as YAML."""
     import yaml  # 15 ms that every other command is spared
 
-    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+    echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), end="")
 
 
 def show_document(document: object, format: Format) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kybernate.cli.output import printable, size
-from kybernate_shim.messages.shim_pb2 import Arena, ResumeResponse, Step, SuspendResponse
+
+if TYPE_CHECKING:
+    from kybernate_shim.messages.shim_pb2 import Arena, ResumeResponse, Step, SuspendResponse
 
 
 def vram(reply: SuspendResponse | ResumeResponse) -> str:

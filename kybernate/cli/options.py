@@ -4,35 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from kybernate.node.containerd import DEFAULT_ADDRESS
+from kybernate import addresses
+from kybernate.cli.declared import Argument, Option
 
 ContainerName = Annotated[
     str,
-    typer.Argument(
-        metavar="CONTAINER",
-        help="Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER].",
-        show_default=False,
-    ),
+    Argument("CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]."),
 ]
 ImageName = Annotated[
     str,
-    typer.Argument(
-        metavar="IMAGE",
-        help="Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; or its directory.",
-        show_default=False,
+    Argument(
+        "IMAGE", "Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; or its directory."
     ),
 ]
 Namespace = Annotated[
     str,
-    typer.Option(
-        "--namespace", "-n", metavar="NAME", help="containerd's namespace; all of them by default.", show_default=False
-    ),
+    Option(("--namespace", "-n"), "containerd's namespace; all of them by default.", metavar="NAME", default=""),
 ]
 Address = Annotated[
-    str, typer.Option("--address", "-a", metavar="SOCKET", help="containerd's socket.", envvar="CONTAINERD_ADDRESS")
+    str, Option(("--address", "-a"), "containerd's socket.", metavar="SOCKET", envvar="CONTAINERD_ADDRESS")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option(("--json",), "Print JSON.")]
 
-ADDRESS = DEFAULT_ADDRESS
+Wait = Annotated[
+    bool,
+    Option(("--wait/--no-wait",), "Wait for the end; without, print the id of the agent's operation."),
+]
+
+ADDRESS = addresses.CONTAINERD

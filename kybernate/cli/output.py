@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-
-import typer
 
 INDENT = "  "
 GAP = "   "
 
 
+def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
+    """Print a text, whole, whatever the terminal's encoding cannot show."""
+    stream = sys.stderr if err else sys.stdout
+    try:
+        stream.write(text + end)
+    except UnicodeEncodeError:
+        stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding) + end)
+    stream.flush()
+
+
 def show_json(document: object) -> None:
     """Print a document for programs."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, indent: str = "") -> None:
@@ -22,7 +31,7 @@ def show_columns(header: Sequence[str], rows: Iterable[Sequence[object]], *, ind
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         padded = GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo(f"{indent}{padded}".rstrip())
+        echo(f"{indent}{padded}".rstrip())
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
@@ -30,7 +39,7 @@ def show_fields(fields: Mapping[str, object]) -> None:
     shown = {name: printable(str(value)) for name, value in fields.items() if value not in ("", None)}
     width = max(map(len, shown), default=0) + 1
     for name, value in shown.items():
-        typer.echo(f"{name + ':':{width}} {value}")
+        echo(f"{name + ':':{width}} {value}")
 
 
 def printable(text: str, *, keep: str = "") -> str:

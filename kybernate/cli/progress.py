@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kybernate.messages import agent_pb2 as wire
-from kybernate_shim.messages.shim_pb2 import Container
+if TYPE_CHECKING:
+    from kybernate.messages import agent_pb2 as wire
+    from kybernate_shim.messages.shim_pb2 import Container
 
 
 class Bar:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import traceback
-from typing import Any
+import sys
 
-import typer
-from typer.core import TyperGroup
-
-from kybernate.cli.output import printable
+from kybernate.cli.output import echo, printable
 from kybernate.node.failure import Failure
-from kybernate_shim.config import ConfigInvalid
 from kybernate_shim.trace import VARIABLE as TRACE
 from kybernate_shim.undo import in_words
 
@@ -25,22 +20,22 @@ class Interrupted(Failure):
 STATUS: dict[type[Exception], int] = {Interrupted: 130}  # as shells count a death by SIGINT
 
 
-class Reporting(TyperGroup):
-    """A group of commands whose expected failures are explained."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (Failure, ConfigInvalid) as error:
-            report(error)
-            raise typer.Exit(STATUS.get(type(error), 1)) from error
+def is_expected(error: Exception) -> bool:
+    """Return whether it is a failure to be explained; other errors are defects, and show their traceback."""
+    if isinstance(error, Failure):
+        return True
+    config = sys.modules.get("kybernate_shim.config")  # what has not read a configuration cannot have failed by one
+    return config is not None and isinstance(error, config.ConfigInvalid)
 
 
-def report(error: Exception) -> None:
-    """Print what failed and why, the state of things, and what to do."""
-    typer.echo(f"kybernate: {printable(in_words(error), keep=KEPT)}", err=True)
+def report(error: Exception) -> int:
+    """Print what failed and why, the state of things, and what to do; return the exit status."""
+    echo(f"kybernate: {printable(in_words(error), keep=KEPT)}", err=True)
     for title in ("state", "advice"):
         if text := getattr(error, title, ""):
-            typer.echo(f"  {title + ':':7} {printable(str(text), keep=KEPT)}", err=True)
+            echo(f"  {title + ':':7} {printable(str(text), keep=KEPT)}", err=True)
     if os.environ.get(TRACE):
-        typer.echo("".join(traceback.format_exception(error)), err=True)
+        import traceback
+
+        echo("".join(traceback.format_exception(error)), err=True)
+    return STATUS.get(type(error), 1)

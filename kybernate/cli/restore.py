@@ -17,14 +17,14 @@ import typer
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait, seconds_of
 from kybernate.cli.moved import as_documents
-from kybernate.cli.options import ADDRESS, Address, ImageName, Json
+from kybernate.cli.options import ADDRESS, Address, ImageName, Json, Wait
 from kybernate.cli.output import seconds as duration
 from kybernate.cli.output import show_columns, show_fields, show_json, size
 from kybernate.cli.privileges import summary
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.store import Url, store_place, store_transfer
-from kybernate.cli.through_agent import Wait, begun
+from kybernate.cli.through_agent import begun
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import restore as restoring
 from kybernate.node.containerd import Containerd

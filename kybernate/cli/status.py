@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kybernate.cli.agents import NoAgent, agent_or_none
+from kybernate.cli.declared import Argument, Option
 from kybernate.cli.formats import NONE, Format, Output, Table, until_interrupted
 from kybernate.cli.moved import arena_document
 from kybernate.cli.options import ADDRESS, Address, Json, Namespace
-from kybernate.cli.output import printable, seconds, show_fields, show_json, size
-from kybernate.cli.surveying import changes, surveyed
-from kybernate.client import Agent
-from kybernate.node.containerd import Containerd
+from kybernate.cli.output import echo, printable, seconds, show_fields, show_json, size
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import shim_of
-from kybernate.node.survey import SurveyedContainer, survey
-from kybernate_shim.messages import shim_pb2 as wire
+
+# One of two ways is taken: by the agent, or by containerd and the shims. The commands load what it needs, no more.
+if TYPE_CHECKING:
+    from typer import Typer
+
+    from kybernate.client import Agent
+    from kybernate.node.lookup import KnownContainer
+    from kybernate.node.survey import SurveyedContainer
+    from kybernate_shim.messages import shim_pb2 as wire
 
 ID_WIDTH = 13  # as `crictl ps` shows ids
 HEADER = ("CONTAINER", "NAME", "STATE", "PHASE", "STEP", "DONE", "PID", "NAMESPACE", "IMAGE", "RUNTIME", "NOTE")
@@ -28,7 +28,7 @@ NARROW = 8
 UNKNOWN = "unknown"  # of a container whose shim does not answer
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Typer) -> None:
     """Add the commands."""
     app.command()(ps)
     app.command()(status)
@@ -36,9 +36,7 @@ def register(app: typer.Typer) -> None:
 
 def ps(
     namespace: Namespace = "",
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Continue with a line for each change; needs the agent.")
-    ] = False,
+    watch: Annotated[bool, Option(("--watch", "-w"), "Continue with a line for each change; needs the agent.")] = False,
     output: Output = Format.TABLE,
     address: Address = ADDRESS,
     as_json: Json = False,
@@ -47,18 +45,28 @@ def ps(
     format = Format.JSON if as_json else output
     with agent_or_none(address) as agent:
         if agent is not None:
+            from kybernate.cli.surveying import surveyed
+
             _list(surveyed(agent, namespace), format)
             if watch:
                 _watch(agent, namespace, format)
             return
     if watch:
         raise NoAgent("--watch needs an agent, and none runs on this node")
+    import asyncio
+
+    from kybernate.node.containerd import Containerd
+
     with Containerd(address) as containerd:
+        from kybernate.node.survey import survey
+
         _list(asyncio.run(survey(containerd.containers(namespace), containerd.address)), format)
 
 
 def _watch(agent: Agent, namespace: str, format: Format) -> None:
     """Print a line for each container that changes from now on."""
+    from kybernate.cli.surveying import changes
+
     with until_interrupted():
         for one in changes(agent, namespace):
             TABLE.show_change(format, one)
@@ -69,17 +77,15 @@ def _list(seen: Sequence[SurveyedContainer], format: Format) -> None:
     if format in (Format.JSON, Format.YAML):
         return
     for one in seen:
-        for words in [one.problem] if one.problem else _notes(one.status or wire.Container()):
-            typer.echo(f"kybernate: {printable(f'{one.container.title}: {words}')}", err=True)
+        for words in [one.problem] if one.problem else _notes(one.status):
+            echo(f"kybernate: {printable(f'{one.container.title}: {words}')}", err=True)
 
 
 def status(
     container: Annotated[
         str,
-        typer.Argument(
-            metavar="CONTAINER",
-            help="Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]; without it, as `ps`.",
-            show_default=False,
+        Argument(
+            "CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]; without it, as `ps`."
         ),
     ] = "",
     namespace: Namespace = "",
@@ -93,6 +99,10 @@ def status(
     if not container:
         ps(namespace, address=address, as_json=as_json)
         return
+    import asyncio
+
+    from kybernate.node.containerd import Containerd
+
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
     seen = asyncio.run(_one(found, containerd.address))
@@ -103,11 +113,21 @@ def status(
 
 
 async def _one(container: KnownContainer, address: str) -> SurveyedContainer:
+    from kybernate.node.shim import shim_of
+    from kybernate.node.survey import SurveyedContainer
+
     async with shim_of(container, address) as shim:
         found = await shim.status(container.id, gpu=True)
     if not found:
         raise Failure(f"container {container.title} is unknown to its shim")
     return SurveyedContainer(container, found[0])
+
+
+def _known(seen: SurveyedContainer) -> wire.Container:
+    """Return what its shim has said, nothing where it has not answered."""
+    from kybernate_shim.messages import shim_pb2 as wire
+
+    return seen.status or wire.Container()
 
 
 def _state(status: wire.Container | None) -> str:
@@ -117,8 +137,10 @@ def _state(status: wire.Container | None) -> str:
     return f"{status.state}, {gpu}" if gpu not in ("", "attached", f"{status.phase}ing") else status.state
 
 
-def _notes(status: wire.Container) -> list[str]:
+def _notes(status: wire.Container | None) -> list[str]:
     """Say what is odd about its GPU state, and why it is not in the arena that it asked for."""
+    if status is None:
+        return []
     return [*filter(None, [status.note]), *(f"arena: {reason}" for reason in status.arena.reasons)]
 
 
@@ -129,7 +151,7 @@ def _done(status: wire.Container) -> str:
 
 
 def _row(seen: SurveyedContainer) -> tuple[object, ...]:
-    container, status = seen.container, seen.status or wire.Container()
+    container, status = seen.container, _known(seen)
     return (
         container.id[:ID_WIDTH] if container.pod else container.id,
         container.title,
@@ -146,7 +168,7 @@ def _row(seen: SurveyedContainer) -> tuple[object, ...]:
 
 
 def _show(seen: SurveyedContainer) -> None:
-    container, status = seen.container, seen.status or wire.Container()
+    container, status = seen.container, _known(seen)
     show_fields(
         {
             "container": container.id,
@@ -172,7 +194,7 @@ def _processes(status: wire.Container) -> list[str]:
 
 
 def _document(seen: SurveyedContainer) -> dict[str, Any]:
-    container, status = seen.container, seen.status or wire.Container()
+    container, status = seen.container, _known(seen)
     return {
         "namespace": container.namespace,
         "container": container.id,

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from kybernate.cli.agents import agent_or_none, require_wait
+from kybernate.cli.declared import Option
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
-from kybernate.cli.output import seconds, show_columns, show_json
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
+from kybernate.cli.output import echo, seconds, show_columns, show_json
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
-from kybernate.cli.through_agent import Wait, begun, resumed, suspended
-from kybernate.node.containerd import Containerd
-from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
-from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
+
+# One of two ways is taken: by the agent, or by containerd and the shim. The commands load what it needs, no more.
+if TYPE_CHECKING:
+    from typer import Typer
+
+    from kybernate.node.lookup import KnownContainer
+    from kybernate_shim.messages.shim_pb2 import ResumeResponse, SuspendResponse
+
+    Reply = SuspendResponse | ResumeResponse
 
 LockTimeout = Annotated[
     float,
-    typer.Option(
-        "--timeout", min=0, metavar="SECONDS", help="For the CUDA driver's lock.", show_default="as configured"
-    ),
+    Option(("--timeout",), "For the CUDA driver's lock.", metavar="SECONDS", least=0, default="as configured"),
 ]
 RestoreTimeout = Annotated[
     float,
-    typer.Option(
-        "--timeout", min=0, metavar="SECONDS", help="For the CUDA driver's restore.", show_default="as configured"
-    ),
+    Option(("--timeout",), "For the CUDA driver's restore.", metavar="SECONDS", least=0, default="as configured"),
 ]
-Reply = SuspendResponse | ResumeResponse
 DONE = {"suspend": "suspended", "resume": "resumed"}
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Typer) -> None:
     """Add the commands."""
     app.command()(suspend)
     app.command()(resume)
@@ -55,6 +52,8 @@ def suspend(
     """
     with agent_or_none(address) as agent:
         if agent is not None:
+            from kybernate.cli.through_agent import begun, suspended
+
             operation = agent.suspend(container, namespace=namespace, lock_timeout=timeout)
             return _print("suspend", *suspended(operation), as_json=as_json) if wait else begun(operation)
     require_wait(wait)
@@ -72,6 +71,8 @@ def resume(
     """Undo a suspend: the container keeps running."""
     with agent_or_none(address) as agent:
         if agent is not None:
+            from kybernate.cli.through_agent import begun, resumed
+
             operation = agent.resume(container, namespace=namespace, restore_timeout=timeout)
             return _print("resume", *resumed(operation), as_json=as_json) if wait else begun(operation)
     require_wait(wait)
@@ -79,6 +80,10 @@ def resume(
 
 
 def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *, as_json: bool) -> None:
+    import asyncio
+
+    from kybernate.node.containerd import Containerd
+
     with Containerd(address) as containerd:
         container = containerd.find(query, namespace)
     try:
@@ -92,6 +97,8 @@ def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *,
 
 
 def _print(verb: str, container: KnownContainer, reply: Reply, *, as_json: bool) -> None:
+    from kybernate_shim.messages.shim_pb2 import SuspendResponse
+
     if as_json:
         arena = {"arena": arena_document(reply.arena)} if isinstance(reply, SuspendResponse) else {}
         show_json(
@@ -104,13 +111,16 @@ def _print(verb: str, container: KnownContainer, reply: Reply, *, as_json: bool)
             }
         )
         return
-    typer.echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
+    echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
     for line in arena_lines(reply) if isinstance(reply, SuspendResponse) else ():
-        typer.echo(line)
+        echo(line)
     show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])
 
 
 async def _call(verb: str, container: KnownContainer, address: str, timeout_ms: int, bar: Bar) -> Reply:
+    from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
+    from kybernate_shim.messages.shim_pb2 import ResumeRequest, SuspendRequest
+
     try:
         async with shim_of(container, address) as shim, watching(shim, container.id, bar.show):
             if verb == "suspend":

@@ -6,25 +6,18 @@ So a command prints the same, with and without an agent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
 
 from kybernate.cli.agents import finished, seconds_of
+from kybernate.cli.output import echo
 from kybernate.client import Operation
 from kybernate.messages import agent_pb2
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.messages import shim_pb2 as wire
 
-Wait = Annotated[
-    bool,
-    typer.Option("--wait/--no-wait", help="Wait for the end; without, print the id of the agent's operation."),
-]
-
 
 def begun(operation: Operation) -> None:
     """Print the id of an operation that is not waited for."""
-    typer.echo(operation.id)
+    echo(operation.id)
 
 
 def container_of(operation: agent_pb2.Operation) -> KnownContainer:

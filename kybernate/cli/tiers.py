@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.agents import finished, required_agent, seconds_of
-from kybernate.cli.options import ImageName, Json
+from kybernate.cli.options import ImageName, Json, Wait
 from kybernate.cli.output import seconds, show_fields, show_json, size
-from kybernate.cli.through_agent import Wait, begun
+from kybernate.cli.through_agent import begun
 from kybernate.client import Operation
 
 RAM, DISK, OBJECT = "ram", "disk", "object"

@@ -12,16 +12,20 @@
 docs/api.md.
 """
 
-from kybernate.client.agent import Agent, Operation
-from kybernate.client.asynchronous import AsyncAgent, AsyncOperation
-from kybernate.client.errors import (
-    AgentRefused,
-    AgentUnreachable,
-    NotFinished,
-    OperationCancelled,
-    OperationFailed,
-)
-from kybernate.client.target import DEFAULT_SOCKET, Tls
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kybernate.client.agent import Agent, Operation
+    from kybernate.client.asynchronous import AsyncAgent, AsyncOperation
+    from kybernate.client.errors import (
+        AgentRefused,
+        AgentUnreachable,
+        NotFinished,
+        OperationCancelled,
+        OperationFailed,
+    )
+    from kybernate.client.target import DEFAULT_SOCKET, Tls
 
 __all__ = [
     "DEFAULT_SOCKET",
@@ -36,3 +40,18 @@ __all__ = [
     "OperationFailed",
     "Tls",
 ]
+
+# Where each name is from: a program that blocks loads nothing for coroutines, nor the reverse.
+_MODULES = {
+    "agent": ("Agent", "Operation"),
+    "asynchronous": ("AsyncAgent", "AsyncOperation"),
+    "errors": ("AgentRefused", "AgentUnreachable", "NotFinished", "OperationCancelled", "OperationFailed"),
+    "target": ("DEFAULT_SOCKET", "Tls"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"kybernate.client.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

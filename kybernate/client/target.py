@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from kybernate import addresses
 from kybernate.client.errors import AgentUnreachable
 
-DEFAULT_SOCKET = "/run/kybernate/agent.sock"
-VARIABLE = "KYBERNATE_AGENT"
+DEFAULT_SOCKET, VARIABLE = addresses.AGENT, addresses.AGENT_VARIABLE
 MAX_MESSAGE = 64 << 20  # bytes; a list of some thousand images
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),

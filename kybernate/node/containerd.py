@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from kybernate import addresses
 from kybernate.messages import (
     containers_pb2,
     containers_pb2_grpc,
@@ -27,7 +28,7 @@ from kybernate.node.lookup import KnownContainer, resolve
 from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.messages import process_pb2
 
-DEFAULT_ADDRESS = "/run/containerd/containerd.sock"
+DEFAULT_ADDRESS = addresses.CONTAINERD
 CALL_SECONDS = 20.0
 MAX_MESSAGE = 16 << 20  # bytes, as containerd's own clients allow
 POD, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"

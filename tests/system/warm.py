@@ -26,8 +26,12 @@ from typing import Any, NoReturn
 PROGRAM = "kybernate"
 NUMBER = struct.Struct("i")
 LARGEST = 1 << 20  # bytes of arguments and environment
-# What commands load when they run, not when they are imported: the conversions of arguments, tables and bars.
-LOADED_LATE = ("typer._adapters", "rich.console", "rich.progress", "rich.table")
+# What commands load when they run, not when they are imported: the conversions of arguments, tables, bars; and, for
+# those that are read without typer, one of two ways to a shim.
+LOADED_LATE = (
+    "typer._adapters", "rich.console", "rich.progress", "rich.table", "kybernate.cli.application",
+    "kybernate.cli.surveying", "kybernate.client.agent", "kybernate.node.containerd", "kybernate.node.survey",
+)  # fmt: skip
 
 _begun: set[str] = set()
 
@@ -103,7 +107,7 @@ def _server() -> socket.socket:
 
 def serve(calls: socket.socket) -> None:
     """Fork a process for each call, and send its pid and its exit status, until there is no caller any more."""
-    from kybernate.cli import COMMANDS
+    from kybernate.cli.commands import COMMANDS
 
     for name in [*LOADED_LATE, *(f"kybernate.cli.{module}" for module in COMMANDS.values())]:
         importlib.import_module(name)

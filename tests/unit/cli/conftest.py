@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from kybernate.cli import application
+from kybernate.cli.application import application
 from kybernate_shim import address, config
 from tests.unit.cli.fake_containerd import FakeContainerd
 from tests.unit.cli.fake_shim import FakeShim

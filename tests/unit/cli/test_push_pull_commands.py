@@ -195,7 +195,7 @@ def test_references_and_paths_are_told_apart() -> None:
 
 def test_help_loads_no_library_of_registries() -> None:
     program = (
-        "import sys; from kybernate.cli import application; application(['push']); application(['pull']);"
+        "import sys; from kybernate.cli.application import application; application(['push']); application(['pull']);"
         "assert not {'httpx', 'zstandard'} & sys.modules.keys()"
     )
     subprocess.run(

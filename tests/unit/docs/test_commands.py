@@ -19,7 +19,7 @@ import yaml
 from typer.core import TyperGroup
 
 from kybernate.agent.settings import Settings
-from kybernate.cli import application
+from kybernate.cli.application import application
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted

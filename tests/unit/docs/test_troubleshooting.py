@@ -16,6 +16,7 @@ PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 INTERNAL = {
     "Abandoned", "ApplyStopped", "CipherStopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
     "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotInDev", "NotOnlyTheirs", "NotSealed",
+    "NotUnderstood",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
     "PeerUnknown", "Stopped", "Vanished", "VramError", "_Again", "_Refused", "_Stopped",
 }  # fmt: skip

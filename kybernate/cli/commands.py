@@ -1,0 +1,43 @@
+"""The commands, and which module has each. One module is one command or one group of them, with a `register`."""
+
+from __future__ import annotations
+
+# The module of each command, in the order of the help.
+COMMANDS = {
+    "checkpoint": "checkpoint",
+    "restore": "restore",
+    "images": "images",
+    "inspect": "inspect",
+    "import": "importing",
+    "export": "export",
+    "push": "push",
+    "pull": "pull",
+    "registry": "registry",
+    "store": "store",
+    "keys": "keys",
+    "encrypt": "encrypt",
+    "decrypt": "encrypt",
+    "ps": "status",
+    "status": "status",
+    "suspend": "suspend",
+    "resume": "suspend",
+    "swap": "swap",
+    "ops": "ops",
+    "wait": "ops",
+    "cancel": "ops",
+    "events": "events",
+    "top": "top",
+    "promote": "tiers",
+    "demote": "tiers",
+    "prefetch": "tiers",
+    "evict": "tiers",
+    "pin": "tiers",
+    "unpin": "tiers",
+    "pool": "pool",
+    "cuda": "cuda",
+    "doctor": "doctor",
+    "agent": "agent",
+}
+
+# Those that people and programs wait for: called without typer where their arguments are plain, see declared.py.
+PROMPT = ("ps", "status", "suspend", "resume")
