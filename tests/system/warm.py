@@ -26,8 +26,12 @@ from typing import Any, NoReturn
 PROGRAM = "kybernate"
 NUMBER = struct.Struct("i")
 LARGEST = 1 << 20  # bytes of arguments and environment
-# What commands load when they run, not when they are imported: the conversions of arguments, tables and bars.
-LOADED_LATE = ("typer._adapters", "rich.console", "rich.progress", "rich.table")
+# What commands load when they run, not when they are imported: the conversions of arguments, tables, bars; and, for
+# those that are read without typer, one of two ways to a shim.
+LOADED_LATE = (
+    "typer._adapters", "rich.console", "rich.progress", "rich.table", "kybernate.cli.application",
+    "kybernate.cli.surveying", "kybernate.client.agent", "kybernate.node.containerd", "kybernate.node.survey",
+)  # fmt: skip
 
 _begun: set[str] = set()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from tests.fakes.cuda import Gpus
 
 PATIENCE = 30.0  # s for a call whose deadline is not the subject; the machine may be busy with other tests
 
@@ -19,6 +22,13 @@ def helpers(socket: Path) -> list[psutil.Process]:
         if str(socket) in arguments and "kybernate_shim.cuda_helper.helper" in arguments:
             found.append(process)
     return sorted(found, key=lambda process: process.info["create_time"])
+
+
+async def called(gpus: Gpus, verb: str, times: int = 1) -> None:
+    """Wait until the driver is in its so-many-th call of a verb since `gpus.record()`."""
+    async with asyncio.timeout(PATIENCE):
+        while [call.name for call in gpus.calls()].count(verb) < times:  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(0.005)
 
 
 def arenas_worker(socket: Path) -> psutil.Process:

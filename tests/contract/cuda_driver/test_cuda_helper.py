@@ -19,7 +19,7 @@ from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaHelperLo
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper, log_path, start_helper
 from kybernate_shim.messages import cuda_pb2 as wire
-from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, called, helpers
 from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
@@ -88,8 +88,9 @@ def test_helper_that_is_killed_is_replaced(use: Run, start: Start, gpus: Gpus, s
 
     async def body(helper: CudaHelper) -> None:
         await helper.lock([program.pid], PATIENCE)
+        gpus.record()
         checkpoint = asyncio.create_task(helper.checkpoint([program.pid], PATIENCE))
-        await asyncio.sleep(0.3)
+        await called(gpus, "checkpoint")
         workers = helpers(socket)[0].children()
         helpers(socket)[0].send_signal(signal.SIGKILL)
         with pytest.raises(CudaHelperLost, match="CUDA Checkpoint: the helper ended before it answered"):

@@ -15,7 +15,7 @@ from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, C
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import StepSeconds, bring_back, resume, suspend
-from tests.contract.cuda_driver.helper_processes import PATIENCE, helpers
+from tests.contract.cuda_driver.helper_processes import PATIENCE, called, helpers
 from tests.fakes.cuda import Gpus
 from tests.fakes.cuda.programs import Program
 
@@ -197,8 +197,9 @@ def test_killed_helper_leaves_every_program_computing(
 
     async def body(helper: CudaHelper) -> None:
         await helper.info()
+        gpus.record()
         task = asyncio.create_task(suspend(helper, lambda: pids_of(programs), LIMITS))
-        await asyncio.sleep(0.3)
+        await called(gpus, "checkpoint", len(programs))
         helpers(socket)[0].send_signal(signal.SIGKILL)
         with pytest.raises(CudaError, match="the helper ended"):
             await task
@@ -236,8 +237,9 @@ def test_process_that_ends_during_the_lock_is_no_failure(use: Run, start: Start,
     ending, other = start(busy_ms=2000), start()
 
     async def body(helper: CudaHelper) -> None:
+        gpus.record()
         task = asyncio.create_task(suspend(helper, lambda: [ending.pid, other.pid], LIMITS))
-        await asyncio.sleep(0.5)
+        await called(gpus, "lock", 2)
         ending.signal(signal.SIGKILL)
         suspended = await task
         assert suspended.pids == [other.pid]

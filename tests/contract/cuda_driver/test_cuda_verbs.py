@@ -19,7 +19,7 @@ from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, GpuPair
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import bring_back
-from tests.contract.cuda_driver.helper_processes import PATIENCE
+from tests.contract.cuda_driver.helper_processes import PATIENCE, called
 from tests.fakes.cuda import GIB, Gpus
 from tests.fakes.cuda.programs import Holder, Program
 
@@ -172,7 +172,7 @@ def test_lock_that_does_not_drain_in_time_leaves_the_process_running(use: Run, s
     program.wait_for_steps(1)
 
 
-def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start: Start) -> None:
+def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start: Start, gpus: Gpus) -> None:
     """Ranks wait for each other on the GPU; locked one by one, in whatever order, they would never drain.
 
     Here all of them are stopped, and each continues only when the one that was asked after it is locked.
@@ -183,8 +183,9 @@ def test_locks_of_eight_processes_wait_for_each_at_the_same_time(use: Run, start
         program.signal(signal.SIGSTOP)
 
     async def body(helper: CudaHelper) -> None:
+        gpus.record()
         lock = asyncio.create_task(helper.lock(pids, PATIENCE))
-        await asyncio.sleep(0.5)
+        await called(gpus, "lock", len(programs))
         for program in reversed(programs):
             program.signal(signal.SIGCONT)
             until = time.monotonic() + 10
