@@ -7,4 +7,5 @@ from typing import Final
 
 RUN: Final = Path("/run/kybernate")
 ARRIVING: Final = RUN / "arriving"  # images that arrive from a store for a restore
+DUMPS: Final = RUN / "dumps"  # files of dumps whose containers are frozen
 IMAGES_SOCKET: Final = RUN / "images.sock"  # of the agent, for shims: images that are not on the node

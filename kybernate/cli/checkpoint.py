@@ -57,6 +57,14 @@ def checkpoint(
         float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
     ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Override findings that are only suspicions.")] = False,
+    max_freeze: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Most time for which it may be frozen, such as 2s or 500ms; none for any.",
+            show_default="as its pod or the node says",
+        ),
+    ] = "",
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
@@ -67,6 +75,7 @@ def checkpoint(
     It is frozen while its memory is written, and then keeps running, unless --exit ends it. When a step fails, it
     continues as before. A pod with one container may be named in its place.
     """
+    limit = _seconds(max_freeze)
     with agent_or_none(address) as agent:
         if agent is not None:
             operation = agent.checkpoint(
@@ -77,6 +86,7 @@ def checkpoint(
                 tcp=tcp or "",
                 rootfs=rootfs,
                 force=force,
+                max_freeze=limit,
                 deadline=timeout,
             )
             if not wait:
@@ -96,8 +106,18 @@ def checkpoint(
         force=force,
         image=found.image,
         image_digest=digest,
+        max_freeze_seconds=limit,
     )
     return _print(found, _run(found, containerd.address, request), as_json=as_json)
+
+
+def _seconds(max_freeze: str) -> float:
+    from kybernate_shim.checkpoint.freeze_limit import seconds_of  # few checkpoints have a limit of their own
+
+    try:
+        return seconds_of(max_freeze) if max_freeze else 0
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--max-freeze") from error
 
 
 def _print(container: KnownContainer, reply: CheckpointResponse, *, as_json: bool) -> None:

@@ -36,11 +36,15 @@ class Verbs(ABC, Generic[Handle]):
         tcp: str = "",
         rootfs: bool = True,
         force: bool = False,
+        max_freeze: float = 0,
         key: str = "",
         deadline: float = 0,
         labels: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established"."""
+        """Write an image of a container; `path` is its name or a directory, `tcp` is "close" or "established".
+
+        It may be frozen for `max_freeze` seconds, 0 for as long as its pod or the node says.
+        """
         request = wire.CheckpointRequest(
             name=container,
             namespace=namespace,
@@ -49,6 +53,7 @@ class Verbs(ABC, Generic[Handle]):
             tcp=tcp,
             without_rootfs=not rootfs,
             force=force,
+            max_freeze_seconds=max_freeze,
             options=options(key, deadline, labels),
         )
         return self._begin("Operations/Checkpoint", request)

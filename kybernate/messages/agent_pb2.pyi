@@ -286,7 +286,7 @@ class Options(_message.Message):
     def __init__(self, idempotency_key: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("name", "namespace", "path", "exit", "tcp", "without_rootfs", "force", "options")
+    __slots__ = ("name", "namespace", "path", "exit", "tcp", "without_rootfs", "force", "options", "max_freeze_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class CheckpointRequest(_message.Message):
     WITHOUT_ROOTFS_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FREEZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     path: str
@@ -303,7 +304,8 @@ class CheckpointRequest(_message.Message):
     without_rootfs: bool
     force: bool
     options: Options
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., without_rootfs: _Optional[bool] = ..., force: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    max_freeze_seconds: float
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., without_rootfs: _Optional[bool] = ..., force: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., max_freeze_seconds: _Optional[float] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("image", "name", "namespace", "options", "container_image", "runtime", "snapshotter", "log_path", "force", "from_store")

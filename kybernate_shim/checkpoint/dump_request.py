@@ -16,8 +16,9 @@ class DumpRequest:
 
     `durable`: the image survives a power failure once the call returns; a directory that containerd copies and removes
     immediately need not. `deadline` is in seconds for all steps together, 0 for none.
-    `digest` is the algorithm for files.
-    With a `destination`, `image` is a directory in memory, and the files go to the destination encrypted.
+    `digest` is the algorithm for files. `max_freeze` is the time in seconds for which the container may be frozen, 0
+    for what its annotation or the node says, a year for any; `max_freeze_from` says in words where it comes from.
+    With a `destination`, `image` is a directory in memory, and the files go to the destination, `encrypted` or not.
     `rootfs_elsewhere`: the caller saves the changes of the root filesystem by itself, if they are saved.
     """
 
@@ -34,7 +35,10 @@ class DumpRequest:
     source_image: str = ""
     source_digest: str = ""
     digest: str = DEFAULT_DIGEST
+    max_freeze: float = 0
+    max_freeze_from: str = ""
     destination: Path | None = None
+    encrypted: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,3 +27,15 @@ async def to_the_end(work: Callable[[], T], stop: Callable[[], None] = lambda: N
         if not task.cancelled():
             task.exception()  # of no interest: the cancel came first
         raise
+
+
+@asynccontextmanager
+async def entered(place: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context whose ends block, without making the event loop wait for them."""
+    made = asyncio.ensure_future(asyncio.to_thread(place.__enter__))
+    try:
+        yield await asyncio.shield(made)
+    finally:
+        await asyncio.wait({made})  # a caller that is cancelled meanwhile leaves none behind
+        if made.exception() is None:
+            await to_the_end(lambda: place.__exit__(None, None, None))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/shim.proto\x12\x11kybernate.shim.v1\"\xd0\x01\n\x11\x43heckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x12\x0b\n\x03tcp\x18\x04 \x01(\t\x12\x13\n\x0brootfs_diff\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x11\n\twork_path\x18\x07 \x01(\t\x12\r\n\x05\x66orce\x18\x08 \x01(\x08\x12\r\n\x05image\x18\t \x01(\t\x12\x14\n\x0cimage_digest\x18\n \x01(\t\x12\x11\n\toperation\x18\x0b \x01(\t\"\x96\x01\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tfrozen_ms\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12&\n\x05steps\x18\x06 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\"J\n\x04Step\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x04 \x01(\x04\"C\n\x0eSuspendRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x11\n\toperation\x18\x03 \x01(\t\"v\n\x0fSuspendResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\x12\'\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\"6\n\x05\x41rena\x12\r\n\x05\x61sked\x18\x01 \x01(\x08\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"[\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0froom_timeout_ms\x18\x03 \x01(\r\x12\x11\n\toperation\x18\x04 \x01(\t\"L\n\x0eResumeResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\".\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\toperation\x18\x02 \x01(\t\"j\n\x0e\x43\x61ncelResponse\x12\'\n\x05\x65nded\x18\x01 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12/\n\tcontainer\x18\x02 \x01(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xa0\x02\n\x05\x45nded\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12&\n\x05steps\x18\x07 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x11\n\tfrozen_ms\x18\t \x01(\x04\x12\x12\n\nvram_bytes\x18\n \x01(\x04\x12\x0c\n\x04path\x18\x0b \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x0c \x01(\t\x12\x0f\n\x07seconds\x18\r \x01(\x01\x12\x13\n\x0bseconds_ago\x18\x0e \x01(\x01\x12\x0e\n\x06source\x18\x0f \x01(\t\"(\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\x08\"B\n\x0eStatusResponse\x12\x30\n\ncontainers\x18\x01 \x03(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xb0\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x11\n\tcuda_pids\x18\n \x03(\r\x12\x0b\n\x03gpu\x18\x0b \x01(\t\x12,\n\x04\x63uda\x18\x0c \x03(\x0b\x32\x1e.kybernate.shim.v1.CudaProcess\x12\x0c\n\x04note\x18\r \x01(\t\x12\'\n\x05\x61rena\x18\x0e \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\x12\x11\n\toperation\x18\x0f \x01(\t\x12\x12\n\ncancelling\x18\x10 \x01(\x08\x12&\n\x04last\x18\x11 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12)\n\x07\x65\x61rlier\x18\x12 \x03(\x0b\x32\x18.kybernate.shim.v1.Ended\x12\x12\n\nvram_bytes\x18\x13 \x01(\x04\")\n\x0b\x43udaProcess\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t2\xa0\x03\n\x04Shim\x12Y\n\nCheckpoint\x12$.kybernate.shim.v1.CheckpointRequest\x1a%.kybernate.shim.v1.CheckpointResponse\x12P\n\x07Suspend\x12!.kybernate.shim.v1.SuspendRequest\x1a\".kybernate.shim.v1.SuspendResponse\x12M\n\x06Resume\x12 .kybernate.shim.v1.ResumeRequest\x1a!.kybernate.shim.v1.ResumeResponse\x12M\n\x06\x43\x61ncel\x12 .kybernate.shim.v1.CancelRequest\x1a!.kybernate.shim.v1.CancelResponse\x12M\n\x06Status\x12 .kybernate.shim.v1.StatusRequest\x1a!.kybernate.shim.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/shim.proto\x12\x11kybernate.shim.v1\"\x85\x02\n\x11\x43heckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x12\x0b\n\x03tcp\x18\x04 \x01(\t\x12\x13\n\x0brootfs_diff\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x11\n\twork_path\x18\x07 \x01(\t\x12\r\n\x05\x66orce\x18\x08 \x01(\x08\x12\r\n\x05image\x18\t \x01(\t\x12\x14\n\x0cimage_digest\x18\n \x01(\t\x12\x11\n\toperation\x18\x0b \x01(\t\x12\x1a\n\x12max_freeze_seconds\x18\x0c \x01(\x01\x12\x17\n\x0fmax_freeze_from\x18\r \x01(\t\"\x96\x01\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tfrozen_ms\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12&\n\x05steps\x18\x06 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\"J\n\x04Step\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x04 \x01(\x04\"C\n\x0eSuspendRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x11\n\toperation\x18\x03 \x01(\t\"v\n\x0fSuspendResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\x12\'\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\"6\n\x05\x41rena\x12\r\n\x05\x61sked\x18\x01 \x01(\x08\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"[\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0froom_timeout_ms\x18\x03 \x01(\r\x12\x11\n\toperation\x18\x04 \x01(\t\"L\n\x0eResumeResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\".\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\toperation\x18\x02 \x01(\t\"j\n\x0e\x43\x61ncelResponse\x12\'\n\x05\x65nded\x18\x01 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12/\n\tcontainer\x18\x02 \x01(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xa0\x02\n\x05\x45nded\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12&\n\x05steps\x18\x07 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x11\n\tfrozen_ms\x18\t \x01(\x04\x12\x12\n\nvram_bytes\x18\n \x01(\x04\x12\x0c\n\x04path\x18\x0b \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x0c \x01(\t\x12\x0f\n\x07seconds\x18\r \x01(\x01\x12\x13\n\x0bseconds_ago\x18\x0e \x01(\x01\x12\x0e\n\x06source\x18\x0f \x01(\t\"(\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\x08\"B\n\x0eStatusResponse\x12\x30\n\ncontainers\x18\x01 \x03(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xb0\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x11\n\tcuda_pids\x18\n \x03(\r\x12\x0b\n\x03gpu\x18\x0b \x01(\t\x12,\n\x04\x63uda\x18\x0c \x03(\x0b\x32\x1e.kybernate.shim.v1.CudaProcess\x12\x0c\n\x04note\x18\r \x01(\t\x12\'\n\x05\x61rena\x18\x0e \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\x12\x11\n\toperation\x18\x0f \x01(\t\x12\x12\n\ncancelling\x18\x10 \x01(\x08\x12&\n\x04last\x18\x11 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12)\n\x07\x65\x61rlier\x18\x12 \x03(\x0b\x32\x18.kybernate.shim.v1.Ended\x12\x12\n\nvram_bytes\x18\x13 \x01(\x04\")\n\x0b\x43udaProcess\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t2\xa0\x03\n\x04Shim\x12Y\n\nCheckpoint\x12$.kybernate.shim.v1.CheckpointRequest\x1a%.kybernate.shim.v1.CheckpointResponse\x12P\n\x07Suspend\x12!.kybernate.shim.v1.SuspendRequest\x1a\".kybernate.shim.v1.SuspendResponse\x12M\n\x06Resume\x12 .kybernate.shim.v1.ResumeRequest\x1a!.kybernate.shim.v1.ResumeResponse\x12M\n\x06\x43\x61ncel\x12 .kybernate.shim.v1.CancelRequest\x1a!.kybernate.shim.v1.CancelResponse\x12M\n\x06Status\x12 .kybernate.shim.v1.StatusRequest\x1a!.kybernate.shim.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,35 +32,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kybernate_shim.messages.shi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKPOINTREQUEST']._serialized_start=58
-  _globals['_CHECKPOINTREQUEST']._serialized_end=266
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=269
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=419
-  _globals['_STEP']._serialized_start=421
-  _globals['_STEP']._serialized_end=495
-  _globals['_SUSPENDREQUEST']._serialized_start=497
-  _globals['_SUSPENDREQUEST']._serialized_end=564
-  _globals['_SUSPENDRESPONSE']._serialized_start=566
-  _globals['_SUSPENDRESPONSE']._serialized_end=684
-  _globals['_ARENA']._serialized_start=686
-  _globals['_ARENA']._serialized_end=740
-  _globals['_RESUMEREQUEST']._serialized_start=742
-  _globals['_RESUMEREQUEST']._serialized_end=833
-  _globals['_RESUMERESPONSE']._serialized_start=835
-  _globals['_RESUMERESPONSE']._serialized_end=911
-  _globals['_CANCELREQUEST']._serialized_start=913
-  _globals['_CANCELREQUEST']._serialized_end=959
-  _globals['_CANCELRESPONSE']._serialized_start=961
-  _globals['_CANCELRESPONSE']._serialized_end=1067
-  _globals['_ENDED']._serialized_start=1070
-  _globals['_ENDED']._serialized_end=1358
-  _globals['_STATUSREQUEST']._serialized_start=1360
-  _globals['_STATUSREQUEST']._serialized_end=1400
-  _globals['_STATUSRESPONSE']._serialized_start=1402
-  _globals['_STATUSRESPONSE']._serialized_end=1468
-  _globals['_CONTAINER']._serialized_start=1471
-  _globals['_CONTAINER']._serialized_end=1903
-  _globals['_CUDAPROCESS']._serialized_start=1905
-  _globals['_CUDAPROCESS']._serialized_end=1946
-  _globals['_SHIM']._serialized_start=1949
-  _globals['_SHIM']._serialized_end=2365
+  _globals['_CHECKPOINTREQUEST']._serialized_end=319
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=322
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=472
+  _globals['_STEP']._serialized_start=474
+  _globals['_STEP']._serialized_end=548
+  _globals['_SUSPENDREQUEST']._serialized_start=550
+  _globals['_SUSPENDREQUEST']._serialized_end=617
+  _globals['_SUSPENDRESPONSE']._serialized_start=619
+  _globals['_SUSPENDRESPONSE']._serialized_end=737
+  _globals['_ARENA']._serialized_start=739
+  _globals['_ARENA']._serialized_end=793
+  _globals['_RESUMEREQUEST']._serialized_start=795
+  _globals['_RESUMEREQUEST']._serialized_end=886
+  _globals['_RESUMERESPONSE']._serialized_start=888
+  _globals['_RESUMERESPONSE']._serialized_end=964
+  _globals['_CANCELREQUEST']._serialized_start=966
+  _globals['_CANCELREQUEST']._serialized_end=1012
+  _globals['_CANCELRESPONSE']._serialized_start=1014
+  _globals['_CANCELRESPONSE']._serialized_end=1120
+  _globals['_ENDED']._serialized_start=1123
+  _globals['_ENDED']._serialized_end=1411
+  _globals['_STATUSREQUEST']._serialized_start=1413
+  _globals['_STATUSREQUEST']._serialized_end=1453
+  _globals['_STATUSRESPONSE']._serialized_start=1455
+  _globals['_STATUSRESPONSE']._serialized_end=1521
+  _globals['_CONTAINER']._serialized_start=1524
+  _globals['_CONTAINER']._serialized_end=1956
+  _globals['_CUDAPROCESS']._serialized_start=1958
+  _globals['_CUDAPROCESS']._serialized_end=1999
+  _globals['_SHIM']._serialized_start=2002
+  _globals['_SHIM']._serialized_end=2418
 # @@protoc_insertion_point(module_scope)

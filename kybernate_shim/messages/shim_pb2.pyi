@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest", "operation")
+    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest", "operation", "max_freeze_seconds", "max_freeze_from")
     ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class CheckpointRequest(_message.Message):
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     IMAGE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_FREEZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FREEZE_FROM_FIELD_NUMBER: _ClassVar[int]
     id: str
     path: str
     exit: bool
@@ -31,7 +33,9 @@ class CheckpointRequest(_message.Message):
     image: str
     image_digest: str
     operation: str
-    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., operation: _Optional[str] = ...) -> None: ...
+    max_freeze_seconds: float
+    max_freeze_from: str
+    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., operation: _Optional[str] = ..., max_freeze_seconds: _Optional[float] = ..., max_freeze_from: _Optional[str] = ...) -> None: ...
 
 class CheckpointResponse(_message.Message):
     __slots__ = ("path", "manifest_digest", "bytes", "frozen_ms", "seconds", "steps")

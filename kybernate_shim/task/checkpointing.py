@@ -24,6 +24,7 @@ from kybernate_shim.trust.requester import requester_of
 
 TCP = "kybernate.io/tcp"
 CRI_NAMESPACE = "k8s.io"
+LONGEST_REASON = 100  # characters of what limits a freeze
 WORKS_KEPT = 50  # whatever their age
 WORK_SECONDS = 86400  # the others' age at most; none that is in use is as old
 
@@ -54,6 +55,8 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
     tcp = request.tcp or tcp_policy(spec, config)
     if tcp not in ("close", "established"):
         raise ValueError(f"tcp: expected close or established, found {tcp!r}")
+    if not request.max_freeze_seconds >= 0 or len(request.max_freeze_from) > LONGEST_REASON:
+        raise ValueError("max_freeze_seconds: expected 0 or more, and at most 100 characters that say why")
     return DumpRequest(
         image=place_of(request.path, spec, config),
         work=Path(request.work_path) if request.work_path else work,
@@ -65,6 +68,8 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         source_image=request.image,
         source_digest=request.image_digest,
         digest=STRONG if config.shared_key else DEFAULT,
+        max_freeze=request.max_freeze_seconds,
+        max_freeze_from=request.max_freeze_from,
     )
 
 

@@ -233,7 +233,12 @@ class Operations:
                 outcome = "done"
             except BaseException as error:
                 outcome, failure = self._outcome_of(error), error
-                self._log.error(f"task.{verb}_failed", error=in_words(error), step_seconds=operation.summary())
+                self._log.error(
+                    f"task.{verb}_failed",
+                    error=in_words(error),
+                    step_seconds=operation.summary(),
+                    **({"frozen_ms": operation.frozen_ms} if operation.frozen_ms else {}),
+                )
                 audit(
                     container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds
                 )
@@ -254,7 +259,8 @@ class Operations:
         self._container.cleanup.record_phase("idle")
         # Of what was cancelled the outcome only says where the GPUs are.
         said = "cancelled" if isinstance(failure, Cancelled) else outcome
-        self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path)
+        frozen = {"frozen_ms": str(operation.frozen_ms)} if operation.frozen_ms else {}
+        self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path, **frozen)
 
     def _ended(self, operation: Operation, failure: BaseException | None) -> Outcome:
         """Return what is known of an operation whose end the container's states show by now."""

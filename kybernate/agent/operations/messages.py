@@ -81,6 +81,7 @@ def arguments_of(request: Request) -> Arguments:
                 tcp=request.tcp,
                 without_rootfs=request.without_rootfs,
                 force=request.force,
+                max_freeze=request.max_freeze_seconds,
             )
         case wire.RestoreRequest():
             return Restore(

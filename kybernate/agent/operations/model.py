@@ -39,7 +39,10 @@ Cause = Literal["", "requested", "deadline"]  # why an operation is undone
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`name` is a container as a person names it; `path` a name for the image, a directory, or empty."""
+    """`name` is a container as a person names it; `path` a name for the image, a directory, or empty.
+
+    `max_freeze` is the most seconds for which it may be frozen, 0 for what its pod or the node says.
+    """
 
     name: str
     namespace: str = ""
@@ -48,6 +51,7 @@ class Checkpoint:
     tcp: str = ""
     without_rootfs: bool = False
     force: bool = False
+    max_freeze: float = 0
 
 
 @dataclass(frozen=True)

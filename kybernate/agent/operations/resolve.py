@@ -7,9 +7,10 @@ at its place proves afterwards that the operation has succeeded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kybernate.agent.operations.decide import DISK, GPU
 from kybernate.agent.operations.errors import RequestInvalid
@@ -69,7 +70,8 @@ class Node:
     `gpus_of` returns the UUIDs of the GPUs that a container, by its id, uses, as far as known. `image_of` returns the
     directory that an image's id stands for, None where it is no id. `is_pinned` says it of an image's directory.
     `ref_of` returns namespace, name and id of an image in any tier, and `tiers` their names. `elsewhere` returns an
-    image that another node or the object store has, with True the object store; None where neither does.
+    image that another node or the object store has, with True the object store; None where neither does. `pod_of`
+    returns a pod, by namespace and name, as the cluster's API has it; None where the agent does not know it.
     """
 
     address: str
@@ -77,6 +79,7 @@ class Node:
     gpus_of: Callable[[str], Sequence[str]] = lambda id: ()
     image_of: Callable[[str], Path | None] = lambda name: None
     is_pinned: Callable[[Path], bool] = lambda path: False
+    pod_of: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None
     ref_of: Callable[[str], tuple[str, str, str]] = lambda name: ("", name, "")
     tiers: Callable[[], Sequence[str]] = lambda: ()
     elsewhere: Callable[[str, bool], Elsewhere | None] = lambda name, stored: None

@@ -1,0 +1,156 @@
+"""Memory for the files of a dump while its container is frozen, where the disk would make the dump wait.
+
+A write to a file of a local disk is a copy into the page cache, as long as not too much of the node's memory waits to
+be written to disks: from then on the kernel makes each writer wait for them. Network filesystems, and those mounted
+with `sync`, wait at each write or when a file is closed. A container that is frozen waits as long. So there the files
+go to a tmpfs, at the speed of memory, and are copied to their directory when the container runs again.
+
+The name of each such tmpfs has the bytes that it may take, so that all daemons of the node together keep to one limit,
+and those of a daemon that was killed count no more.
+Source: the kernel's mm/page-writeback.c, balance_dirty_pages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kybernate_shim.checkpoint.image.plaintext_memory import private_memory, remove_stale
+from kybernate_shim.linux.cgroup.headroom import available_bytes
+from kybernate_shim.linux.descriptors import mount_of
+from kybernate_shim.linux.locks import held, lock_file
+from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
+from kybernate_shim.linux.plain_files import open_plain
+from kybernate_shim.linux.private_files import create_private, make_directory
+from kybernate_shim.run_directory import DUMPS
+from kybernate_shim.vram_io.files import lies_in_memory
+
+LOCK: Final = DUMPS.with_suffix(".lock")
+SPARE: Final = 256 << 20  # what a dump may have beyond the memory of its processes: removed files, pipes, page tables
+VMSTAT: Final = Path("/proc/vmstat")
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+CHUNK: Final = 8 << 20  # bytes of one copy, after which it can be stopped
+THREADS: Final = 4
+# Those that write into the page cache and wait for nothing else, neither at a write nor when a file is closed.
+LOCAL: Final = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
+
+
+class WritingStopped(Exception):
+    """The files were not copied to their end."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that a dump can write without waiting: `page_cache` of its directory, and `memory` of its own."""
+
+    page_cache: int
+    memory: int
+
+    def in_memory(self, needed: int, *, limited: bool) -> int:
+        """Return how many bytes of memory of its own a dump of about `needed` bytes gets, 0 where it needs none.
+
+        Where the freeze is `limited`, the disk has no part in it if that can be avoided: another program's writes, a
+        second later, would take away what the page cache has now.
+        """
+        size = needed + max(needed >> 3, SPARE)
+        waits = needed > (self.page_cache >> 1 if limited else self.page_cache)
+        return size if waits and size <= self.memory else 0
+
+
+def page_cache_room(directory: Path, vmstat: Path = VMSTAT) -> int:
+    """Return how many bytes can be written to files in `directory` before the kernel makes the writer wait.
+
+    All on a tmpfs. The limit is half the way between where the kernel begins to write back and where nothing is
+    written any more before that is done. Raises OSError.
+    """
+    if lies_in_memory(directory):
+        return sys.maxsize
+    mount = _mount_of(directory)
+    if mount is None or mount.type not in LOCAL or "sync" in (*mount.options, *mount.super_options):
+        return 0
+    pages = dict(line.split() for line in vmstat.read_text().splitlines())
+    most = (int(pages["nr_dirty_threshold"]) + int(pages["nr_dirty_background_threshold"])) // 2
+    return max(0, most - int(pages["nr_dirty"]) - int(pages["nr_writeback"])) * PAGE
+
+
+def _mount_of(directory: Path) -> MountPoint | None:
+    fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    try:
+        number = mount_of(f"/proc/self/fdinfo/{fd}")
+    finally:
+        os.close(fd)
+    return next((mount for mount in read_mountinfo() if mount.id == number), None)
+
+
+def memory_room(limit: int) -> int:
+    """Return how many bytes the next dump may take where all of the node's together have `limit`.
+
+    Half of what is available stays with the programs of the node. What a dump has reserved and filled already counts
+    twice in that, which only makes it less.
+    """
+    reserved = sum(_reserved())
+    return min(limit - reserved, (available_bytes() - reserved) // 2)
+
+
+def _reserved() -> Iterator[int]:
+    with suppress(FileNotFoundError):
+        for directory in DUMPS.iterdir():
+            size = directory.name.rsplit(".", 3)[1:2]
+            yield from (int(one) for one in size if one.isdecimal())
+
+
+@contextmanager
+def memory_for_dump(name: str, target: Path, needed: int, limit: int, *, limited: bool) -> Iterator[Path | None]:
+    """Yield an empty directory in memory for a dump of about `needed` bytes into `target`; None where it needs none.
+
+    There is none either where the node has not the memory. `name` says what it is for. It goes with all that is in
+    it. Blocks. Raises OSError.
+    """
+    with ExitStack() as stack:
+        directory = None
+        page_cache = page_cache_room(target)
+        if page_cache < sys.maxsize and limit:
+            make_directory(LOCK.parent)
+            with held(lock_file(LOCK)):
+                remove_stale(DUMPS)
+                if size := Room(page_cache, memory_room(limit)).in_memory(needed, limited=limited):
+                    memory = private_memory(DUMPS, f"{name}.{size}", size=size, may_be_swapped=True)
+                    directory = stack.enter_context(memory)
+        yield directory
+
+
+def is_full(directory: Path) -> bool:
+    """Return whether nothing more can be written there."""
+    status = os.statvfs(directory)
+    return not status.f_bavail
+
+
+def write_out(
+    source: Path, target: Path, progress: Callable[[int], object], stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Copy all files of `source` to new files in `target`.
+
+    `progress` is called with further bytes, from any thread. Raises OSError, and WritingStopped soon after `stopped`
+    has become true.
+    """
+
+    def copy(path: Path) -> None:
+        reading = open_plain(path)
+        try:
+            with create_private(target / path.name, exclusive=True) as writing:
+                while count := os.sendfile(writing.fileno(), reading, None, CHUNK):  # type: ignore[arg-type]
+                    progress(count)
+                    if stopped():
+                        raise WritingStopped(f"{path}: not copied to its end")
+        finally:
+            os.close(reading)
+
+    files: Sequence[Path] = sorted(source.iterdir(), key=lambda path: -path.stat().st_size)
+    with ThreadPoolExecutor(THREADS, "write-out") as pool:
+        list(pool.map(copy, files))
