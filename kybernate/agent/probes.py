@@ -1,4 +1,4 @@
-"""How long kubelet lets a container of a pod stand still before it kills it: by the liveness probe in the pod's spec.
+"""How long kubelet leaves a container of a pod frozen before it kills it: by the liveness probe in the pod's spec.
 
 A probe that began just before the freeze fails when its timeout is over, and the next ones begin each period, or when
 the one before has ended if that is later. With the last of `failureThreshold` failures in a row, kubelet kills. A
@@ -31,9 +31,9 @@ class ProbeLimit:
 
 
 def freeze_allowed(pod_spec: Mapping[str, Any], container: str = "") -> float | None:
-    """Return after how many seconds of standing still kubelet kills a container, the first one of them; None: never.
+    """Return after how many seconds of a freeze kubelet kills the first of the containers; None: never.
 
-    `pod_spec` is the `spec` of a pod. `container` is the name of the only one that stands still, "" for all.
+    `pod_spec` is the `spec` of a pod. `container` is the name of the only one that is frozen, "" for all.
     """
     found = [seconds for probe in _probes(pod_spec, container) if (seconds := _until_the_kill(probe)) is not None]
     return min(found, default=None)
@@ -52,7 +52,7 @@ def limit_by_probes(pod: Mapping[str, Any] | None, container: str) -> ProbeLimit
 
 
 def _probes(pod_spec: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the liveness probes of containers that run beside each other, sidecars among them."""
+    """Yield the liveness probes of the containers that run in parallel, sidecars among them."""
     sidecars = [one for one in pod_spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
     for container in (*(pod_spec.get("containers") or ()), *sidecars):
         probe = container.get("livenessProbe")

@@ -1,8 +1,8 @@
 """How long a container may be frozen by a checkpoint: what says so, what is to be expected, and how long it was.
 
-A container that stands still answers no probe, no client and no peer of its own. Whoever knows how long that may last
-says so: the request, an annotation of the pod, or the node. A checkpoint that cannot keep to it is refused before
-anything is frozen; one that does not is undone when the time is over.
+A container that is frozen answers no probe, no client and no peer of its own. The request, an annotation of the pod, or
+the node says how long that may last. A checkpoint that cannot keep to it is refused before anything is frozen; one that
+does not is undone when the time is over.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def limit_of(asked: float, asked_by: str, spec: Spec, config: Config) -> FreezeL
         try:
             return FreezeLimit(seconds_of(text), f"the annotation {ANNOTATION}")
         except ValueError as error:
-            raise MaxFreezeInvalid(f"annotation {ANNOTATION}: {error}. Nothing was changed") from error
+            raise MaxFreezeInvalid(f"the annotation {ANNOTATION} has no time: {error}. Nothing was changed") from error
     return FreezeLimit(config.max_freeze, NODE) if config.max_freeze else FreezeLimit()
 
 

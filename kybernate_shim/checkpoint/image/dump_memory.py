@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.plaintext_memory import private_memory, remove_stale
-from kybernate_shim.linux.cgroup.headroom import available_bytes
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.linux.cgroup.headroom import headroom
 from kybernate_shim.linux.descriptors import mount_of
 from kybernate_shim.linux.locks import held, lock_file
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
@@ -37,6 +38,7 @@ VMSTAT: Final = Path("/proc/vmstat")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 CHUNK: Final = 8 << 20  # bytes of one copy, after which it can be stopped
 THREADS: Final = 4
+REWRITTEN: Final = frozenset({"dump.log", "stats-dump"})  # CRIU's, which a client may have wanted in that directory
 # Those that write into the page cache and wait for nothing else, neither at a write nor when a file is closed.
 LOCAL: Final = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
 
@@ -46,7 +48,7 @@ class WritingStopped(Exception):
 
 
 @dataclass(frozen=True)
-class Room:
+class DumpRoom:
     """Bytes that a dump can write without waiting: `page_cache` of its directory, and `memory` of its own."""
 
     page_cache: int
@@ -91,11 +93,15 @@ def _mount_of(directory: Path) -> MountPoint | None:
 def memory_room(limit: int) -> int:
     """Return how many bytes the next dump may take where all of the node's together have `limit`.
 
-    Half of what is available stays with the programs of the node. What a dump has reserved and filled already counts
-    twice in that, which only makes it less.
+    Half of what is available, on the node and in the cgroup of this process, stays with other programs. What a dump has
+    reserved and filled already counts twice in that, which only makes it less.
     """
     reserved = sum(_reserved())
-    return min(limit - reserved, (available_bytes() - reserved) // 2)
+    return min(limit - reserved, (_available() - reserved) // 2)
+
+
+def _available() -> int:
+    return headroom(Cgroup.of(os.getpid())).bytes
 
 
 def _reserved() -> Iterator[int]:
@@ -119,7 +125,7 @@ def memory_for_dump(name: str, target: Path, needed: int, limit: int, *, limited
             make_directory(LOCK.parent)
             with held(lock_file(LOCK)):
                 remove_stale(DUMPS)
-                if size := Room(page_cache, memory_room(limit)).in_memory(needed, limited=limited):
+                if size := DumpRoom(page_cache, memory_room(limit)).in_memory(needed, limited=limited):
                     memory = private_memory(DUMPS, f"{name}.{size}", size=size, may_be_swapped=True)
                     directory = stack.enter_context(memory)
         yield directory
@@ -134,7 +140,7 @@ def is_full(directory: Path) -> bool:
 def write_out(
     source: Path, target: Path, progress: Callable[[int], object], stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Copy all files of `source` to new files in `target`.
+    """Copy all files of `source` to new files in `target`. Logs take the place of those of a former dump.
 
     `progress` is called with further bytes, from any thread. Raises OSError, and WritingStopped soon after `stopped`
     has become true.
@@ -143,7 +149,7 @@ def write_out(
     def copy(path: Path) -> None:
         reading = open_plain(path)
         try:
-            with create_private(target / path.name, exclusive=True) as writing:
+            with create_private(target / path.name, exclusive=path.name not in REWRITTEN) as writing:
                 while count := os.sendfile(writing.fileno(), reading, None, CHUNK):  # type: ignore[arg-type]
                     progress(count)
                     if stopped():

@@ -1,4 +1,4 @@
-"""How long kubelet lets a container stand still, by its pod's spec."""
+"""How long kubelet leaves a container frozen, by its pod's spec."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def test_annotation_that_pods_may_not_use_does_not_count() -> None:
 
 
 def test_annotation_without_a_time_is_refused() -> None:
-    with pytest.raises(MaxFreezeInvalid, match=r"kybernate.io/max-freeze: a time above 0.*Nothing was changed"):
+    with pytest.raises(
+        MaxFreezeInvalid, match=r"kybernate\.io/max-freeze has no time: a time above 0.*Nothing was changed"
+    ):
         limit_of(0, "", spec("fast"), Config())
 
 

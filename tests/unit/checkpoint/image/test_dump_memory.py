@@ -12,7 +12,7 @@ from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.dump_memory import (
     PAGE,
     SPARE,
-    Room,
+    DumpRoom,
     WritingStopped,
     memory_room,
     page_cache_room,
@@ -41,7 +41,7 @@ VMSTAT = "nr_dirty 1000\nnr_writeback 200\nnr_dirty_threshold 9000\nnr_dirty_bac
 def test_memory_is_given_where_the_disk_would_make_a_dump_wait(
     needed: int, page_cache: int, memory: int, limited: bool, gets: int
 ) -> None:
-    assert Room(page_cache, memory).in_memory(needed, limited=limited) == gets
+    assert DumpRoom(page_cache, memory).in_memory(needed, limited=limited) == gets
 
 
 def _on(monkeypatch: pytest.MonkeyPatch, type_: str, options: str = "rw") -> None:
@@ -79,7 +79,7 @@ def test_memory_takes_all() -> None:
 
 def test_dumps_of_all_daemons_keep_to_one_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(dump_memory, "DUMPS", tmp_path / "dumps")
-    monkeypatch.setattr(dump_memory, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(dump_memory, "_available", lambda: 64 * GIB)
     assert memory_room(16 * GIB) == 16 * GIB
     for name in (f"a.b.{3 * GIB}.17.4711", f"c.{GIB}.18.4711", "no name of ours"):
         (tmp_path / "dumps" / name).mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_dumps_of_all_daemons_keep_to_one_limit(monkeypatch: pytest.MonkeyPatch,
 
 def test_half_of_the_nodes_memory_stays_with_its_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(dump_memory, "DUMPS", tmp_path / "dumps")
-    monkeypatch.setattr(dump_memory, "available_bytes", lambda: 10 * GIB)
+    monkeypatch.setattr(dump_memory, "_available", lambda: 10 * GIB)
     assert memory_room(16 * GIB) == 5 * GIB
     (tmp_path / "dumps" / f"a.{4 * GIB}.17.4711").mkdir(parents=True)
     assert memory_room(16 * GIB) == 3 * GIB
@@ -121,6 +121,12 @@ def test_file_that_is_there_already_is_not_replaced(source: Path, tmp_path: Path
     (tmp_path / "target" / "pages-1.img").symlink_to("/etc/passwd")
     with pytest.raises(FileExistsError):
         write_out(source, tmp_path / "target", lambda count: None)
+
+
+def test_log_of_a_former_dump_is_replaced(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "target" / "dump.log").write_text("of the dump that failed")
+    write_out(source, tmp_path / "target", lambda count: None)
+    assert (tmp_path / "target" / "dump.log").read_text() == "log"
 
 
 def test_link_in_the_memory_is_not_followed(source: Path, tmp_path: Path) -> None:
