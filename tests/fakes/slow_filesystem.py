@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -217,3 +218,17 @@ def slow_filesystem(place: Path, backing: Path, rate: float) -> Iterator[SlowFil
         syscalls.umount(str(place), DETACH)
         serving.join(10)
         os.close(device)
+
+
+def main() -> None:
+    """Mount one until stdin ends, for a test in other namespaces: arguments are place, backing and rate."""
+    place, backing, rate = sys.argv[1:]
+    for directory in map(Path, (place, backing)):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with slow_filesystem(Path(place), Path(backing), float(rate)):
+        print("mounted", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
