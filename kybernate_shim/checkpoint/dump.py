@@ -37,7 +37,7 @@ from kybernate_shim.checkpoint.image import staging
 from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
-from kybernate_shim.checkpoint.memory_first import expected, in_memory_first, write_out, written_bytes
+from kybernate_shim.checkpoint.memory_first import expected, in_memory_first, read_what_is_copied, write_out
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restorable import make_restorable
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
@@ -135,6 +135,7 @@ async def _steps(
         plan = await plan_dump(target, request, log)
         if accelerator is not None:
             refuse_cuda_plugin(plan.configuration)
+    copied = await read_what_is_copied(target, request, plan, operation)
     killed = False
     still = Standstill(target.id, operation)
 
@@ -152,7 +153,7 @@ async def _steps(
                 await to_the_end(cgroup.thaw)
             detached = await _leave_gpus(back, accelerator, target, request, operation)
             back.push_async_callback(set_frozen, False)
-        needed = await written_bytes(target, request, plan)
+        needed = memory_bytes(target) + copied
         if not was_frozen:
             memory_first = in_memory_first(target, request, needed, limited=plan.limit.is_set)
             request = await memory.enter_async_context(memory_first)

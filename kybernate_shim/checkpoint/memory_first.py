@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from kybernate_shim.checkpoint.cleanup import work_name
-from kybernate_shim.checkpoint.dump_plan import DumpPlan, memory_bytes
+from kybernate_shim.checkpoint.dump_plan import DumpPlan
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.freeze_limit import Expected, write_rate
 from kybernate_shim.checkpoint.image import dump_memory
@@ -29,11 +29,13 @@ from kybernate_shim.linux.cgroup.headroom import available_bytes
 from kybernate_shim.linux.threads import entered, to_the_end
 
 
-async def written_bytes(target: Target, request: DumpRequest, plan: DumpPlan) -> int:
-    """Return about how many bytes are written while the container is frozen: memory, volumes, changed files.
+async def read_what_is_copied(target: Target, request: DumpRequest, plan: DumpPlan, operation: Operation) -> int:
+    """Read the files that are copied while the container is frozen, and return how many bytes they have.
 
-    The files are read meanwhile, so that they are in the page cache. Raises RootfsUnsupported and OSError.
+    Those are the volumes' and the changed ones. Raises RootfsUnsupported and OSError.
     """
+    if not plan.volumes.volumes and not request.rootfs_diff:
+        return 0
     stop = threading.Event()
     check, most = Stopping(stop.is_set), available_bytes() // 4
 
@@ -44,7 +46,9 @@ async def written_bytes(target: Target, request: DumpRequest, plan: DumpPlan) ->
             found += read_ahead(find_overlay(target.bundle.rootfs).upper, most, skip=skip, check=check)
         return found
 
-    return memory_bytes(target) + await to_the_end(files, stop.set)
+    with operation.step("read") as step:
+        step.bytes = await to_the_end(files, stop.set)
+    return step.bytes
 
 
 @asynccontextmanager
