@@ -15,7 +15,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.tree_tar import data_of
 from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
-from kybernate_shim.vram_io.files import lies_in_memory
+from kybernate_shim.linux.mount.mountinfo import IN_MEMORY, mount_at
 
 CHUNK: Final = 1 << 20
 
@@ -33,7 +33,8 @@ def read_ahead(
     """
     seen: set[tuple[int, int]] = set()
     buffer = memoryview(bytearray(CHUNK))
-    found_bytes, unread = 0, 0 if lies_in_memory(directory) else most
+    mount = mount_at(directory)
+    found_bytes, unread = 0, 0 if mount is not None and mount.type in IN_MEMORY else most
     with closing(open_top(directory)) as top:
         for found in walk(top, skip=skip, check=check, changing=True):
             if not _is_new(found, seen):

@@ -24,13 +24,11 @@ from typing import Final
 from kybernate_shim.checkpoint.image.plaintext_memory import private_memory, remove_stale
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.headroom import headroom
-from kybernate_shim.linux.descriptors import mount_of
 from kybernate_shim.linux.locks import held, lock_file
-from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
+from kybernate_shim.linux.mount.mountinfo import IN_MEMORY, mount_at
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.linux.private_files import create_private, make_directory
 from kybernate_shim.run_directory import DUMPS
-from kybernate_shim.vram_io.files import lies_in_memory
 
 LOCK: Final = DUMPS.with_suffix(".lock")
 SPARE: Final = 256 << 20  # what a dump may have beyond the memory of its processes: removed files, pipes, page tables
@@ -71,23 +69,14 @@ def page_cache_room(directory: Path, vmstat: Path = VMSTAT) -> int:
     All on a tmpfs. The limit is half the way between where the kernel begins to write back and where nothing is
     written any more before that is done. Raises OSError.
     """
-    if lies_in_memory(directory):
+    mount = mount_at(directory)
+    if mount is not None and mount.type in IN_MEMORY:
         return sys.maxsize
-    mount = _mount_of(directory)
     if mount is None or mount.type not in LOCAL or "sync" in (*mount.options, *mount.super_options):
         return 0
     pages = dict(line.split() for line in vmstat.read_text().splitlines())
     most = (int(pages["nr_dirty_threshold"]) + int(pages["nr_dirty_background_threshold"])) // 2
     return max(0, most - int(pages["nr_dirty"]) - int(pages["nr_writeback"])) * PAGE
-
-
-def _mount_of(directory: Path) -> MountPoint | None:
-    fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
-    try:
-        number = mount_of(f"/proc/self/fdinfo/{fd}")
-    finally:
-        os.close(fd)
-    return next((mount for mount in read_mountinfo() if mount.id == number), None)
 
 
 def memory_room(limit: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from kybernate_shim.checkpoint import read_ahead as module
 from kybernate_shim.checkpoint.read_ahead import CHUNK, read_ahead
+from kybernate_shim.linux.mount.mountinfo import parse_line
 
 
 class Reads:
@@ -26,7 +27,7 @@ class Reads:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    monkeypatch.setattr(module, "lies_in_memory", lambda directory: False)
+    monkeypatch.setattr(module, "mount_at", lambda directory: None)
     return Reads(monkeypatch)
 
 
@@ -60,7 +61,8 @@ def test_holes_are_neither_read_nor_counted(tree: Path, reads: Reads) -> None:
 
 
 def test_what_lies_in_memory_is_not_read(tree: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "lies_in_memory", lambda directory: True)
+    tmpfs = parse_line(b"1 0 0:1 / / rw - tmpfs tmpfs rw")
+    monkeypatch.setattr(module, "mount_at", lambda directory: tmpfs)
     assert read_ahead(tree, 1 << 30) == 2 * CHUNK + 10
     assert not reads.bytes
 

@@ -46,8 +46,7 @@ def test_memory_is_given_where_the_disk_would_make_a_dump_wait(
 
 def _on(monkeypatch: pytest.MonkeyPatch, type_: str, options: str = "rw") -> None:
     mount = parse_line(f"1 0 8:1 / / rw,relatime - {type_} /dev/sda1 {options}".encode())
-    monkeypatch.setattr(dump_memory, "_mount_of", lambda directory: mount)
-    monkeypatch.setattr(dump_memory, "lies_in_memory", lambda directory: False)
+    monkeypatch.setattr(dump_memory, "mount_at", lambda directory: mount)
 
 
 @pytest.mark.parametrize("type_", ["ext4", "xfs", "btrfs"])
