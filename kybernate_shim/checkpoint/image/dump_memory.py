@@ -24,13 +24,12 @@ from typing import Final
 from kybernate_shim.checkpoint.image.plaintext_memory import private_memory, remove_stale
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.headroom import headroom
-from kybernate_shim.linux.locks import held, lock_file
+from kybernate_shim.linux.locks import held, lock_directory
 from kybernate_shim.linux.mount.mountinfo import IN_MEMORY, mount_at
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.linux.private_files import create_private, make_directory
 from kybernate_shim.run_directory import DUMPS
 
-LOCK: Final = DUMPS.with_suffix(".lock")
 SPARE: Final = 256 << 20  # what a dump may have beyond the memory of its processes: removed files, pipes, page tables
 VMSTAT: Final = Path("/proc/vmstat")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -111,8 +110,8 @@ def memory_for_dump(name: str, target: Path, needed: int, limit: int, *, limited
         directory = None
         page_cache = page_cache_room(target)
         if page_cache < sys.maxsize and limit:
-            make_directory(LOCK.parent)
-            with held(lock_file(LOCK)):
+            make_directory(DUMPS.parent)
+            with held(lock_directory(DUMPS.parent)):
                 remove_stale(DUMPS)
                 if size := DumpRoom(page_cache, memory_room(limit)).in_memory(needed, limited=limited):
                     memory = private_memory(DUMPS, f"{name}.{size}", size=size, may_be_swapped=True)
