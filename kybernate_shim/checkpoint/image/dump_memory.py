@@ -138,7 +138,7 @@ def write_out(
         reading = open_plain(path)
         try:
             with create_private(target / path.name, exclusive=path.name not in REWRITTEN) as writing:
-                while count := os.sendfile(writing.fileno(), reading, None, CHUNK):  # type: ignore[arg-type]
+                while count := os.sendfile(writing.fileno(), reading, None, CHUNK):
                     progress(count)
                     if stopped():
                         raise WritingStopped(f"{path}: not copied to its end")
