@@ -25,6 +25,7 @@ from kybernate_shim.checkpoint.rootfs.diff import names_of
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.volumes.save import Stopping
+from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.cgroup.headroom import available_bytes
 from kybernate_shim.linux.threads import entered, to_the_end
 
@@ -69,16 +70,17 @@ async def in_memory_first(
         try:
             yield request if directory is None else replace(request, image=directory, destination=request.image)
         except Exception as error:
-            if directory is not None and dump_memory.is_full(directory):
+            if directory is not None and (isinstance(error, NoRoom) or dump_memory.is_full(directory)):
                 error.add_note("the memory for its files is full: with `dump_memory = 0` they go to the disk directly")
             raise
 
 
 def expected(request: DumpRequest, needed: int) -> Expected:
     """Measure how fast a dump of `needed` bytes can be. Blocks for some tenths of a second. Raises OSError."""
-    in_memory = request.destination is not None
-    waits = request.exit or dump_memory.page_cache_room(request.image) < needed
-    return Expected(needed, write_rate(request.image, flushed=waits and not in_memory), in_memory, exits=request.exit)
+    in_memory = request.destination is not None and not request.exit
+    place = request.destination if request.destination is not None and request.exit else request.image
+    flushed = not in_memory and (request.exit or dump_memory.page_cache_room(place) < needed)
+    return Expected(needed, write_rate(place, flushed=flushed), in_memory, exits=request.exit)
 
 
 async def write_out(request: DumpRequest, operation: Operation) -> None:

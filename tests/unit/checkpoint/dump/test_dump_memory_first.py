@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from kybernate_shim.checkpoint import memory_first
 from kybernate_shim.checkpoint.dump import DumpFailed
+from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import read_image, verify
@@ -120,3 +122,30 @@ def test_memory_that_is_too_small_is_named(target: FakeTarget, memory: Memory) -
         run(target)
     assert "dump_memory = 0" in str(caught.value.__cause__.__notes__)  # type: ignore[union-attr]
     assert not target.cgroup.frozen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "place", "flushed"),
+    [
+        ({}, "image", True),
+        ({"exit": True}, "image", True),
+        ({"destination": "disk"}, "image", False),
+        ({"destination": "disk", "exit": True}, "disk", True),
+    ],
+    ids=["disk", "exit", "in memory", "exit, encrypted"],
+)
+def test_what_the_container_waits_for_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], place: str, flushed: bool
+) -> None:
+    measured: list[tuple[Path, bool]] = []
+
+    def rate(directory: Path, *, flushed: bool) -> float:
+        measured.append((directory, flushed))
+        return 1e9
+
+    monkeypatch.setattr(memory_first, "write_rate", rate)
+    monkeypatch.setattr(dump_memory, "page_cache_room", lambda directory: 10)
+    if "destination" in wanted:
+        wanted = {**wanted, "destination": tmp_path / wanted["destination"]}
+    memory_first.expected(DumpRequest(tmp_path / "image", tmp_path, **wanted), 100)
+    assert measured == [(tmp_path / place, flushed)]
