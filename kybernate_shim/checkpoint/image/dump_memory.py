@@ -109,7 +109,7 @@ def memory_for_dump(name: str, target: Path, needed: int, limit: int, *, limited
     with ExitStack() as stack:
         directory = None
         page_cache = page_cache_room(target)
-        if page_cache < sys.maxsize and limit:
+        if limit and DumpRoom(page_cache, sys.maxsize).in_memory(needed, limited=limited):
             make_directory(DUMPS.parent)
             with held(lock_directory(DUMPS.parent)):
                 remove_stale(DUMPS)
