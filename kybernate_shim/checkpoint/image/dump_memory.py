@@ -29,6 +29,7 @@ from kybernate_shim.linux.mount.mountinfo import IN_MEMORY, mount_at
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.linux.private_files import create_private, make_directory
 from kybernate_shim.run_directory import DUMPS
+from kybernate_shim.sizes import HUGE_PAGE
 
 SPARE: Final = 256 << 20  # what a dump may have beyond the memory of its processes: removed files, pipes, page tables
 VMSTAT: Final = Path("/proc/vmstat")
@@ -120,9 +121,9 @@ def memory_for_dump(name: str, target: Path, needed: int, limit: int, *, limited
 
 
 def is_full(directory: Path) -> bool:
-    """Return whether nothing more can be written there."""
+    """Return whether nothing more can be written there: its memory comes in huge pages, too."""
     status = os.statvfs(directory)
-    return not status.f_bavail
+    return status.f_bavail * status.f_frsize < HUGE_PAGE
 
 
 def write_out(
