@@ -8,18 +8,15 @@ does not is undone when the time is over.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.private_files import create_private
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.sizes import mib
 
@@ -30,10 +27,6 @@ LONGEST: Final = 16  # characters of the annotation
 UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "": 1.0}
 NONE: Final = "none"  # in words, for any time
 ANY: Final = 365 * 86400.0  # seconds: as long, or longer, is no limit. No journal and no JSON knows infinity
-TRIAL: Final = ".kybernate-trial"  # a file that is written to measure a directory
-TRIAL_BYTES: Final = 64 << 20
-TRIAL_CHUNK: Final = 4 << 20
-TRIAL_SECONDS: Final = 0.25
 
 
 class FreezeTooLong(Refused):
@@ -116,24 +109,6 @@ class Expected:
             "The disk decides, because the node has too little free memory, or `dump_memory` allows too little, for the"
             " image to be there first. Allow more (--max-freeze), or choose a faster directory."
         )
-
-
-def write_rate(directory: Path, *, flushed: bool) -> float:
-    """Return at how many bytes a second files are written to a directory; `flushed`, at how many they are on its disk.
-
-    Blocks for a fraction of a second, or for one flush. Raises OSError.
-    """
-    path, chunk = directory / TRIAL, os.urandom(4096) * (TRIAL_CHUNK // 4096)
-    begin, done = time.monotonic(), 0
-    try:
-        with create_private(path) as file:
-            while done < TRIAL_BYTES and time.monotonic() - begin < TRIAL_SECONDS:
-                done += os.write(file.fileno(), chunk)
-            if flushed:
-                os.fdatasync(file.fileno())
-        return done / max(time.monotonic() - begin, 1e-6)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class Standstill:

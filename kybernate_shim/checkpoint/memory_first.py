@@ -16,7 +16,7 @@ from pathlib import Path
 from kybernate_shim.checkpoint.cleanup import work_name
 from kybernate_shim.checkpoint.dump_plan import DumpPlan
 from kybernate_shim.checkpoint.dump_request import DumpRequest
-from kybernate_shim.checkpoint.freeze_limit import Expected, write_rate
+from kybernate_shim.checkpoint.freeze_limit import Expected
 from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.counter import Counter
 from kybernate_shim.checkpoint.operation import Operation
@@ -80,7 +80,7 @@ def expected(request: DumpRequest, needed: int) -> Expected:
     in_memory = request.destination is not None and not request.exit
     place = request.destination if request.destination is not None and request.exit else request.image
     flushed = not in_memory and (request.exit or dump_memory.page_cache_room(place) < needed)
-    return Expected(needed, write_rate(place, flushed=flushed), in_memory, exits=request.exit)
+    return Expected(needed, dump_memory.write_rate(place, flushed=flushed), in_memory, exits=request.exit)
 
 
 async def write_out(request: DumpRequest, operation: Operation) -> None:

@@ -15,7 +15,7 @@ from kybernate_shim.run_directory import DUMPS
 from tests.fakes.slow_filesystem import slow_filesystem
 
 pytestmark = pytest.mark.root
-MIB = 1 << 20
+NEEDED = 64 << 20
 LIMIT = 3 * SPARE
 
 
@@ -24,14 +24,14 @@ def slow(tmp_path: Path) -> Iterator[Path]:
     place, backing = tmp_path / "slow", tmp_path / "backing"
     place.mkdir()
     backing.mkdir()
-    with slow_filesystem(place, backing, float("inf")):
+    with slow_filesystem(place, backing, 16 << 20):
         yield place
     assert not DUMPS.exists()
 
 
 def test_dump_to_a_slow_filesystem_gets_memory_of_its_size(slow: Path) -> None:
     assert page_cache_room(slow) == 0
-    with memory_for_dump("one", slow, MIB, LIMIT, limited=False) as directory:
+    with memory_for_dump("one", slow, NEEDED, LIMIT, limited=False) as directory:
         assert directory is not None
         mount = mount_at(directory)
         assert mount is not None
@@ -40,21 +40,21 @@ def test_dump_to_a_slow_filesystem_gets_memory_of_its_size(slow: Path) -> None:
         with pytest.raises(OSError, match="No space left"):
             (directory / "pages-1.img").write_bytes(bytes(2 * SPARE))
         assert is_full(directory)
-        assert (directory / "pages-1.img").stat().st_size <= MIB + SPARE
+        assert (directory / "pages-1.img").stat().st_size <= NEEDED + SPARE
 
 
 def test_dump_without_a_need_gets_none(slow: Path) -> None:
-    with memory_for_dump("none", Path("/dev/shm"), MIB, LIMIT, limited=True) as directory:
+    with memory_for_dump("none", Path("/dev/shm"), NEEDED, LIMIT, limited=True) as directory:
         assert directory is None
-    with memory_for_dump("none", slow, MIB, 0, limited=True) as directory:
+    with memory_for_dump("none", slow, NEEDED, 0, limited=True) as directory:
         assert directory is None
 
 
 def test_dumps_keep_to_one_limit(slow: Path) -> None:
     with ExitStack() as stack:
-        given = [stack.enter_context(memory_for_dump(name, slow, MIB, LIMIT, limited=False)) for name in "abc"]
+        given = [stack.enter_context(memory_for_dump(name, slow, NEEDED, LIMIT, limited=False)) for name in "abc"]
         assert [one is not None for one in given] == [True, True, False]
-    with memory_for_dump("next", slow, MIB, LIMIT, limited=False) as directory:
+    with memory_for_dump("next", slow, NEEDED, LIMIT, limited=False) as directory:
         assert directory is not None
 
 

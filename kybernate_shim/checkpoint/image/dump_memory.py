@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +32,16 @@ from kybernate_shim.linux.private_files import create_private, make_directory
 from kybernate_shim.run_directory import DUMPS
 from kybernate_shim.sizes import HUGE_PAGE
 
+TOLERABLE: Final = 0.5  # seconds that a dump may wait for its disk: less is not worth a second copy of its files
 SPARE: Final = 256 << 20  # what a dump may have beyond the memory of its processes: removed files, pipes, page tables
 VMSTAT: Final = Path("/proc/vmstat")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 CHUNK: Final = 8 << 20  # bytes of one copy, after which it can be stopped
 THREADS: Final = 4
+TRIAL: Final = ".kybernate-trial"  # a file that is written to measure a directory
+TRIAL_BYTES: Final = 64 << 20
+TRIAL_CHUNK: Final = 1 << 20
+TRIAL_SECONDS: Final = 0.25
 REWRITTEN: Final = frozenset({"dump.log", "stats-dump"})  # CRIU's, which a client may have wanted in that directory
 # Those that write into the page cache and wait for nothing else, neither at a write nor when a file is closed.
 LOCAL: Final = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
@@ -45,22 +51,17 @@ class WritingStopped(Exception):
     """The files were not copied to their end."""
 
 
-@dataclass(frozen=True)
-class DumpRoom:
-    """Bytes that a dump can write without waiting: `page_cache` of its directory, and `memory` of its own."""
+def memory_wanted(needed: int, page_cache: int, rate: Callable[[], float], *, limited: bool) -> int:
+    """Return how many bytes of memory a dump of about `needed` bytes should get, 0 where the disk does.
 
-    page_cache: int
-    memory: int
-
-    def in_memory(self, needed: int, *, limited: bool) -> int:
-        """Return how many bytes of memory of its own a dump of about `needed` bytes gets, 0 where it needs none.
-
-        Where the freeze is `limited`, the disk has no part in it if that can be avoided: another program's writes, a
-        second later, would take away what the page cache has now.
-        """
-        size = needed + max(needed >> 3, SPARE)
-        waits = needed > (self.page_cache >> 1 if limited else self.page_cache)
-        return size if waits and size <= self.memory else 0
+    `page_cache` takes so many bytes without a wait, and `rate` measures at how many bytes a second the disk takes more.
+    Where the freeze is `limited`, the disk has no part in it if that can be avoided: another program's writes, a second
+    later, would take away what the page cache has now.
+    """
+    beyond = needed - (page_cache >> 1 if limited else page_cache)
+    if beyond <= 0 or (not limited and beyond / rate() <= TOLERABLE):
+        return 0
+    return needed + max(needed >> 3, SPARE)
 
 
 def page_cache_room(directory: Path, vmstat: Path = VMSTAT) -> int:
@@ -109,15 +110,33 @@ def memory_for_dump(name: str, target: Path, needed: int, limit: int, *, limited
     """
     with ExitStack() as stack:
         directory = None
-        page_cache = page_cache_room(target)
-        if limit and DumpRoom(page_cache, sys.maxsize).in_memory(needed, limited=limited):
+        rate = partial(write_rate, target, flushed=True)
+        if limit and (size := memory_wanted(needed, page_cache_room(target), rate, limited=limited)):
             make_directory(DUMPS.parent)
             with held(lock_directory(DUMPS.parent)):
                 remove_stale(DUMPS)
-                if size := DumpRoom(page_cache, memory_room(limit)).in_memory(needed, limited=limited):
+                if size <= memory_room(limit):
                     memory = private_memory(DUMPS, f"{name}.{size}", size=size, may_be_swapped=True)
                     directory = stack.enter_context(memory)
         yield directory
+
+
+def write_rate(directory: Path, *, flushed: bool) -> float:
+    """Return at how many bytes a second files are written to a directory; `flushed`, at how many they are on its disk.
+
+    Blocks for a fraction of a second, or for one flush. Raises OSError.
+    """
+    path, chunk = directory / TRIAL, os.urandom(4096) * (TRIAL_CHUNK // 4096)
+    begin, done = time.monotonic(), 0
+    try:
+        with create_private(path) as file:
+            while done < TRIAL_BYTES and time.monotonic() - begin < TRIAL_SECONDS:
+                done += os.write(file.fileno(), chunk)
+            if flushed:
+                os.fdatasync(file.fileno())
+        return done / max(time.monotonic() - begin, 1e-6)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def is_full(directory: Path) -> bool:

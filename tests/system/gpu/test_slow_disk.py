@@ -17,7 +17,7 @@ def test_vram_and_memory_come_to_one_image_and_back(ctr: Ctr, gpus: Gpus, tmp_pa
     disk, backing, log = tmp_path / "disk", tmp_path / "backing", tmp_path / "log"
     disk.mkdir()
     backing.mkdir(mode=0o700)
-    with slow_filesystem(disk, backing, 64 << 20) as filesystem:
+    with slow_filesystem(disk, backing, 8 << 20) as filesystem:
         image = disk / "image"
         with gpu.computing(ctr, log=log) as container:
             made = json.loads(kybernate("checkpoint", container.id, str(image), "--json"))
@@ -27,5 +27,5 @@ def test_vram_and_memory_come_to_one_image_and_back(ctr: Ctr, gpus: Gpus, tmp_pa
         assert manifest.frozen_ms == made["frozen_ms"] > 0
         assert {file.file for file in manifest.vram} <= {file.name for file in read_image(image).manifest.files}
         filesystem.rate = float("inf")
-        with gpu.computing_again(ctr, image, log) as again:
+        with gpu.computing_again(ctr, image, tmp_path / "again") as again:
             again.computes_on()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from kybernate_shim.checkpoint.freeze_limit import (
     Standstill,
     limit_of,
     seconds_of,
-    write_rate,
 )
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
@@ -77,12 +75,6 @@ def test_what_cannot_fit_is_refused_with_its_figures_and_what_to_do() -> None:
         Expected(3 << 30, 256 << 20, in_memory=False, exits=True).require("c", limit)
     with pytest.raises(FreezeTooLong, match="less memory"):
         Expected(8 << 30, 1e9, in_memory=True).require("c", limit)
-
-
-@pytest.mark.parametrize("flushed", [False, True])
-def test_measuring_a_directory_leaves_nothing_in_it(tmp_path: Path, flushed: bool) -> None:
-    assert write_rate(tmp_path, flushed=flushed) > 0
-    assert not list(tmp_path.iterdir())
 
 
 def _still(operation: Operation, seconds: float = ANY) -> Standstill:

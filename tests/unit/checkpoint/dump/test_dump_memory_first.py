@@ -143,7 +143,7 @@ def test_what_the_container_waits_for_is_measured(
         measured.append((directory, flushed))
         return 1e9
 
-    monkeypatch.setattr(memory_first, "write_rate", rate)
+    monkeypatch.setattr(dump_memory, "write_rate", rate)
     monkeypatch.setattr(dump_memory, "page_cache_room", lambda directory: 10)
     if "destination" in wanted:
         wanted = {**wanted, "destination": tmp_path / wanted["destination"]}

@@ -12,11 +12,12 @@ from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.dump_memory import (
     PAGE,
     SPARE,
-    DumpRoom,
     WritingStopped,
     memory_room,
+    memory_wanted,
     page_cache_room,
     write_out,
+    write_rate,
 )
 from kybernate_shim.linux.mount.mountinfo import parse_line
 
@@ -25,23 +26,32 @@ VMSTAT = "nr_dirty 1000\nnr_writeback 200\nnr_dirty_threshold 9000\nnr_dirty_bac
 
 
 @pytest.mark.parametrize(
-    ("needed", "page_cache", "memory", "limited", "gets"),
+    ("needed", "page_cache", "rate", "limited", "gets"),
     [
-        (GIB, 2 * GIB, 8 * GIB, False, 0),  # the page cache takes it
-        (GIB, 2 * GIB - 1, 8 * GIB, True, GIB + SPARE),  # it does now, but another program may fill it
-        (GIB, 2 * GIB, 8 * GIB, True, 0),
-        (4 * GIB, 2 * GIB, 8 * GIB, False, 4 * GIB + GIB // 2),
-        (4 * GIB, 2 * GIB, 4 * GIB, False, 0),  # there is too little memory
-        (0, 0, 8 * GIB, False, 0),
-        (1, 0, SPARE, False, 0),
-        (1, 0, SPARE + 1, False, SPARE + 1),
-        (GIB, sys.maxsize, 8 * GIB, True, 0),  # it goes to memory already
+        (GIB, 2 * GIB, 1, False, 0),  # the page cache takes it
+        (GIB, 2 * GIB - 1, 1, True, GIB + SPARE),  # it does now, but another program may fill it
+        (GIB, 2 * GIB, 1, True, 0),
+        (4 * GIB, 2 * GIB, GIB, False, 4 * GIB + GIB // 2),
+        (4 * GIB, 2 * GIB, 4 * GIB, False, 0),  # the disk takes the rest in half a second
+        (4 * GIB, 2 * GIB, 4 * GIB - 1, False, 4 * GIB + GIB // 2),
+        (4 * GIB, 2 * GIB, 4 * GIB, True, 4 * GIB + GIB // 2),
+        (0, 0, 1, False, 0),
+        (1, 0, 1, False, SPARE + 1),
+        (1, 0, 1e9, False, 0),
+        (GIB, sys.maxsize, 1, True, 0),  # it goes to memory already
     ],
 )
-def test_memory_is_given_where_the_disk_would_make_a_dump_wait(
-    needed: int, page_cache: int, memory: int, limited: bool, gets: int
+def test_memory_is_wanted_where_the_disk_would_make_a_dump_wait(
+    needed: int, page_cache: int, rate: float, limited: bool, gets: int
 ) -> None:
-    assert DumpRoom(page_cache, memory).in_memory(needed, limited=limited) == gets
+    assert memory_wanted(needed, page_cache, lambda: rate, limited=limited) == gets
+
+
+def test_disk_is_not_measured_where_the_page_cache_takes_all() -> None:
+    def measure() -> float:
+        raise AssertionError("measured")
+
+    assert not memory_wanted(GIB, 2 * GIB, measure, limited=False)
 
 
 def _on(monkeypatch: pytest.MonkeyPatch, type_: str, options: str = "rw") -> None:
@@ -70,6 +80,12 @@ def test_full_page_cache_takes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     _on(monkeypatch, "ext4")
     (tmp_path / "vmstat").write_text(VMSTAT.replace("nr_dirty 1000", "nr_dirty 8000"))
     assert page_cache_room(tmp_path, tmp_path / "vmstat") == 0
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_measuring_a_directory_leaves_nothing_in_it(tmp_path: Path, flushed: bool) -> None:
+    assert write_rate(tmp_path, flushed=flushed) > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_takes_all() -> None:
