@@ -84,7 +84,16 @@ def test_pod_with_a_quick_liveness_probe_survives_its_checkpoint_to_a_slow_disk(
 ) -> None:
     (node, *_) = cluster.nodes
     main = container("main", "python3", "-c", PROGRAM, of="python", livenessProbe={**PROBE, "initialDelaySeconds": 5})
-    kubectl.apply(pod("probed", handler="kybernate", containers=[main], annotations=LIMIT, restartPolicy="Always"))
+    kubectl.apply(
+        pod(
+            "probed",
+            handler="kybernate",
+            containers=[main],
+            annotations=LIMIT,
+            restartPolicy="Always",
+            terminationGracePeriodSeconds=1,
+        )
+    )
     assert eventually(lambda: answered(kubectl) > 2, seconds=90)
     assert restarts(kubectl) == 0
     with slow_disk(node):
@@ -98,4 +107,5 @@ def test_pod_with_a_quick_liveness_probe_survives_its_checkpoint_to_a_slow_disk(
         before = answered(kubectl)
         assert eventually(lambda: answered(kubectl) > before + 3, seconds=60)
         assert restarts(kubectl) == 0
+        assert "will be restarted" not in kubectl.events()
         assert json.loads(node.run("kybernate", "inspect", f"{DISK}/image", "--verify", "--json"))["verified"]
