@@ -92,7 +92,7 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list
     from kybernate_shim.checkpoint.criu.config import EARLY_FILE_NAME
     from kybernate_shim.checkpoint.image.plaintext_memory import remove_stale
     from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs
-    from kybernate_shim.run_directory import ARRIVING
+    from kybernate_shim.run_directory import ARRIVING, DUMPS
 
     problems = []
     cgroups_path = _cgroups_path(bundle)
@@ -111,6 +111,7 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list
         except (CleanupIncomplete, NotOnlyTheirs, OSError) as error:
             problems.append(str(error))
         remove_stale()  # the daemon has ended, and now CRIU has, too
+        remove_stale(DUMPS)
         remove_stale(ARRIVING)  # of a command that was killed
         problems += _forget_in_runtime(invocation, bundle)  # which kills by the cgroup as well
         if ours and not problems:

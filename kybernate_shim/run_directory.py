@@ -10,4 +10,5 @@ ARRIVING: Final = RUN / "arriving"  # images that arrive from a store for a rest
 SOURCES: Final = Path(
     "/run/kybernate-sources"
 )  # of mounts for a restore; other users pass through it, as not through RUN
+DUMPS: Final = RUN / "dumps"  # files of dumps whose containers are frozen
 IMAGES_SOCKET: Final = RUN / "images.sock"  # of the agent, for shims: images that are not on the node

@@ -77,6 +77,14 @@ def checkpoint(
         float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
     ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Override findings that are only suspicions.")] = False,
+    max_freeze: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Most time for which it may be frozen, such as 2s or 500ms; none for any.",
+            show_default="as its pod or the node says",
+        ),
+    ] = "",
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
@@ -91,6 +99,7 @@ def checkpoint(
     hold = hold or bool(hold_for)
     if hold and (exit or tcp is Tcp.ESTABLISHED):
         raise typer.BadParameter("--hold is neither for --exit nor for --tcp established")
+    limit = _seconds(max_freeze)
     with agent_or_none(address) as agent:
         if agent is not None:
             operation = agent.checkpoint(
@@ -104,6 +113,7 @@ def checkpoint(
                 rootfs=rootfs,
                 volumes=volumes,
                 force=force,
+                max_freeze=limit,
                 deadline=timeout,
             )
             if not wait:
@@ -126,8 +136,18 @@ def checkpoint(
         force=force,
         image=found.image,
         image_digest=digest,
+        max_freeze_seconds=limit,
     )
     return _print(found, _run(found, containerd.address, request), held=hold, as_json=as_json)
+
+
+def _seconds(max_freeze: str) -> float:
+    from kybernate_shim.checkpoint.freeze_limit import seconds_of  # few checkpoints have a limit of their own
+
+    try:
+        return seconds_of(max_freeze) if max_freeze else 0
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--max-freeze") from error
 
 
 def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, as_json: bool) -> None:

@@ -232,6 +232,7 @@ def _summary(image: Image) -> dict[str, object]:
         "memory": size(memory(manifest)),
         "VRAM": _told(vram(manifest)) if manifest.has_gpu_state else "",
         "VRAM bytes": _way(manifest) if manifest.has_gpu_state else "",
+        "frozen": seconds(manifest.frozen_ms / 1000) if manifest.frozen_ms else "",
         "changed files": "included" if manifest.rootfs_diff else "not included",
         "connections": {"close": "closed", "established": "kept"}[manifest.tcp],
         "runtime": f"{manifest.runtime.name} {manifest.runtime.version}",

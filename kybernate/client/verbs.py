@@ -39,6 +39,7 @@ class Verbs(ABC, Generic[Handle]):
         rootfs: bool = True,
         volumes: str = "",
         force: bool = False,
+        max_freeze: float = 0,
         key: str = "",
         deadline: float = 0,
         labels: Mapping[str, str] | None = None,
@@ -47,6 +48,7 @@ class Verbs(ABC, Generic[Handle]):
 
         `hold`: the container stays frozen afterwards, for `hold_timeout` seconds at most, 0 means as configured.
         `volumes` are those of its pod that the image has, in the words of the annotation kybernate.io/volumes.
+        It may be frozen for `max_freeze` seconds, 0 for as long as its pod or the node says.
         """
         request = wire.CheckpointRequest(
             name=container,
@@ -59,6 +61,7 @@ class Verbs(ABC, Generic[Handle]):
             force=force,
             hold=hold,
             hold_timeout=duration(hold_timeout),
+            max_freeze_seconds=max_freeze,
             options=options(key, deadline, labels),
         )
         return self._begin("Operations/Checkpoint", request)

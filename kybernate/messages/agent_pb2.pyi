@@ -286,7 +286,7 @@ class Options(_message.Message):
     def __init__(self, idempotency_key: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("name", "namespace", "path", "exit", "tcp", "without_rootfs", "force", "options", "hold", "hold_timeout", "volumes")
+    __slots__ = ("name", "namespace", "path", "exit", "tcp", "without_rootfs", "force", "options", "hold", "hold_timeout", "volumes", "max_freeze_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,7 @@ class CheckpointRequest(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     HOLD_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     VOLUMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_FREEZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     path: str
@@ -309,7 +310,8 @@ class CheckpointRequest(_message.Message):
     hold: bool
     hold_timeout: _duration_pb2.Duration
     volumes: str
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., without_rootfs: _Optional[bool] = ..., force: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., hold: _Optional[bool] = ..., hold_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., volumes: _Optional[str] = ...) -> None: ...
+    max_freeze_seconds: float
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., without_rootfs: _Optional[bool] = ..., force: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., hold: _Optional[bool] = ..., hold_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., volumes: _Optional[str] = ..., max_freeze_seconds: _Optional[float] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("image", "name", "namespace", "options", "container_image", "runtime", "snapshotter", "log_path", "force", "from_store")

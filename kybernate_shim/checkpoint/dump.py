@@ -2,18 +2,18 @@
 
 Each step's reversal goes onto one stack, and the stack is unwound in every case: after a failure, so that the container
 keeps running as before, and after a success that leaves it running, for the same reason. The container is frozen no
-longer than its state is being read: flushing the image to the disk often takes longer than that. Only when it is to be
-gone afterwards does it stay frozen until the image is complete, and is then killed: CRIU could kill it itself, but then
-a full disk in the last step would lose the container.
+longer than its state is being read: flushing the image to the disk often takes longer than that, and where the disk
+would make CRIU wait, its files are in memory until the container runs again. Only when it is to be gone afterwards does
+it stay frozen until the image is complete, and is then killed: CRIU could kill it itself, but then a full disk in the
+last step would lose the container.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from kybernate_shim.checkpoint.dump_plan import (
 )
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 from kybernate_shim.checkpoint.freeze import freeze_container
+from kybernate_shim.checkpoint.freeze_limit import FreezeLimit, Standstill
 from kybernate_shim.checkpoint.hold import FrozenHold
 from kybernate_shim.checkpoint.image import staging
 from kybernate_shim.checkpoint.image.copies import in_use
@@ -39,6 +40,7 @@ from kybernate_shim.checkpoint.image.digests import DEFAULT as DEFAULT_DIGEST
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.image.plaintext import encrypted, require_room, staged_for_dump
+from kybernate_shim.checkpoint.memory_first import expected, in_memory_first, read_what_is_copied, write_out
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restorable import make_restorable
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
@@ -147,13 +149,17 @@ async def _steps(
         plan = await plan_dump(target, request, log)
         if accelerator is not None:
             refuse_cuda_plugin(plan.configuration)
+    copied = await read_what_is_copied(target, request, plan, operation)
     killed, ends = False, request.exit
+    still = Standstill(target.id, operation)
 
     async def set_frozen(frozen: bool) -> None:
         if not killed:  # freezing again what is about to die would wait for it, or keep it from dying
             await _set_frozen(target, frozen)
+            if not frozen:
+                still.end()
 
-    async with AsyncUndo() as back:
+    async with AsyncExitStack() as memory, still, AsyncUndo() as back:
         back.push_async_callback(set_frozen, was_frozen)
         detached: Detached | None = None
         if accelerator is not None:
@@ -161,30 +167,39 @@ async def _steps(
                 await to_the_end(cgroup.thaw)
             detached = await _leave_gpus(back, accelerator, target, request, operation)
             back.push_async_callback(set_frozen, False)
-        begin = await _stand_still(target, operation, detached)
+        needed = memory_bytes(target) + copied
+        if not was_frozen:
+            memory_first = in_memory_first(target, request, needed, limited=plan.limit.is_set)
+            request = await memory.enter_async_context(memory_first)
+            await _limit_freeze(target, request, operation, still, plan.limit, needed)
+        await _stand_still(target, operation, detached, still)
         await require_directories(target, request)
         await require_common_state(target, request)
         threads = await as_long_as_wanted(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
-            volumes = await _write_state(target, request, operation, plan, digester, detached, course)
+            volumes = await _write_state(target, request, operation, plan, digester, detached, still, course)
             if not request.exit and hold is None:
                 await _bring_back(back, course)
-                operation.frozen_ms = _since(begin)
+                still.end()
             await to_the_end(partial(add_own_files, target, request))
             sealed = await encrypted(request, plan.manifest.id, target.config, operation)
+            await write_out(request, operation)
             with operation.step("manifest"):
-                work = partial(finish, request, operation, plan, volumes, threads, detached, digester, sealed)
+                work = partial(
+                    finish, request, operation, plan, volumes, threads, detached, digester, sealed, still.milliseconds
+                )
                 dumped = await to_the_end(work, digester.stop)
         if hold is not None:
             operation.commit()
-            operation.frozen_ms = _since(begin)
+            still.stop_clock()
+            operation.frozen_ms = still.milliseconds
             with in_use(request.destination or request.image):  # it may have the only copy of VRAM bytes
                 ends = await hold.until_over(dumped) == "ended"
                 if not ends:
                     await _bring_back(back, course)
         if ends:
             operation.commit()
-            operation.frozen_ms = _since(begin)
+            still.end()
             if not _criu_kills(request):
                 await to_the_end(cgroup.kill)  # while it is frozen: nothing may happen after the image
             killed = True
@@ -199,6 +214,18 @@ async def _bring_back(back: AsyncUndo, course: _Course) -> None:
         await back.aclose()
     except NotBack as error:
         course.lost = error
+
+
+async def _limit_freeze(
+    target: Target, request: DumpRequest, operation: Operation, still: Standstill, limit: FreezeLimit, needed: int
+) -> None:
+    """Have the dump of about `needed` bytes keep to a limit. Raises FreezeTooLong where it cannot."""
+    if not limit.is_set:
+        return
+    with operation.step("estimate"):
+        outlook = await to_the_end(partial(expected, request, needed))
+    outlook.require(target.id, limit)
+    still.allow(limit, outlook.remedy)
 
 
 async def _leave_gpus(
@@ -221,6 +248,7 @@ async def _write_state(
     plan: DumpPlan,
     digester: Digester,
     detached: Detached | None,
+    still: Standstill,
     course: _Course,
 ) -> tuple[ImageVolume, ...]:
     """Write what has to be read while the container is frozen, and show that it can be restored.
@@ -235,7 +263,8 @@ async def _write_state(
         return await complete()
     operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
     operation.stop_clock()
-    answering = _Answering(complete)
+    still.stop_clock()
+    answering = _Answering(complete, still)
     script.arm(plan.configuration)
     await operation.unhurried(answering.run(criu))
     operation.commit()  # the container is gone: its image must not be lost, too
@@ -282,6 +311,7 @@ class _Answering:
     """Completes an image while a CRIU that kills waits for that. `volumes` are those of the image, once it is."""
 
     complete: Callable[[], Awaitable[tuple[ImageVolume, ...]]]
+    still: Standstill
     volumes: tuple[ImageVolume, ...] | None = None
     failure: Exception | None = None
 
@@ -298,15 +328,17 @@ class _Answering:
     async def answer(self, question: str) -> bytes:
         """Return the answer to the script."""
         try:
-            self.volumes = await self.complete()
+            volumes = await self.complete()
+            self.still.require()
+            self.volumes = volumes
         except Exception as error:  # noqa: BLE001  # raised again by `run`, when CRIU has released the processes
             self.failure = error
             return script.REFUSE
         return script.PASS
 
 
-async def _stand_still(target: Target, operation: Operation, detached: Detached | None) -> float:
-    """Freeze a container that CRIU can dump, and return when that began.
+async def _stand_still(target: Target, operation: Operation, detached: Detached | None, still: Standstill) -> None:
+    """Freeze a container that CRIU can dump.
 
     Forked processes that appear before everything is frozen may have inherited what CRIU refuses.
     """
@@ -314,11 +346,11 @@ async def _stand_still(target: Target, operation: Operation, detached: Detached 
     while True:
         if detached is not None:
             await detached.release(operation)
-        begin = time.monotonic()
+        still.begin()
         with operation.step("freeze"):
             await to_the_end(partial(freeze_container, target.cgroup))
         if detached is None or not await detached.must_release():
-            return begin
+            return
         await to_the_end(target.cgroup.thaw)
 
 
@@ -326,11 +358,6 @@ def chosen_settings(target: Target) -> tuple[ThreadSettings, ...]:
     """Return what the threads of a frozen container have chosen and CRIU does not keep."""
     assert target.cgroup is not None
     return thread_settings.chosen(target.cgroup.processes(), target.init_pid)
-
-
-def _since(begin: float) -> int:
-    """Return the milliseconds since a moment of the monotonic clock."""
-    return round((time.monotonic() - begin) * 1000)
 
 
 async def _run_criu(

@@ -58,8 +58,12 @@ def finish(
     detached: Detached | None,
     digester: Digester,
     sealed: Sealed | None,
+    frozen_ms: int,
 ) -> Dumped:
-    """Write the manifest, which makes the files an image; they are in its directory, or encrypted where `sealed`."""
+    """Write the manifest, which makes the files an image; they are in its directory, or encrypted where `sealed`.
+
+    `frozen_ms` is how long the container was frozen, or has been by now where it still is.
+    """
     processes = images.processes(request.image)
     there = {process.pid for process in processes}  # one that has ended since it was locked waits for no GPU
     manifest = replace(
@@ -77,6 +81,7 @@ def finish(
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         security=security_of(plan.spec, credentials.credentials(request.image)),
         files=_files(request.image, (*detached.vram, *detached.arena) if detached else (), digester),
+        frozen_ms=frozen_ms,
         steps=tuple(step for step in operation.steps if step.seconds),
     )
     if sealed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from kybernate_shim.checkpoint.criu.readdressed import pods_addresses
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.dump_request import DumpRequest
+from kybernate_shim.checkpoint.freeze_limit import FreezeLimit, limit_of
 from kybernate_shim.checkpoint.image.manifest import Lineage, Manifest, Source, now
 from kybernate_shim.checkpoint.image.plaintext import require_room
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
@@ -31,6 +33,8 @@ from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.keys import Key, signing_key
 from kybernate_shim.trust.requester import POD_IMAGE, requester_of
+
+HELD = re.compile(r"^Vm(?:RSS|Swap):\s*(\d+) kB$", re.MULTILINE)  # source: proc(5), /proc/pid/status
 
 
 async def require_directories(target: Target, request: DumpRequest, log: Log | None = None) -> None:
@@ -83,11 +87,13 @@ class DumpPlan:
     key: Key
     spec: Spec
     volumes: ChosenVolumes
+    limit: FreezeLimit
 
 
 async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     """Find out whether and how `target` can be dumped. Raises what refuses it, with nothing changed."""
     assert target.cgroup is not None
+    limit = limit_of(request.max_freeze, request.max_freeze_from, target.spec, target.config)
     key = await asyncio.to_thread(signing_key, target.config)
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
@@ -133,7 +139,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         mounts=describe_mounts(target.spec, target.bundle.rootfs, hooks),
         addresses=addresses,
     )
-    return DumpPlan(pids, hooks, configuration, manifest, key, target.spec, volumes)
+    return DumpPlan(pids, hooks, configuration, manifest, key, target.spec, volumes, limit)
 
 
 def _source(target: Target, request: DumpRequest) -> Source:
@@ -162,8 +168,8 @@ def memory_bytes(target: Target) -> int:
     total = 0
     for pid in target.cgroup.processes() if target.cgroup is not None else ():
         try:
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        except (OSError, IndexError):
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
             continue
-        total += pages * os.sysconf("SC_PAGE_SIZE")
+        total += sum(int(size) << 10 for size in HELD.findall(status))
     return total

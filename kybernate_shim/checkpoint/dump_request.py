@@ -16,8 +16,9 @@ class DumpRequest:
 
     `durable`: the image survives a power failure once the call returns; a directory that containerd copies and removes
     immediately need not. `deadline` is in seconds for all steps together, 0 for none.
-    `digest` is the algorithm for files.
-    With a `destination`, `image` is a directory in memory, and the files go to the destination encrypted.
+    `digest` is the algorithm for files. `max_freeze` is the time in seconds for which the container may be frozen, 0
+    for what its annotation or the node says, a year for any; `max_freeze_from` says in words where it comes from.
+    With a `destination`, `image` is a directory in memory, and the files go to the destination, `encrypted` or not.
     `hold` is how many seconds the container stays frozen when its image is complete, 0 for none.
     `volumes` are those of the pod's own that the image is to have, in the annotation's words; "" as configured.
     `rootfs_elsewhere`: the caller saves the changes of the root filesystem by itself, if they are saved.
@@ -38,7 +39,15 @@ class DumpRequest:
     source_image: str = ""
     source_digest: str = ""
     digest: str = DEFAULT_DIGEST
+    max_freeze: float = 0
+    max_freeze_from: str = ""
     destination: Path | None = None
+    encrypted: bool = False
+
+    @property
+    def stays_frozen(self) -> bool:
+        """Whether the container runs no more before its image is complete on the disk."""
+        return self.exit or self.hold > 0
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _require_fitting(found: TreeFile, attributes: Mapping[str, bytes]) -> None:
 
 def _extents_of(fd: int, size: int) -> list[tuple[int, int]]:
     """Return the stretches of data, none where they are too many for a map."""
-    extents = list(islice(_extents(fd, size), MOST_EXTENTS + 1))
+    extents = list(islice(data_of(fd, size), MOST_EXTENTS + 1))
     return extents if len(extents) <= MOST_EXTENTS else []
 
 
@@ -169,7 +169,7 @@ def _make_sparse(info: tarfile.TarInfo, extents: list[tuple[int, int]]) -> bytes
     return index
 
 
-def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+def data_of(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield (offset, length) of each stretch of data, and the file's end as an empty one, as GNU tar does."""
     offset = 0
     while offset < size:

@@ -236,6 +236,21 @@ class Config:
         by=OPTIONS,
         unset='`"8GiB"`',
     )
+    dump_memory: int = setting(
+        16 << 30,
+        BYTES,
+        "most memory of the node that files of checkpoints take while containers are frozen, where a disk would make "
+        "them wait; 0: none",
+        by=OPTIONS,
+        unset='`"16GiB"`',
+    )
+    max_freeze: float = setting(
+        0.0,
+        SECONDS,
+        "a checkpoint may freeze a container for so long, where neither its request nor its pod says otherwise; 0: for "
+        "any time",
+        by=OPTIONS,
+    )
     encryption_key: Path | None = setting(
         None,
         OPTIONAL_PATH,

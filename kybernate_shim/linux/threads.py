@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -93,3 +93,15 @@ def _leave_behind(thread: threading.Thread) -> None:
 
     assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(LeftBehind))
+
+
+@asynccontextmanager
+async def entered(place: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context whose ends block, without making the event loop wait for them."""
+    made = asyncio.ensure_future(asyncio.to_thread(place.__enter__))
+    try:
+        yield await asyncio.shield(made)
+    finally:
+        await asyncio.wait({made})  # a caller that is cancelled meanwhile leaves none behind
+        if made.exception() is None:
+            await to_the_end(lambda: place.__exit__(None, None, None))

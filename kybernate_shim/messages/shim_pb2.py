@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/shim.proto\x12\x11kybernate.shim.v1\"\x85\x02\n\x11\x43heckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x12\x0b\n\x03tcp\x18\x04 \x01(\t\x12\x13\n\x0brootfs_diff\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x11\n\twork_path\x18\x07 \x01(\t\x12\r\n\x05\x66orce\x18\x08 \x01(\x08\x12\r\n\x05image\x18\t \x01(\t\x12\x14\n\x0cimage_digest\x18\n \x01(\t\x12\x11\n\toperation\x18\x0b \x01(\t\x12\x0c\n\x04hold\x18\x14 \x01(\x08\x12\x14\n\x0chold_seconds\x18\x15 \x01(\x01\x12\x0f\n\x07volumes\x18\x0e \x01(\t\"\x1c\n\x0eReleaseRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x0fReleaseResponse\x12/\n\tcontainer\x18\x01 \x01(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xac\x01\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tfrozen_ms\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12&\n\x05steps\x18\x06 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x14\n\x0cheld_seconds\x18\x14 \x01(\x01\"J\n\x04Step\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x04 \x01(\x04\"C\n\x0eSuspendRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x11\n\toperation\x18\x03 \x01(\t\"v\n\x0fSuspendResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\x12\'\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\"6\n\x05\x41rena\x12\r\n\x05\x61sked\x18\x01 \x01(\x08\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"[\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0froom_timeout_ms\x18\x03 \x01(\r\x12\x11\n\toperation\x18\x04 \x01(\t\"L\n\x0eResumeResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\".\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\toperation\x18\x02 \x01(\t\"j\n\x0e\x43\x61ncelResponse\x12\'\n\x05\x65nded\x18\x01 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12/\n\tcontainer\x18\x02 \x01(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xa0\x02\n\x05\x45nded\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12&\n\x05steps\x18\x07 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x11\n\tfrozen_ms\x18\t \x01(\x04\x12\x12\n\nvram_bytes\x18\n \x01(\x04\x12\x0c\n\x04path\x18\x0b \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x0c \x01(\t\x12\x0f\n\x07seconds\x18\r \x01(\x01\x12\x13\n\x0bseconds_ago\x18\x0e \x01(\x01\x12\x0e\n\x06source\x18\x0f \x01(\t\"(\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\x08\"B\n\x0eStatusResponse\x12\x30\n\ncontainers\x18\x01 \x03(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xf4\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x11\n\tcuda_pids\x18\n \x03(\r\x12\x0b\n\x03gpu\x18\x0b \x01(\t\x12,\n\x04\x63uda\x18\x0c \x03(\x0b\x32\x1e.kybernate.shim.v1.CudaProcess\x12\x0c\n\x04note\x18\r \x01(\t\x12\'\n\x05\x61rena\x18\x0e \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\x12\x11\n\toperation\x18\x0f \x01(\t\x12\x12\n\ncancelling\x18\x10 \x01(\x08\x12&\n\x04last\x18\x11 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12)\n\x07\x65\x61rlier\x18\x12 \x03(\x0b\x32\x18.kybernate.shim.v1.Ended\x12\x12\n\nvram_bytes\x18\x13 \x01(\x04\x12\x14\n\x0cheld_seconds\x18\x1e \x01(\x01\x12\x1a\n\rrestored_from\x18\x1f \x01(\tH\x00\x88\x01\x01\x42\x10\n\x0e_restored_from\")\n\x0b\x43udaProcess\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t2\xf2\x03\n\x04Shim\x12Y\n\nCheckpoint\x12$.kybernate.shim.v1.CheckpointRequest\x1a%.kybernate.shim.v1.CheckpointResponse\x12P\n\x07Release\x12!.kybernate.shim.v1.ReleaseRequest\x1a\".kybernate.shim.v1.ReleaseResponse\x12P\n\x07Suspend\x12!.kybernate.shim.v1.SuspendRequest\x1a\".kybernate.shim.v1.SuspendResponse\x12M\n\x06Resume\x12 .kybernate.shim.v1.ResumeRequest\x1a!.kybernate.shim.v1.ResumeResponse\x12M\n\x06\x43\x61ncel\x12 .kybernate.shim.v1.CancelRequest\x1a!.kybernate.shim.v1.CancelResponse\x12M\n\x06Status\x12 .kybernate.shim.v1.StatusRequest\x1a!.kybernate.shim.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/shim.proto\x12\x11kybernate.shim.v1\"\xba\x02\n\x11\x43heckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x12\x0b\n\x03tcp\x18\x04 \x01(\t\x12\x13\n\x0brootfs_diff\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x11\n\twork_path\x18\x07 \x01(\t\x12\r\n\x05\x66orce\x18\x08 \x01(\x08\x12\r\n\x05image\x18\t \x01(\t\x12\x14\n\x0cimage_digest\x18\n \x01(\t\x12\x11\n\toperation\x18\x0b \x01(\t\x12\x0c\n\x04hold\x18\x14 \x01(\x08\x12\x14\n\x0chold_seconds\x18\x15 \x01(\x01\x12\x1a\n\x12max_freeze_seconds\x18\x0c \x01(\x01\x12\x17\n\x0fmax_freeze_from\x18\r \x01(\t\x12\x0f\n\x07volumes\x18\x0e \x01(\t\"\x1c\n\x0eReleaseRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x0fReleaseResponse\x12/\n\tcontainer\x18\x01 \x01(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xac\x01\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tfrozen_ms\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12&\n\x05steps\x18\x06 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x14\n\x0cheld_seconds\x18\x14 \x01(\x01\"J\n\x04Step\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x04 \x01(\x04\"C\n\x0eSuspendRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x11\n\toperation\x18\x03 \x01(\t\"v\n\x0fSuspendResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\x12\'\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\"6\n\x05\x41rena\x12\r\n\x05\x61sked\x18\x01 \x01(\x08\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"[\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0froom_timeout_ms\x18\x03 \x01(\r\x12\x11\n\toperation\x18\x04 \x01(\t\"L\n\x0eResumeResponse\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\x12\n\nvram_bytes\x18\x02 \x01(\x04\".\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\toperation\x18\x02 \x01(\t\"j\n\x0e\x43\x61ncelResponse\x12\'\n\x05\x65nded\x18\x01 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12/\n\tcontainer\x18\x02 \x01(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xa0\x02\n\x05\x45nded\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12&\n\x05steps\x18\x07 \x03(\x0b\x32\x17.kybernate.shim.v1.Step\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x11\n\tfrozen_ms\x18\t \x01(\x04\x12\x12\n\nvram_bytes\x18\n \x01(\x04\x12\x0c\n\x04path\x18\x0b \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x0c \x01(\t\x12\x0f\n\x07seconds\x18\r \x01(\x01\x12\x13\n\x0bseconds_ago\x18\x0e \x01(\x01\x12\x0e\n\x06source\x18\x0f \x01(\t\"(\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\x08\"B\n\x0eStatusResponse\x12\x30\n\ncontainers\x18\x01 \x03(\x0b\x32\x1c.kybernate.shim.v1.Container\"\xf4\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x11\n\tcuda_pids\x18\n \x03(\r\x12\x0b\n\x03gpu\x18\x0b \x01(\t\x12,\n\x04\x63uda\x18\x0c \x03(\x0b\x32\x1e.kybernate.shim.v1.CudaProcess\x12\x0c\n\x04note\x18\r \x01(\t\x12\'\n\x05\x61rena\x18\x0e \x01(\x0b\x32\x18.kybernate.shim.v1.Arena\x12\x11\n\toperation\x18\x0f \x01(\t\x12\x12\n\ncancelling\x18\x10 \x01(\x08\x12&\n\x04last\x18\x11 \x01(\x0b\x32\x18.kybernate.shim.v1.Ended\x12)\n\x07\x65\x61rlier\x18\x12 \x03(\x0b\x32\x18.kybernate.shim.v1.Ended\x12\x12\n\nvram_bytes\x18\x13 \x01(\x04\x12\x14\n\x0cheld_seconds\x18\x1e \x01(\x01\x12\x1a\n\rrestored_from\x18\x1f \x01(\tH\x00\x88\x01\x01\x42\x10\n\x0e_restored_from\")\n\x0b\x43udaProcess\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t2\xf2\x03\n\x04Shim\x12Y\n\nCheckpoint\x12$.kybernate.shim.v1.CheckpointRequest\x1a%.kybernate.shim.v1.CheckpointResponse\x12P\n\x07Release\x12!.kybernate.shim.v1.ReleaseRequest\x1a\".kybernate.shim.v1.ReleaseResponse\x12P\n\x07Suspend\x12!.kybernate.shim.v1.SuspendRequest\x1a\".kybernate.shim.v1.SuspendResponse\x12M\n\x06Resume\x12 .kybernate.shim.v1.ResumeRequest\x1a!.kybernate.shim.v1.ResumeResponse\x12M\n\x06\x43\x61ncel\x12 .kybernate.shim.v1.CancelRequest\x1a!.kybernate.shim.v1.CancelResponse\x12M\n\x06Status\x12 .kybernate.shim.v1.StatusRequest\x1a!.kybernate.shim.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,39 +32,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kybernate_shim.messages.shi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKPOINTREQUEST']._serialized_start=58
-  _globals['_CHECKPOINTREQUEST']._serialized_end=319
-  _globals['_RELEASEREQUEST']._serialized_start=321
-  _globals['_RELEASEREQUEST']._serialized_end=349
-  _globals['_RELEASERESPONSE']._serialized_start=351
-  _globals['_RELEASERESPONSE']._serialized_end=417
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=420
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=592
-  _globals['_STEP']._serialized_start=594
-  _globals['_STEP']._serialized_end=668
-  _globals['_SUSPENDREQUEST']._serialized_start=670
-  _globals['_SUSPENDREQUEST']._serialized_end=737
-  _globals['_SUSPENDRESPONSE']._serialized_start=739
-  _globals['_SUSPENDRESPONSE']._serialized_end=857
-  _globals['_ARENA']._serialized_start=859
-  _globals['_ARENA']._serialized_end=913
-  _globals['_RESUMEREQUEST']._serialized_start=915
-  _globals['_RESUMEREQUEST']._serialized_end=1006
-  _globals['_RESUMERESPONSE']._serialized_start=1008
-  _globals['_RESUMERESPONSE']._serialized_end=1084
-  _globals['_CANCELREQUEST']._serialized_start=1086
-  _globals['_CANCELREQUEST']._serialized_end=1132
-  _globals['_CANCELRESPONSE']._serialized_start=1134
-  _globals['_CANCELRESPONSE']._serialized_end=1240
-  _globals['_ENDED']._serialized_start=1243
-  _globals['_ENDED']._serialized_end=1531
-  _globals['_STATUSREQUEST']._serialized_start=1533
-  _globals['_STATUSREQUEST']._serialized_end=1573
-  _globals['_STATUSRESPONSE']._serialized_start=1575
-  _globals['_STATUSRESPONSE']._serialized_end=1641
-  _globals['_CONTAINER']._serialized_start=1644
-  _globals['_CONTAINER']._serialized_end=2144
-  _globals['_CUDAPROCESS']._serialized_start=2146
-  _globals['_CUDAPROCESS']._serialized_end=2187
-  _globals['_SHIM']._serialized_start=2190
-  _globals['_SHIM']._serialized_end=2688
+  _globals['_CHECKPOINTREQUEST']._serialized_end=372
+  _globals['_RELEASEREQUEST']._serialized_start=374
+  _globals['_RELEASEREQUEST']._serialized_end=402
+  _globals['_RELEASERESPONSE']._serialized_start=404
+  _globals['_RELEASERESPONSE']._serialized_end=470
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=473
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=645
+  _globals['_STEP']._serialized_start=647
+  _globals['_STEP']._serialized_end=721
+  _globals['_SUSPENDREQUEST']._serialized_start=723
+  _globals['_SUSPENDREQUEST']._serialized_end=790
+  _globals['_SUSPENDRESPONSE']._serialized_start=792
+  _globals['_SUSPENDRESPONSE']._serialized_end=910
+  _globals['_ARENA']._serialized_start=912
+  _globals['_ARENA']._serialized_end=966
+  _globals['_RESUMEREQUEST']._serialized_start=968
+  _globals['_RESUMEREQUEST']._serialized_end=1059
+  _globals['_RESUMERESPONSE']._serialized_start=1061
+  _globals['_RESUMERESPONSE']._serialized_end=1137
+  _globals['_CANCELREQUEST']._serialized_start=1139
+  _globals['_CANCELREQUEST']._serialized_end=1185
+  _globals['_CANCELRESPONSE']._serialized_start=1187
+  _globals['_CANCELRESPONSE']._serialized_end=1293
+  _globals['_ENDED']._serialized_start=1296
+  _globals['_ENDED']._serialized_end=1584
+  _globals['_STATUSREQUEST']._serialized_start=1586
+  _globals['_STATUSREQUEST']._serialized_end=1626
+  _globals['_STATUSRESPONSE']._serialized_start=1628
+  _globals['_STATUSRESPONSE']._serialized_end=1694
+  _globals['_CONTAINER']._serialized_start=1697
+  _globals['_CONTAINER']._serialized_end=2197
+  _globals['_CUDAPROCESS']._serialized_start=2199
+  _globals['_CUDAPROCESS']._serialized_end=2240
+  _globals['_SHIM']._serialized_start=2243
+  _globals['_SHIM']._serialized_end=2741
 # @@protoc_insertion_point(module_scope)

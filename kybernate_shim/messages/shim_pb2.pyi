@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest", "operation", "hold", "hold_seconds", "volumes")
+    __slots__ = ("id", "path", "exit", "tcp", "rootfs_diff", "timeout_seconds", "work_path", "force", "image", "image_digest", "operation", "hold", "hold_seconds", "max_freeze_seconds", "max_freeze_from", "volumes")
     ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,8 @@ class CheckpointRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FREEZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FREEZE_FROM_FIELD_NUMBER: _ClassVar[int]
     VOLUMES_FIELD_NUMBER: _ClassVar[int]
     id: str
     path: str
@@ -36,8 +38,10 @@ class CheckpointRequest(_message.Message):
     operation: str
     hold: bool
     hold_seconds: float
+    max_freeze_seconds: float
+    max_freeze_from: str
     volumes: str
-    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., operation: _Optional[str] = ..., hold: _Optional[bool] = ..., hold_seconds: _Optional[float] = ..., volumes: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., exit: _Optional[bool] = ..., tcp: _Optional[str] = ..., rootfs_diff: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., work_path: _Optional[str] = ..., force: _Optional[bool] = ..., image: _Optional[str] = ..., image_digest: _Optional[str] = ..., operation: _Optional[str] = ..., hold: _Optional[bool] = ..., hold_seconds: _Optional[float] = ..., max_freeze_seconds: _Optional[float] = ..., max_freeze_from: _Optional[str] = ..., volumes: _Optional[str] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("id",)

@@ -53,6 +53,9 @@ KNOWN: Final[Mapping[str, Annotation]] = {
     RESTORE_FROM: Annotation("the name of an image", lambda value: True, per_container=True),  # "" is none
     CHECKPOINT: _matching('a name: letters, digits, ".", "_" and "-"', r"[A-Za-z0-9][\w.-]{0,254}", per_container=True),
     "kybernate.io/on-restart": _among("latest", "same", "fresh"),
+    "kybernate.io/max-freeze": _matching(
+        'a time above 0 such as "2s" or "500ms", or "none"', r"none|(?=[0 .]*[1-9])\d{1,9}(\.\d{1,9})? ?(ms|s|m|)"
+    ),
     "kybernate.io/tcp": _among("close", "established"),
     "kybernate.io/volumes": _ANY,  # its own errors name what is wrong, before a dump
     "kybernate.io/force": _SWITCH,

@@ -27,6 +27,7 @@ from kybernate_shim.trust.requester import requester_of
 TCP = "kybernate.io/tcp"
 CRI_NAMESPACE = "k8s.io"
 LONGEST_HOLD = 86400.0  # seconds
+LONGEST_REASON = 100  # characters of what limits a freeze
 WORKS_KEPT = 50  # whatever their age
 WORK_SECONDS = 86400  # the others' age at most; none that is in use is as old
 
@@ -65,6 +66,8 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         raise ValueError(f"hold: not with {other}")
     if not 0 <= request.hold_seconds <= LONGEST_HOLD:
         raise ValueError(f"hold_seconds: expected at most {LONGEST_HOLD:g}, found {request.hold_seconds:g}")
+    if not request.max_freeze_seconds >= 0 or len(request.max_freeze_from) > LONGEST_REASON:
+        raise ValueError("max_freeze_seconds: expected 0 or more, and at most 100 characters that say why")
     return DumpRequest(
         image=place,
         work=Path(request.work_path) if request.work_path else work,
@@ -78,6 +81,8 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         source_image=request.image,
         source_digest=request.image_digest,
         digest=STRONG if config.shared_key else DEFAULT,
+        max_freeze=request.max_freeze_seconds,
+        max_freeze_from=request.max_freeze_from,
     )
 
 

@@ -317,7 +317,12 @@ class Operations:
                 outcome = "done"
             except BaseException as error:
                 outcome, failure = self._outcome_of(error), error
-                self._log.error(f"task.{verb}_failed", error=in_words(error), step_seconds=operation.summary())
+                self._log.error(
+                    f"task.{verb}_failed",
+                    error=in_words(error),
+                    step_seconds=operation.summary(),
+                    **({"frozen_ms": operation.frozen_ms} if operation.frozen_ms else {}),
+                )
                 audit(
                     container, verb, decision_of(error), self._image, self._log, error=error, seconds=operation.seconds
                 )

@@ -312,6 +312,8 @@ class Engine:
         why = f": {operation.fault.message}" if operation.fault else ""
         if operation.result and operation.result.source:
             why = f", from {operation.result.source}"
+        elif operation.result and operation.result.frozen_ms:
+            why = f", frozen for {operation.result.frozen_ms / 1000:.2f} s"
         await self._events.record(
             f"operation.{operation.state}", level, operation, f"{title(operation)} has ended as {operation.state}{why}"
         )

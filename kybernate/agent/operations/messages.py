@@ -84,6 +84,7 @@ def arguments_of(request: Request) -> Arguments:
                 hold=request.hold,
                 hold_timeout=_seconds(request.hold_timeout),
                 volumes=request.volumes,
+                max_freeze=request.max_freeze_seconds,
             )
         case wire.RestoreRequest():
             return Restore(

@@ -42,6 +42,7 @@ class Checkpoint:
     """`name` is a container as a person names it; `path` a name for the image, a directory, or empty.
 
     `hold_timeout` is in seconds, 0 as configured.
+    `max_freeze` is the most seconds for which it may be frozen, 0 for what its pod or the node says.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Checkpoint:
     hold: bool = False
     hold_timeout: float = 0
     volumes: str = ""
+    max_freeze: float = 0
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ at its place proves afterwards that the operation has succeeded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kybernate.agent.operations.decide import DISK, GPU
 from kybernate.agent.operations.errors import RequestInvalid
@@ -70,7 +71,8 @@ class Node:
     directory of the image that a name means here, None where the registry knows none or does not answer. `is_pinned`
     says it of an image's directory. `ref_of` returns namespace, name and id of the image, in whichever tier it is, that
     a request to move one names, and `tiers` their names. `elsewhere` returns an
-    image that another node or the object store has, with True the object store; None where neither does.
+    image that another node or the object store has, with True the object store; None where neither does. `pod_of`
+    returns a pod, by namespace and name, as the cluster's API has it; None where the agent does not know it.
     """
 
     address: str
@@ -79,6 +81,7 @@ class Node:
     image_of: Callable[[str], Path | None] = lambda name: None
     is_pinned: Callable[[Path], bool] = lambda path: False
     ref_of: Callable[[Copy | Evict], tuple[str, str, str]] = lambda wanted: ("", wanted.image, "")
+    pod_of: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None
     tiers: Callable[[], Sequence[str]] = lambda: ()
     elsewhere: Callable[[str, bool], Elsewhere | None] = lambda name, stored: None
 

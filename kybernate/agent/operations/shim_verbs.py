@@ -24,6 +24,7 @@ from kybernate.agent.operations.model import (
     Swap,
 )
 from kybernate.agent.operations.resolve import Node
+from kybernate.agent.probes import ProbeLimit, limit_by_probes
 from kybernate.node.containerd import Containerd, ContainerdUnreachable
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import ContainerNotFound, KnownContainer
@@ -112,6 +113,9 @@ class ShimVerbs:
     ) -> wire.CheckpointRequest:
         with Containerd(self._node.address) as containerd:
             digest = image_digest(containerd, container.namespace, container.image)
+        limit = ProbeLimit(wanted.max_freeze)
+        if not wanted.max_freeze and container.pod:
+            limit = limit_by_probes(self._node.pod_of(container.pod_namespace, container.pod), container.name)
         return wire.CheckpointRequest(
             id=container.id,
             path=operation.target.image,
@@ -125,6 +129,8 @@ class ShimVerbs:
             image=container.image,
             image_digest=digest,
             operation=operation.id,
+            max_freeze_seconds=limit.seconds,
+            max_freeze_from=limit.source,
         )
 
     async def _swap(self, attempt: Attempt, wanted: Swap) -> Result:

@@ -25,7 +25,7 @@ ARRIVING: Final = "kybernate-arriving.json"  # the manifest as long as files of 
 NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_STAGING, ARRIVING, ARRIVAL})
 SAVED_SPEC: Final = "kybernate-spec.json"  # config.json as containerd wrote it: a restore without a pod starts from it
 VERSION: Final = 1
-LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "volumes", "addresses")
+LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "volumes", "addresses", "frozen_ms")
 MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
 LONGEST_NAME: Final = 255  # bytes of a file's name, as Linux has it
 END_OF_MEMORY: Final = 1 << 64
@@ -216,7 +216,8 @@ class Manifest:
 
     `cuda_processes` are all that held CUDA state, with their bytes on all GPUs together: none of them continues before
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
-    driver's order: a map to others names each of them. `addresses` are the pod's. `released`, `threads`, which are
+    driver's order: a map to others names each of them. `addresses` are the pod's. `frozen_ms` is how long the
+    container was frozen: until it ran again, or until the image was complete. It, `released`, `threads`, which are
     those that have chosen something that CRIU does not keep, `volumes`, `lineage`, `addresses`, `declared` of a mount,
     and `id` of a volume are left out where they are empty, so that older releases read the manifest. `security` is
     empty in images of older releases.
@@ -248,6 +249,7 @@ class Manifest:
     security: Security = field(default_factory=Security)
     files: tuple[File, ...] = field(default=(), metadata={"most": MOST_PIECES})
     encryption: Encryption | None = None
+    frozen_ms: int = 0
     steps: tuple[Step, ...] = ()
     signature: Signature = Signature()
     version: int = VERSION

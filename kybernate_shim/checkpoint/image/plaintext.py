@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +13,7 @@ from kybernate_shim.checkpoint.cleanup import work_name
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, payload_names, require_space
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import Config
-from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.linux.threads import entered
 
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.dump_request import DumpRequest
@@ -41,7 +41,7 @@ async def staged_for_dump(target: Target, request: DumpRequest) -> AsyncIterator
     except KeyUnusable as error:
         raise KeyUnusable(f"{error}; no checkpoint was made, and nothing was changed") from None
     async with _staging(work_name(target.namespace, target.id, "checkpoint")) as directory:
-        yield replace(request, image=directory, destination=request.image)
+        yield replace(request, image=directory, destination=request.image, encrypted=True)
 
 
 def require_room(request: DumpRequest, needed: int) -> None:
@@ -60,12 +60,13 @@ async def encrypted(request: DumpRequest, image: str, config: Config, operation:
 
     A cancelled caller continues once all threads have ended. Raises KeyUnusable, TierFull and OSError.
     """
-    if request.destination is None:
+    if not request.encrypted:
         return None
     from kybernate_shim.checkpoint.image.encrypted import encrypt_files
     from kybernate_shim.trust.encryption_keys import read_keys
 
     assert config.encryption_key is not None
+    assert request.destination is not None
     key = read_keys(config.encryption_key)[0]
     source, target, names = request.image, request.destination, payload_names(request.image)
     total = sum((source / name).stat().st_size for name in names)
@@ -138,19 +139,11 @@ def require_key(image: Image, config: Config) -> None:
         data_key_of(image.manifest, config.encryption_key)
 
 
-@asynccontextmanager
-async def _staging(name: str) -> AsyncIterator[Path]:
+def _staging(name: str) -> AbstractAsyncContextManager[Path]:
     """Do as `memory_for_plaintext`, without making the event loop wait for the kernel to free gigabytes."""
     from kybernate_shim.checkpoint.image.plaintext_memory import memory_for_plaintext
 
-    place = memory_for_plaintext(name)
-    made = asyncio.ensure_future(asyncio.to_thread(place.__enter__))
-    try:
-        yield await asyncio.shield(made)
-    finally:
-        await asyncio.wait({made})  # a caller that is cancelled meanwhile leaves none behind
-        if made.exception() is None:
-            await to_the_end(lambda: place.__exit__(None, None, None))
+    return entered(memory_for_plaintext(name))
 
 
 async def _followed(operation: Operation, work: Callable[[CipherRun], T]) -> T:

@@ -50,10 +50,15 @@ def memory_for_plaintext(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def private_memory(root: Path, name: str, *, may_be_swapped: bool = False, for_shims: bool = False) -> Iterator[Path]:
-    """Do as `memory_for_plaintext`, below `root`; with `for_shims`, where those see it. Raises as that, and OSError."""
+def private_memory(
+    root: Path, name: str, *, size: int = 0, may_be_swapped: bool = False, for_shims: bool = False
+) -> Iterator[Path]:
+    """Do as `memory_for_plaintext`, below `root`; with `for_shims`, where those see it. Raises as that, and OSError.
+
+    With a `size`, it takes no more bytes than those.
+    """
     remove_stale(root)
-    limit = max(available_bytes() - RESERVE, RESERVE)
+    limit = size or max(available_bytes() - RESERVE, RESERVE)
     directory = _new_directory(root, f"{name}.{os.getpid()}.{start_time(os.getpid())}")
     try:
         _mount(host.mount if for_shims else syscalls.mount, directory, limit, may_be_swapped=may_be_swapped)

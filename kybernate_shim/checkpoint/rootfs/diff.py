@@ -51,7 +51,7 @@ def write_diff(
     begin with ".wh."), TierFull before a file that does not fit on the disk, TreeChanged, TreeTooLarge and other
     OSErrors, and DiffStopped soon after `stopped` has become true; `target` does not exist then.
     """
-    hidden = frozenset(destination.strip("/") for destination in exclude)
+    hidden = names_of(exclude)
 
     def check() -> None:
         if stopped():
@@ -73,6 +73,11 @@ def write_diff(
     except BaseException:
         target.unlink(missing_ok=True)
         raise
+
+
+def names_of(destinations: Iterable[str]) -> frozenset[str]:
+    """Return the names below the root of the container's mounts, which a walk of its changes skips."""
+    return frozenset(destination.strip("/") for destination in destinations)
 
 
 def _add(tar: TreeTar, found: TreeFile, prefix: str) -> int:

@@ -7,6 +7,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from kybernate_shim.linux.descriptors import mount_of
+
+IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})  # types of filesystems
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,16 @@ def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
 def read_cgroup_mounts() -> list[MountPoint]:
     """Return our mounts of cgroup hierarchies, of either version: few among a mount or more for each container."""
     return [parse_line(line) for line in _lines("self") if b" - cgroup" in line]
+
+
+def mount_at(path: Path) -> MountPoint | None:
+    """Return the mount that a file or directory is on; None where our namespace does not have it. Raises OSError."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        prefix = b"%d " % mount_of(f"/proc/self/fdinfo/{fd}")
+    finally:
+        os.close(fd)
+    return next((parse_line(line) for line in _lines("self") if line.startswith(prefix)), None)
 
 
 def below(path: Path, mounts: Iterable[MountPoint] | None = None) -> list[MountPoint]:

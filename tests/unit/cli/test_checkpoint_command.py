@@ -95,6 +95,19 @@ def test_defaults_leave_the_choice_to_the_shim(node: Node) -> None:
     assert (request.exit, request.tcp, request.rootfs_diff, request.timeout_seconds) == (False, "", True, 0)
 
 
+@pytest.mark.parametrize(("time", "seconds"), [("2s", 2), ("500ms", 0.5), ("none", 365 * 86400)])
+def test_most_time_of_a_freeze_reaches_the_shim(node: Node, time: str, seconds: float) -> None:
+    shim = counter(node)
+    node.run("checkpoint", "counter", "--max-freeze", time)
+    assert shim.requests[0].max_freeze_seconds == pytest.approx(seconds)
+
+
+def test_most_time_of_a_freeze_that_is_no_time_is_refused_before_anything_is_asked(node: Node) -> None:
+    shim = counter(node)
+    assert "a time above 0" in node.run("checkpoint", "counter", "--max-freeze", "fast", status=2).stderr
+    assert not shim.requests
+
+
 def test_name_without_slash_is_made_in_the_checkpoint_root(node: Node) -> None:
     shim = counter(node)
     node.run("checkpoint", "counter", "before-upgrade")

@@ -40,13 +40,14 @@ def succeeded(id: str) -> wire.Operation:
 
 def test_checkpoint_is_followed_to_its_result(fake: FakeAgent, agent: Agent) -> None:
     fake.script = lambda id: [running(id, "dump", 4), running(id, "manifest"), succeeded(id)]
-    operation = agent.checkpoint("team-a/web-0", "web", exit=True, tcp="close", deadline=30)
+    operation = agent.checkpoint("team-a/web-0", "web", exit=True, tcp="close", deadline=30, max_freeze=1.5)
     assert [state.progress.step for state in operation.follow()] == ["", "dump", "manifest", ""]
     assert operation.result().path == "/images/web"
     (request,) = fake.requests
     assert (request.name, request.path, request.exit, request.tcp) == ("team-a/web-0", "web", True, "close")
     assert request.options.deadline.seconds == 30
     assert not request.without_rootfs
+    assert request.max_freeze_seconds == 1.5
 
 
 def test_same_key_is_the_same_operation(fake: FakeAgent, agent: Agent) -> None:

@@ -101,6 +101,7 @@ def test_nearest_key_is_named(key: str, meant: str) -> None:
         ("kybernate.io/gpu-map", "GPU-a=GPU-b,GPU-c=GPU-d", "0=1"),
         ("kybernate.io/checkpoint", "nightly-1.2", "a/b"),
         ("kybernate.io/on-restart", "latest", "newest"),
+        ("kybernate.io/max-freeze", "500ms", "0.0s"),
     ],
 )
 def test_values_are_known(key: str, right: str, wrong: str) -> None:
@@ -115,7 +116,7 @@ def test_every_annotation_with_values_of_its_own_is_in_the_table_above() -> None
     strict = {key for key, kind in KNOWN.items() if not kind.accepts("\0 nonsense")}
     assert strict == {
         "kybernate.io/tcp", "kybernate.io/arena", "kybernate.io/force", "kybernate.io/nccl-safe",
-        "kybernate.io/pause", "kybernate.io/gpu-map", "kybernate.io/checkpoint", "kybernate.io/on-restart",
+        "kybernate.io/pause", "kybernate.io/gpu-map", "kybernate.io/checkpoint", "kybernate.io/on-restart", "kybernate.io/max-freeze",
     }  # fmt: skip
 
 

@@ -46,6 +46,8 @@ OTHER: dict[str, str] = {
     "verify": "false",
     "annotations": "[]",
     "volumes_limit": '"64MiB"',
+    "dump_memory": '"64MiB"',
+    "max_freeze": "7",
     "encryption_key": '"/other"',
     "runtime_in_memory": "false",
     "fork_server_idle": "7",

@@ -142,6 +142,18 @@ def test_watcher_sees_every_state_and_the_end(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_event_of_a_checkpoint_says_how_long_its_container_was_frozen(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with agent(tmp_path) as node:
+            one = await node.engine.submit(ASK)
+            await eventually(lambda: one.id in node.script.ends, "it runs")
+            node.script.ends[one.id].set_result(Result(frozen_ms=840))
+            await node.ended(one.id)
+            assert node.events.messages[-1].endswith("has ended as succeeded, frozen for 0.84 s")
+
+    asyncio.run(work())
+
+
 async def _states(engine: Engine, id: str) -> list[State]:
     return [one.state async for one in engine.watch(id)]
 

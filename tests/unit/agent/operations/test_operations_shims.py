@@ -61,6 +61,38 @@ def test_checkpoint_is_named_to_the_shim_and_answered_with_its_numbers(
     assert Report("dump") in heard
 
 
+PROBED = {
+    "spec": {
+        "containers": [{"name": "web", "livenessProbe": {"httpGet": {}, "periodSeconds": 1, "failureThreshold": 2}}]
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "pod", "seconds", "source"),
+    [
+        (0, PROBED, 1.8, "the liveness probe"),
+        (7, PROBED, 7, ""),
+        (0, PROBED | {"metadata": {"annotations": {"kybernate.io/max-freeze": "9s"}}}, 0, ""),
+        (0, None, 0, ""),
+    ],
+    ids=["probe", "request", "annotation", "unknown pod"],
+)
+def test_freeze_is_limited_by_the_request_or_by_the_pods_probe(
+    node: FakeNode, asked: float, pod: dict[str, Any] | None, seconds: float, source: str
+) -> None:
+    node.containerd.add("p" * 64, namespace="k8s.io", pod="front", kind="sandbox", sandbox="p" * 64)
+    node.containerd.add("c" * 64, namespace="k8s.io", pod="front", name="web", sandbox="p" * 64)
+    shim = node.shim("p" * 64, namespace="k8s.io")
+    shim.answers["Checkpoint"] = wire.CheckpointResponse()
+    pods = {("shop", "front"): pod}
+    Hands(node, pod_of=lambda namespace, name: pods[namespace, name]).execute(
+        Checkpoint("shop/front", max_freeze=asked)
+    )
+    (request,) = shim.requests
+    assert (request.max_freeze_seconds, request.max_freeze_from) == (pytest.approx(seconds), source)
+
+
 def test_suspend_and_resume_are_named_to_the_shim(hands: Hands, counter: Any) -> None:
     counter.answers["Suspend"] = wire.SuspendResponse(vram_bytes=9, arena=wire.Arena(bytes=4, reasons=["full"]))
     counter.answers["Resume"] = wire.ResumeResponse(vram_bytes=9)

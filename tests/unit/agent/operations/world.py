@@ -252,7 +252,9 @@ class Events:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
+        self.messages: list[str] = []
 
     async def record(self, type: str, level: str, message: str, **fields: str) -> object:
         self.said.append((type, level, fields.get("operation", "")))
+        self.messages.append(message)
         return None

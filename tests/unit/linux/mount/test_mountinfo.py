@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.linux.mount.mountinfo import MountPoint, below, parse_line, read_mountinfo, unescape
+from kybernate_shim.linux.mount.mountinfo import MountPoint, below, mount_at, parse_line, read_mountinfo, unescape
 
 LINE = rb"36 35 98:0 /a\040b /mnt/c\134d rw,noatime shared:7 master:1 - overlay none rw,lowerdir=/x\054y:/z,index=off"
 ESCAPED = b" \t\n\\#"
@@ -66,3 +67,11 @@ def test_own_mounts_have_a_root_and_proc() -> None:
     types = {str(mount.path): mount.type for mount in read_mountinfo()}
     assert "/" in types
     assert types["/proc"] == "proc"
+
+
+def test_mount_of_a_directory_is_the_nearest_one() -> None:
+    found = mount_at(Path("/proc/self/fd"))
+    assert found is not None
+    assert (found.path, found.type) == (Path("/proc"), "proc")
+    with pytest.raises(FileNotFoundError):
+        mount_at(Path("/nowhere"))
