@@ -43,6 +43,7 @@ MEANINGS = (  # the first that fits counts
 )
 MOST_LETTERS = 1000
 MISSING_BUCKET = "NoSuchBucket"
+UNKNOWN_KEY = "XAdminUserNotFound"  # of Versity's gateway, with status 404
 NO_BULK = ("NotImplemented", "MethodNotAllowed", "UnsupportedOperation", "status code: 405", "status code: 501")
 NO_CONDITIONS = ("NotImplemented", "UnsupportedOperation", "not supported", "status code: 501")
 
@@ -53,6 +54,8 @@ def failure_of(title: str, name: str, error: Exception) -> Failure:
 
     if MISSING_BUCKET in str(error):
         return StoreUnreachable(f"{title}: the bucket does not exist", advice="make the bucket, or correct the URL")
+    if UNKNOWN_KEY in str(error):
+        return StoreDenied(f"{title}: {name}: {_short(error)}")
     if isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
         return ObjectMissing(f"{title}: there is no object {name}")
     for meaning in MEANINGS:

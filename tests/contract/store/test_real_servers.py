@@ -328,7 +328,8 @@ def restarting(server: Server) -> Transfer:
     return Transfer(parallel=1, level=0, report=report)
 
 
-@pytest.mark.parametrize("name", here("moto"))
+# SeaweedFS answers writes with errors for longer than half a minute after it was killed; test_server_that_dies has it.
+@pytest.mark.parametrize("name", here("moto", "seaweedfs"))
 def test_server_that_restarts_in_the_middle_is_waited_for(
     name: str, key: Path, directory: Path, tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ def test_object_of_gigabytes_is_not_read(place: StorePlace, tmp_path: Path, name
         ("key a: Access Denied (code: AccessDenied)", StoreDenied, "Access Denied"),
         ("<Code>NoSuchBucket</Code>", StoreUnreachable, "the bucket does not exist"),
         ("<Code>QuotaExceeded</Code>", StoreFull, "no room for"),
+        ("404: <Code>XAdminUserNotFound</Code>", StoreDenied, "XAdminUserNotFound"),
         ("something else", StoreUnreachable, "something else"),
         (
             "code: 500: <?xml?>\n<Error><Code>Odd</Code><Message>It is</Message></Error>",
