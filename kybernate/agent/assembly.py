@@ -259,6 +259,7 @@ class Agent:
             ref_of=self._ref_of,
             tiers=self._tiers.names,
             elsewhere=lambda name, stored: arrivals.find(name, stored=stored),
+            pod_of=lambda namespace, name: self._cluster.probes(namespace, name) if self._cluster else None,
         )
         verbs = TierVerbs(self._tiers, turns, self._replicas, lambda: self._settings().store, self._registrar.look_at)
         return Engine(

@@ -27,6 +27,7 @@ from kybernate_shim.checkpoint.mounts.described import describe_mounts
 from kybernate_shim.checkpoint.mounts.hooks import HookMount, dump_lines, hook_mounts
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, wanted
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.threads import as_long_as_wanted
 from kybernate_shim.logs import Log
@@ -168,7 +169,7 @@ def memory_bytes(target: Target) -> int:
     total = 0
     for pid in target.cgroup.processes() if target.cgroup is not None else ():
         try:
-            status = Path(f"/proc/{pid}/status").read_text()
+            status = text_of(f"/proc/{pid}/status")
         except OSError:
             continue
         total += sum(int(size) << 10 for size in HELD.findall(status))

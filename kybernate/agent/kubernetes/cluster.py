@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.agent.kubernetes.access import Access
@@ -70,6 +70,10 @@ class Cluster:
     def parts(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return what has to be done while the agent runs."""
         return self._speaker.run(), self._pods.run(), self._act()
+
+    def probes(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """Return what a pod's object says of its probes, None where the pod is not known."""
+        return self._pods.probes.get((namespace, name))
 
     def offer(self, event: wire.Event) -> None:
         """Take an event; never blocks. One of a container that the inventory has not seen yet waits until it has."""

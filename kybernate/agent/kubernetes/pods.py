@@ -43,6 +43,19 @@ class Pod:
         return tuple(name for name, _ in self.fields)
 
 
+def probed(document: Object) -> Object:
+    """Return of a pod's object what says how long its containers may be frozen: see agent/probes.py."""
+    metadata, spec = (_mapping(document.get(name)) for name in ("metadata", "spec"))
+    kept = {
+        kind: [
+            {key: one[key] for key in ("name", "livenessProbe", "restartPolicy") if key in one}
+            for one in map(_mapping, spec.get(kind) or ())
+        ]
+        for kind in ("containers", "initContainers")
+    }
+    return {"metadata": {"annotations": _mapping(metadata.get("annotations"))}, "spec": kept}
+
+
 def pod_of(document: Object) -> Pod | None:
     """Return what matters of a pod's object; None where it is none."""
     metadata, spec, status = (_mapping(document.get(name)) for name in ("metadata", "spec", "status"))
@@ -77,6 +90,7 @@ class Pods:
     changed: Callable[[Pod], object]
     gone: Callable[[], object]
     current: dict[tuple[str, str], Pod] = field(default_factory=dict)
+    probes: dict[tuple[str, str], Object] = field(default_factory=dict)
     pauses: Callable[[float], Any] = asyncio.sleep
 
     def get(self, namespace: str, name: str) -> Pod | None:
@@ -116,7 +130,9 @@ class Pods:
         """List the pods, then take changes until the connection or the revision does not last. Raises as Api does."""
         selector = f"spec.nodeName={self.node}"
         objects, revision = await self.api.list(PODS, selector)
-        found = {(pod.namespace, pod.name): pod for pod in map(pod_of, objects) if pod is not None}
+        listed = [(pod, document) for document in objects if (pod := pod_of(document)) is not None]
+        found = {(pod.namespace, pod.name): pod for pod, _ in listed}
+        self.probes = {(pod.namespace, pod.name): probed(document) for pod, document in listed}
         before, self.current = self.current, found
         for key, pod in found.items():
             if before.get(key) != pod:
@@ -135,9 +151,12 @@ class Pods:
             return
         key = pod.namespace, pod.name
         if kind == "DELETED":
+            self.probes.pop(key, None)
             if self.current.pop(key, pod).annotations:
                 self.gone()
-        elif self.current.get(key) != pod:
+            return
+        self.probes[key] = probed(document)
+        if self.current.get(key) != pod:
             self.current[key] = pod
             self.changed(pod)
 

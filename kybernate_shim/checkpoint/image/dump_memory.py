@@ -25,6 +25,7 @@ from typing import Final
 from kybernate_shim.checkpoint.image.plaintext_memory import private_memory, remove_stale
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.headroom import headroom
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.locks import held, lock_directory
 from kybernate_shim.linux.mount.mountinfo import IN_MEMORY, mount_at
 from kybernate_shim.linux.plain_files import open_plain
@@ -75,7 +76,7 @@ def page_cache_room(directory: Path, vmstat: Path = VMSTAT) -> int:
         return sys.maxsize
     if mount is None or mount.type not in LOCAL or "sync" in (*mount.options, *mount.super_options):
         return 0
-    pages = dict(line.split() for line in vmstat.read_text().splitlines())
+    pages = dict(line.split() for line in lines_of(text_of(vmstat)))
     most = (int(pages["nr_dirty_threshold"]) + int(pages["nr_dirty_background_threshold"])) // 2
     return max(0, most - int(pages["nr_dirty"]) - int(pages["nr_writeback"])) * PAGE
 

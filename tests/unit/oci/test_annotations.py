@@ -116,7 +116,8 @@ def test_every_annotation_with_values_of_its_own_is_in_the_table_above() -> None
     strict = {key for key, kind in KNOWN.items() if not kind.accepts("\0 nonsense")}
     assert strict == {
         "kybernate.io/tcp", "kybernate.io/arena", "kybernate.io/force", "kybernate.io/nccl-safe",
-        "kybernate.io/pause", "kybernate.io/gpu-map", "kybernate.io/checkpoint", "kybernate.io/on-restart", "kybernate.io/max-freeze",
+        "kybernate.io/pause", "kybernate.io/gpu-map", "kybernate.io/checkpoint", "kybernate.io/on-restart",
+        "kybernate.io/max-freeze",
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from kybernate.agent.kubernetes.access import Access
 from kybernate.agent.kubernetes.api import Api
 from kybernate.agent.kubernetes.pods import Pod, Pods, pod_of
 from kybernate.agent.kubernetes.story import Subject
+from kybernate.agent.probes import limit_by_probes
 from tests.fakes.api_server import ApiServer, a_pod, api_server
 
 NOTHING = st.none() | st.integers() | st.text(max_size=3)
@@ -79,6 +80,22 @@ def test_pods_are_listed_in_pages_and_then_followed() -> None:
         assert set(server.selectors) == {"spec.nodeName=node-1"}
 
     followed(two, work)
+
+
+def test_probes_are_known_as_long_as_the_pod_is() -> None:
+    probe = {"httpGet": {"port": 80}, "periodSeconds": 1, "failureThreshold": 2}
+    pod = a_pod("a", "u-1")
+    pod["spec"]["containers"][0].update(livenessProbe=probe, env=[{"name": "large", "value": "x"}])
+
+    async def work(server: ApiServer, there: Following) -> None:
+        await until(lambda: there.names)
+        known = there.pods.probes["shop", "a"]
+        assert limit_by_probes(known, known["spec"]["containers"][0]["name"]).seconds > 0
+        assert "env" not in known["spec"]["containers"][0]
+        server.change("DELETED", pod)
+        await until(lambda: not there.pods.probes)
+
+    followed(lambda server: setattr(server, "pods", [pod]), work)
 
 
 def test_what_has_not_changed_is_not_said_again() -> None:

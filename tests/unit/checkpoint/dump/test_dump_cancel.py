@@ -6,11 +6,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from kybernate_shim.checkpoint import bound_sockets, dump_plan, own_state, sockets, undumpable
+from kybernate_shim.checkpoint import bound_sockets, dump_plan, memory_first, own_state, sockets, undumpable
 from kybernate_shim.checkpoint import dump as dumping
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
@@ -185,6 +186,7 @@ LOOKS = (
     (bound_sockets, "without_directory", {}),
     (dump_plan, "hook_mounts", {}),
     (dump_plan, "wanted", {}),
+    (memory_first, "read_ahead", {"rootfs_diff": True}),
     (dumping, "chosen_settings", {}),
     (dumping, "_write_rootfs_diff", {"rootfs_diff": True}),
     (dumping, "make_restorable", {}),
@@ -208,6 +210,7 @@ def test_dump_ends_at_its_deadline_whatever_it_waits_for(
             ended.set()
 
     async def story() -> None:
+        monkeypatch.setattr(memory_first, "find_overlay", lambda rootfs: SimpleNamespace(upper=target.image.parent))
         monkeypatch.setattr(module, name, stand)
         task = asyncio.ensure_future(checkpoint(target, deadline=0.2, **request_))
         await asyncio.to_thread(standing.wait, 10)
