@@ -9,6 +9,7 @@ from typing import Any
 from kybernate_shim.arena.banks import as_text
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.shared_worker import SharedWorker
 from kybernate_shim.cuda_helper.workers import WorkerNotReady
@@ -91,7 +92,10 @@ class NodeArena:
         return answer
 
     def _log_job(self, job: ArenaJob, answer: MoveAnswer) -> None:
-        """Log a job; what makes every move slower than it could be, and no failure of any, is logged once."""
+        """Log a job that has ended; what makes every move slower than it could be, and no failure, is logged once."""
+        if answer.refusal is ArenaRefusal.BUSY:  # it is tried again; who gives up says so
+            self._log.debug("arena.job_deferred", pid=job.pid, verb=job.verb)
+            return
         error = {"error": answer.text} if answer.refusal else {}
         self._log.info(
             event_of("arena", job.verb),

@@ -179,7 +179,7 @@ def main(seconds: float) -> None:
         for length in (0.5, 2, 4, seconds):
             case("suspended and resumed", length, rival, cycled)
         case("suspended and resumed, then in a new context", seconds, rival, with_context("used"))
-        case("suspended and resumed, then beside a new context", seconds, rival, with_context("unused"))
+        case("suspended and resumed, then next to a new context", seconds, rival, with_context("unused"))
         rival.suspend()
         known = len(xids())
         alone = Program("program")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
+from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_helper import arena_manager, library_calls, stopped_threads
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
 from kybernate_shim.cuda_helper.driver_lock import NOT_RUNNING
@@ -87,6 +88,34 @@ def test_prefetch_that_nobody_uses_is_dropped_after_a_while(tell: Callable[[Stor
         await manager.tidy(began + PREFETCH_SECONDS + 2)
 
     assert tell(story) == ["prefetch", "drop"]
+
+
+def test_job_that_is_tried_again_is_no_failure_in_the_log(
+    tell: Callable[[Story], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program was in the middle of an allocation, twice."""
+
+    async def library(pid: int) -> bool:
+        return True
+
+    async def story(manager: ArenaManager, worker: Worker) -> None:
+        monkeypatch.setattr(arena_manager, "has_library", library)
+        answers = iter([MoveAnswer(ArenaRefusal.BUSY, "busy")] * 2 + [MoveAnswer(bytes=MIB)])
+
+        async def do(job: ArenaJob, on_event: object = None) -> MoveAnswer:
+            return next(answers)
+
+        monkeypatch.setattr(worker, "do", do)
+        with structlog.testing.capture_logs() as said:
+            assert (await manager.warm(os.getpid(), 1)).bytes == MIB
+        assert [(one["event"], one["log_level"]) for one in said] == [
+            ("arena.job_deferred", "debug"),
+            ("arena.job_deferred", "debug"),
+            ("arena.warmed", "info"),
+        ]
+        assert not any("error" in one for one in said)
+
+    tell(story)
 
 
 def test_prefetch_is_dropped_once_where_a_give_does_not_come(tell: Callable[[Story], list[str]]) -> None:
