@@ -54,9 +54,15 @@ def inspect(
     place = locate(image)
     if place.is_file():
         from kybernate.cli.pull import unpacked  # few images come as one file
+        from kybernate.export.errors import ArtefactOdd
 
-        with unpacked(place, Config.load()) as found:
-            _inspect(str(found.path), place, check=check, as_json=as_json)
+        try:
+            with unpacked(place, Config.load()) as found:
+                _inspect(str(found.path), place, check=check, as_json=as_json)
+        except ArtefactOdd as error:
+            raise ImageUnusable(
+                f"no checkpoint image: {place}: {error}", advice="name a directory or archive"
+            ) from error
     else:
         _inspect(image, place, check=check, as_json=as_json)
 
