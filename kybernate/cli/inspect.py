@@ -60,9 +60,7 @@ def inspect(
             with unpacked(place, Config.load()) as found:
                 _inspect(str(found.path), place, check=check, as_json=as_json)
         except ArtefactOdd as error:
-            raise ImageUnusable(
-                f"no checkpoint image: {place}: {error}", advice="name a directory or archive"
-            ) from error
+            raise ImageUnusable(f"{place} is no archive of an image: {error}", advice=error.advice) from error
     else:
         _inspect(image, place, check=check, as_json=as_json)
 
