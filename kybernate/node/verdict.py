@@ -28,9 +28,11 @@ def problems_with(directory: Path, config: Config, progress: Callable[[int, int]
     """
     problems = verify(directory, progress, encryption_key=config.encryption_key)
     manifest, content = read_manifest(directory)
+    if not problems:
+        problems = [*unrestorable(directory, manifest)]
     if reason := signature_problem(Image(directory, manifest, content=content), config):
         problems.insert(0, Problem(NAME, SIGNATURE, reason))
-    return problems or unrestorable(directory, manifest)
+    return problems
 
 
 def manifest_fault(content: bytes, ring: KeyRing) -> str:

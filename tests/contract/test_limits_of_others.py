@@ -55,9 +55,8 @@ def other() -> Iterator[tuple[int, list[list[int]]]]:
 
 
 def asked(pid: int, assignment: str) -> dict[str, object]:
-    name, _, value = assignment.strip().partition("=")
-    command = [sys.executable, "-c", ASKS, str(pid)]
-    done = subprocess.run(command, env={name: value} if name else {}, capture_output=True, text=True, check=True)
+    command = ["sh", "-c", f'{assignment}exec "$@"', "sh", sys.executable, "-c", ASKS, str(pid)]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
 

@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -63,7 +64,9 @@ def pack_programs(names: Sequence[str], archive: Path) -> None:
 
 
 def _which(name: str) -> Path:
-    return Path(subprocess.check_output(["sh", "-c", f"command -v {name}"], text=True).strip())
+    """Return the program itself: a script of that name, earlier in PATH, is the lab's own."""
+    places = (Path(directory, name) for directory in os.get_exec_path())
+    return next(place for place in places if place.is_file() and place.read_bytes().startswith(b"\x7fELF"))
 
 
 def _libraries(program: Path) -> list[Path]:

@@ -19,7 +19,8 @@ import pytest
 
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
-from kybernate_shim.checkpoint.volumes.fill import MARK, PlacedVolume, VolumeNotFilled, fill
+from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, VolumeNotFilled, fill
+from kybernate_shim.checkpoint.volumes.marks import FILLED
 from kybernate_shim.checkpoint.volumes.places import PodVolume
 from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, measure, save
 from kybernate_shim.oci.spec import Spec
@@ -160,6 +161,6 @@ def test_filling_a_volume_writes_to_no_directory_of_the_node(tenant: Tenant, nod
             fill([PlacedVolume(what.saved[0], volume.source)], image, sizes, Spec({}))
             complete += 1
         with suppress(OSError):
-            os.removexattr(volume.source, MARK)
+            os.removexattr(volume.source, FILLED)
     assert complete
     assert {path.name: path.read_bytes() for path in node_key.iterdir()} == {"key": SECRET}

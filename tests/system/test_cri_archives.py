@@ -31,8 +31,10 @@ def test_pod_resumes_from_an_archive_with_its_changed_files(
         if not cri.checkpoint(id, archive):
             return  # containerd 1.7 has refused it
         cri.exec(id, "rm", "/srv/kept")
-    shown = json.loads(kybernate("inspect", str(archive), "--verify", "--json"))
-    assert (shown["verified"], shown["manifest"]["rootfs_diff"]) == (True, True)
+    shown = json.loads(kybernate("inspect", str(archive), "--json"))
+    assert shown["manifest"]["rootfs_diff"] is True
+    found = json.loads(kybernate("inspect", str(archive), "--verify", "--json", status=1))["problems"]
+    assert [one["kind"] for one in found] == ["signature"], "containerd's own files are under no signature"
     kybernate(command, str(archive), pods_image.name, "--yes", "--namespace", "default")
     with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:
         id = cri.run(pod, "counter", ["/never/run"])

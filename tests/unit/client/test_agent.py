@@ -139,7 +139,7 @@ def test_watch_ends_with_its_timeout(fake: FakeAgent, agent: Agent) -> None:
     assert [change.revision for change in agent.watch(["container"], timeout=3600)] == [1, 2]
     assert fake.requests[0].kinds == ["container"]
     (left,) = fake.watched
-    assert 0 < left <= 3600
+    assert 0 < left < 2 * 3600  # gRPC counts by the machine's clock, which may be set meanwhile
 
 
 @pytest.mark.parametrize(
