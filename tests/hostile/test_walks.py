@@ -138,8 +138,8 @@ def test_no_file_of_the_node_is_in_a_volumes_content(
         (image := tmp_path / str(number)).mkdir()
         what = ChosenVolumes((volume,), 0, 1 << 20)
         measure([volume])
-        save(what, image)
-        written.append((image / what.saved[0].file).read_bytes())
+        (saved,) = save(what, image)
+        written.append((image / saved.file).read_bytes())
     assert any(b"innocent" in content for content in written)
     assert not any(SECRET in content for content in written)
 
@@ -150,7 +150,8 @@ def test_filling_a_volume_writes_to_no_directory_of_the_node(tenant: Tenant, nod
     (quiet / "directory").mkdir()
     for name in ("key", *map(str, range(50))):
         (quiet / "directory" / name).write_text("of the image")
-    save(what := ChosenVolumes((PodVolume("scratch", "empty-dir", str(quiet), ("/given",)),), 0, 1 << 20), image)
+    scratch = PodVolume("scratch", "empty-dir", str(quiet), ("/given",))
+    (saved,) = save(ChosenVolumes((scratch,), 0, 1 << 20), image)
     volume = attacked_volume(tenant, node_key, "directory", "link to a directory")
     sizes = {file.name: file.stat().st_size for file in image.iterdir()}
     complete = tries = 0
@@ -158,7 +159,7 @@ def test_filling_a_volume_writes_to_no_directory_of_the_node(tenant: Tenant, nod
     while tries < DIFFS or (not complete and time.monotonic() < until):
         tries += 1
         with suppress(VolumeNotFilled):
-            fill([PlacedVolume(what.saved[0], volume.source)], image, sizes, Spec({}))
+            fill([PlacedVolume(saved, volume.source)], image, sizes, Spec({}))
             complete += 1
         with suppress(OSError):
             os.removexattr(volume.source, FILLED)
