@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 import traceback
 import uuid
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ TUNABLES = {
 }  # fmt: skip
 BOOT_ID = "kernel/random/boot_id"  # by which programs know that the node has been rebooted
 WHOLE_PROC = Path("/run/proc")
+INTERFACE_SECONDS = 20.0  # for the kernel to remove the interface of a node that was killed
 LISTENING = "0A"  # a state of /proc/PID/net/tcp
 ACCEPTS = 1 << 16  # a flag of /proc/PID/net/unix
 ENTER = """#!/bin/sh
@@ -171,12 +173,9 @@ def _connect(pid: int, name: str, number: int) -> None:
     """Give the node an interface on the cluster's network, and a route to the rest of the world by way of it."""
     others = [(addresses.pod_range(other), addresses.node_address(other)) for other in range(1, 4) if other != number]
     address = addresses.node_address(number)
-    # That of a node that was killed goes with its namespace, which the kernel removes some time later.
-    subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)
-    for arguments in (
-        f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master {addresses.BRIDGE} up",
-        f"route replace {addresses.pod_range(number)} via {address}",
-    ):  # fmt: skip
+    _add_interface(name, pid)
+    for arguments in (f"link set {name} master {addresses.BRIDGE} up",
+                      f"route replace {addresses.pod_range(number)} via {address}"):  # fmt: skip
         subprocess.run(["ip", *shlex.split(arguments)], check=True)
     inside = ["link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up",
               f"route add default via {addresses.CONTROL_PLANE}"]  # fmt: skip
@@ -184,6 +183,24 @@ def _connect(pid: int, name: str, number: int) -> None:
     there = ["nsenter", f"--net=/proc/{pid}/ns/net"]
     subprocess.run([*there, "ip", "-batch", "-"], input="\n".join(inside), text=True, check=True)
     subprocess.run([*there, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"], check=True)
+
+
+def _add_interface(name: str, pid: int) -> None:
+    """Make the two ends of the node's interface.
+
+    That of a node that was killed goes with its namespace, which the kernel removes some time later. While it does,
+    the name is taken, and there is nothing that could be deleted.
+    """
+    until = time.monotonic() + INTERFACE_SECONDS
+    add = ["ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid)]
+    while True:
+        subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run(add, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if time.monotonic() > until:
+            raise OSError(f"{' '.join(add)}: {done.stderr.strip()}")
+        time.sleep(0.05)
 
 
 def _write_command(name: str, pid: int, groups: list[Path]) -> None:
