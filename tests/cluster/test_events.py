@@ -58,12 +58,13 @@ def test_life_of_a_pod_reads_as_a_story(kubectl: Kubectl, node: Node) -> None:
 
 
 def test_checkpoint_that_fails_says_why_on_the_pod(kubectl: Kubectl, node: Node) -> None:
-    kubectl.apply(pod("users", *COUNTER, handler="kybernate", hostUsers=False))
-    assert eventually(lambda: last(kubectl, "users") > 1)
-    node.run("sh", "-c", f"kybernate checkpoint {kubectl.namespace}/users lost || true")
-    failed = wait_for(kubectl, "users", "CheckpointFailed")
+    kubectl.apply(pod("hurried", *COUNTER, handler="kybernate"))
+    assert eventually(lambda: last(kubectl, "hurried") > 1)
+    node.run("sh", "-c", f"kybernate checkpoint {kubectl.namespace}/hurried lost --max-freeze 1ms || true")
+    failed = wait_for(kubectl, "hurried", "CheckpointFailed")
     assert failed.type == "Warning"
-    assert "user namespace" in failed.message
+    assert "frozen" in failed.message
+    assert last(kubectl, "hurried") > 1
 
 
 def test_refused_restore_shows_cause_and_remedy_backs_off_and_leaves_nothing(kubectl: Kubectl, node: Node) -> None:
