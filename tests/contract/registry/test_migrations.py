@@ -67,8 +67,10 @@ def test_first_revision_with_rows_is_upgraded(empty_url: str, monkeypatch: pytes
         "key": "1" * 64, "image": values["key"], "node": "n", "place": "/p", "tier": "disk", "name": "first",
         "state": "complete", "bytes": 3, "verified": None, "findings": "[]", "reason": "",
     }  # fmt: skip
+    other = {**replica, "key": "2" * 64, "image": broken["key"], "place": "/q", "name": "second"}
     label = {"key": values["key"], "name": "team", "value": "a"}
-    for table, row in (("image", values), ("image", broken), ("replica", replica), ("label", label)):
+    rows = (("image", values), ("image", broken), ("replica", replica), ("replica", other), ("label", label))
+    for table, row in rows:
         columns = ", ".join(row)
         statement = text(f"INSERT INTO {table} ({columns}) VALUES ({', '.join(f':{name}' for name in row)})")
         old.write(lambda connection, statement=statement, row=row: connection.execute(statement, row))  # type: ignore[misc]
