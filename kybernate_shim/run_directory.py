@@ -7,8 +7,7 @@ from typing import Final
 
 RUN: Final = Path("/run/kybernate")
 ARRIVING: Final = RUN / "arriving"  # images that arrive from a store for a restore
-SOURCES: Final = Path(
-    "/run/kybernate-sources"
-)  # of mounts for a restore; other users pass through it, as not through RUN
+# Of mounts for a restore; other users pass through it, as not through RUN.
+SOURCES: Final = Path("/run/kybernate-sources")
 DUMPS: Final = RUN / "dumps"  # files of dumps whose containers are frozen
 IMAGES_SOCKET: Final = RUN / "images.sock"  # of the agent, for shims: images that are not on the node
