@@ -70,7 +70,7 @@ def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
                     content = file.read(member.size)
                     return decode(content), content
                 file.seek(member.size, os.SEEK_CUR)
-    except (OSError, ArtefactOdd, ManifestInvalid, RecursionError) as error:
+    except (OSError, ArtefactOdd, ManifestInvalid) as error:
         raise ArchiveOdd(f"{archive} cannot be read: {error}", state="nothing was imported") from error
     raise ArchiveOdd(f"{archive} has no {NAME}", state="nothing was imported")
 

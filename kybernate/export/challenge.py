@@ -115,7 +115,7 @@ def _token(response: httpx.Response) -> str:
     try:
         document = document_of(response)
         token = document.get("token") or document.get("access_token")
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read") from error
     if not isinstance(token, str) or not token.isprintable() or len(token) > MOST_TOKEN:
         raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read")

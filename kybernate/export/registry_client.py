@@ -234,7 +234,7 @@ def _said(response: httpx.Response) -> str:
     try:
         errors = document_of(response)["errors"]
         said = "; ".join(f"{one.get('code', '')} {one.get('message', '')}".strip() for one in errors[:3])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return words
     return f"{words}: {said[:400]}" if said else words
 

@@ -219,7 +219,7 @@ class Unpacking:
     def _take(self, content: bytes) -> None:
         try:
             self.manifest = decode(content)
-        except (ManifestInvalid, RecursionError) as error:
+        except ManifestInvalid as error:
             raise ArtefactOdd(f"{NAME}: {error}") from error
         total = sum(file.size for file in self.manifest.stored_files)
         require_space(self._directory, total, what="image")

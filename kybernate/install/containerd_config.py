@@ -21,10 +21,10 @@ import tomlkit
 from tomlkit.exceptions import ParseError, TOMLKitError
 
 from kybernate.node.failure import Failure
+from kybernate.node.runtimes import ONE_PLUGIN, SPLIT, handlers
 
 HANDLER: Final = "kybernate"
 DROP_IN: Final = f"conf.d/{HANDLER}.toml"  # next to the main file
-ONE_PLUGIN, SPLIT = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"  # of version 2, and of 3 and newer
 MERGES: Final = (2, 0)  # the first containerd that merges drop-in files
 FORMS: Final = (2, 4)  # the oldest and the newest version of a configuration that is understood here
 GENERATED: Final = {  # by what a path of a configuration is known that another program writes at each of its starts
@@ -68,7 +68,7 @@ def changes(files: Files, release: tuple[int, ...], shim: str) -> dict[Path, str
     if files.main not in documents:
         main["version"] = _newest_form(release)
     form = _form(main)
-    if owner := _last(path for path, document in documents.items() if HANDLER in _runtimes(document)):
+    if owner := _last(path for path, document in documents.items() if HANDLER in handlers(document)):
         changed = {owner: documents[owner]}
         _configure(documents[owner], shim)
     elif release >= MERGES and form > FORMS[0]:
@@ -116,7 +116,7 @@ def strayed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def handler(dumped: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what containerd makes of our handler, empty where it has none."""
-    found: Mapping[str, Any] = _runtimes(dumped).get(HANDLER, {})
+    found: Mapping[str, Any] = handlers(dumped).get(HANDLER, {})
     return found
 
 
@@ -163,17 +163,6 @@ def _plugin(form: int) -> str:
 def _plugins(document: Mapping[str, Any]) -> Mapping[str, Any]:
     found = document.get("plugins", {})
     return found if isinstance(found, Mapping) else {}
-
-
-def _runtimes(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return CRI's runtimes of a document, or of a dump, which has no other plugin's of that name."""
-    for name in (SPLIT, ONE_PLUGIN):
-        at: Any = _plugins(document)
-        for key in (name, "containerd", "runtimes"):
-            at = at.get(key, {}) if isinstance(at, Mapping) else {}
-        if isinstance(at, Mapping) and at:
-            return at
-    return {}
 
 
 def _configure(document: tomlkit.TOMLDocument, shim: str) -> None:

@@ -23,6 +23,7 @@ CRI_CHECKPOINTS, CRI_RESTORES = (2, 0), ((2, 1), (2, 3))  # which releases' CRI 
 CONFIGURATION = Path("/etc/containerd/config.toml")
 SPLIT_CRI = 3  # the first version of a configuration that 2.x does not have to migrate
 SHIM = "containerd-shim-kybernate-v1"
+ONE_PLUGIN, SPLIT = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"  # of version 2, and of 3 and newer
 
 
 def runtimes(config: Config) -> Iterator[HealthFinding]:
@@ -91,12 +92,12 @@ def _configuration(program: str, version: tuple[int, ...]) -> Iterator[HealthFin
     if status:
         yield HealthFinding(subject, "note", words.splitlines()[-1], "`containerd config dump` shows what is wrong")
         return
-    handlers = [name for name, runtime in _handlers(dumped).items() if _is_ours(runtime)]
+    ours = [name for name, runtime in handlers(dumped).items() if _is_ours(runtime)]
     form = f"version {written}" if written else "none, containerd's defaults"
-    found = f"{form}; handlers of Kybernate: {', '.join(handlers) or 'none'}"
+    found = f"{form}; handlers of Kybernate: {', '.join(ours) or 'none'}"
     verdict: Verdict = "ok"
     advice = ""
-    if not handlers:
+    if not ours:
         verdict, advice = "note", "pods need one, see packaging/containerd; `ctr run --runtime` works without"
     elif version >= (2, 0) and 0 < written < SPLIT_CRI:
         advice = "run `containerd config migrate` before a drop-in file is added, or settings of CRI are lost"
@@ -104,12 +105,15 @@ def _configuration(program: str, version: tuple[int, ...]) -> Iterator[HealthFin
     yield HealthFinding(subject, verdict, found, advice)
 
 
-def _handlers(dumped: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the runtimes of CRI, by the handlers' names; 1.7 has them in another plugin than 2.x."""
-    plugins = dumped.get("plugins", {})
-    cri = plugins.get("io.containerd.cri.v1.runtime") or plugins.get("io.containerd.grpc.v1.cri") or {}
-    found: Mapping[str, Any] = cri.get("containerd", {}).get("runtimes", {})
-    return found
+def handlers(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the runtimes of CRI, by the handlers' names, of a configuration or of what containerd makes of it."""
+    for name in (SPLIT, ONE_PLUGIN):
+        at: Any = document
+        for key in ("plugins", name, "containerd", "runtimes"):
+            at = at.get(key, {}) if isinstance(at, Mapping) else {}
+        if isinstance(at, Mapping) and at:
+            return at
+    return {}
 
 
 def _is_ours(runtime: Mapping[str, Any]) -> bool:
