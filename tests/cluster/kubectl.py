@@ -122,3 +122,8 @@ class Kubectl:
     def events(self) -> str:
         """Return the namespace's events, the oldest first."""
         return self("events")
+
+
+def last(kubectl: Kubectl, name: str) -> int:
+    """Return the last number that a pod has counted to in its log, 0 before the first."""
+    return int((kubectl.logs(name, "--tail=1").split() or ["0"])[0])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.in_cluster import access
-from tests.cluster.kubectl import Kubectl
+from tests.cluster.kubectl import Kubectl, last
 from tests.cluster.pod_events import events_of, wait_for
 from tests.cluster.pods import container, pod
 from tests.lab.cluster.cluster import Cluster
@@ -25,10 +25,6 @@ def node(cluster: Cluster, administrator: Kubectl) -> Iterator[Node]:
     (found,) = cluster.nodes
     with access(administrator, found):
         yield found
-
-
-def last(kubectl: Kubectl, name: str) -> int:
-    return int((kubectl.logs(name, "--tail=1").split() or ["0"])[0])
 
 
 def operations(node: Node, namespace: str) -> list[str]:

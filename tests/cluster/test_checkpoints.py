@@ -5,17 +5,13 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from tests.cluster.kubectl import Kubectl
+from tests.cluster.kubectl import Kubectl, last
 from tests.cluster.pods import container, pod
 from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
 
 COUNTER = ("sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done")
 FROM = "kybernate.io/restore-from"
-
-
-def last(kubectl: Kubectl, name: str) -> int:
-    return int((kubectl.logs(name, "--tail=1").split() or ["0"])[0])
 
 
 def test_pod_resumes_where_another_one_stopped(kubectl: Kubectl, cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import leftovers
 from tests.cluster.in_cluster import MANIFESTS, NAMESPACE, access
-from tests.cluster.kubectl import Kubectl
+from tests.cluster.kubectl import Kubectl, last
 from tests.cluster.pod_events import events_of, wait_for
 from tests.cluster.pods import container, pod
 from tests.lab.cluster.cluster import Cluster
@@ -27,10 +27,6 @@ def node(cluster: Cluster, administrator: Kubectl) -> Iterator[Node]:
     (found,) = cluster.nodes
     with access(administrator, found):
         yield found
-
-
-def last(kubectl: Kubectl, name: str) -> int:
-    return int((kubectl.logs(name, "--tail=1").split() or ["0"])[0])
 
 
 def logged(node: Node, event: str, since: int = 0) -> list[str]:

@@ -11,9 +11,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.cluster.kubectl import Kubectl
+from tests.cluster.kubectl import Kubectl, last
 from tests.cluster.pods import pod
-from tests.cluster.test_checkpoints import FROM, last
+from tests.cluster.test_checkpoints import FROM
 from tests.lab.cluster.addresses import KUBELET_PORT, PKI
 from tests.lab.cluster.cluster import Cluster
 from tests.lab.cluster.nodes import Node

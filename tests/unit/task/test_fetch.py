@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,9 +99,11 @@ def test_agent_that_is_slow_does_not_hold_up_the_client(path: Path, monkeypatch:
 # ---- which container image a container was made of
 
 
-def described(path: Path, image_of: Callable[[str, str], Awaitable[tuple[str, str]]]) -> str:
+def answered(path: Path, services: Mapping[str, Any]) -> str:
+    """Return what a shim gets to know from an agent with these services."""
+
     async def scenario() -> str:
-        server = Server({SERVICE: Described(image_of).methods()})
+        server = Server(services)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
@@ -111,6 +114,10 @@ def described(path: Path, image_of: Callable[[str, str], Awaitable[tuple[str, st
             await server.close(grace=0)
 
     return asyncio.run(scenario())
+
+
+def described(path: Path, image_of: Callable[[str, str], Awaitable[tuple[str, str]]]) -> str:
+    return answered(path, {SERVICE: Described(image_of).methods()})
 
 
 def test_agent_knows_the_digest_of_a_containers_image(path: Path) -> None:
@@ -136,15 +143,4 @@ def test_node_without_an_agent_knows_no_digest(path: Path) -> None:
 
 
 def test_agent_of_an_older_release_knows_no_digest(path: Path) -> None:
-    async def scenario() -> str:
-        server = Server({SERVICE: {}})
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        listener.listen()
-        await server.start(listener)
-        try:
-            return await container_image("k8s.io", "c1")
-        finally:
-            await server.close(grace=0)
-
-    assert asyncio.run(scenario()) == ""
+    assert answered(path, {SERVICE: {}}) == ""
