@@ -17,7 +17,7 @@ OLDEST_GLIBC, NEWEST_GLIBC = 5, 41
 
 
 # What the tests in a node need of the project's extras; those of a developer's machine are left out.
-EXTRAS = ("agent", "store", "oci", "postgresql", "tracing", "test")
+EXTRAS = ("agent", "store", "oci", "proxy", "haproxy", "page", "postgresql", "tracing", "test")
 
 
 def requirements(checkout: Path) -> list[str]:
