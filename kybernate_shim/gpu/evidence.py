@@ -32,9 +32,10 @@ POOL_BYTES = 2 << 20  # of that device, the driver maps a pool of semaphores of 
 class Evidence:
     """One process. `libraries`, `segments` (in /dev/shm) and `descriptors` are paths, as the process sees them.
 
-    `sockets` are those names of its UNIX sockets, and of what they are connected to, that SOCKET_MARKS are in; `peers` the pids, of those looked at, to which it has
-    a TCP connection; `managed_bytes` what it maps of the unified-memory device, the driver's own pool left out;
-    `imports` how many handles and mappings it has of other processes' memory, where the preload library counts them.
+    `sockets` are names with one of SOCKET_MARKS, of UNIX sockets that it has open or is connected to; `peers` the pids,
+    of those looked at, to which it has a TCP connection; `managed_bytes` what it maps of the unified-memory device, the
+    driver's own pool left out; `imports` how many handles and mappings it has of other processes' memory, where the
+    preload library counts them.
     """
 
     pid: int

@@ -1,8 +1,8 @@
 """The names of a process's UNIX sockets, and of what they are connected to: by its descriptors, never by names alone.
 
 /proc/PID/net/unix lists the whole network namespace, which a pod shares, and with `hostNetwork` the node: any process
-there may give its socket any name. A socket is a process's where the process has its inode open. A connection to it has no
-name of its own, but the end that its server has accepted has the server's; only sock_diag knows which end that is.
+there may give its socket any name. A socket is a process's where the process has its inode open. A connection to it
+has no name of its own, but the end that its server has accepted has the server's; sock_diag knows which end that is.
 Sources: unix(7), proc_net(5), sock_diag(7), UNIX_DIAG_PEER.
 """
 
