@@ -1,8 +1,8 @@
-"""The names of containers whose records containerd cannot send: found by asking for ever fewer of them. Without I/O.
+"""The names of containers whose records containerd cannot send: found by lists of fewer and fewer. Without I/O.
 
-containerd's lists are selected by expressions over ids, and it says of a list that a record of it is too large, but not
+containerd's lists are selected by expressions over ids, and an error of a list says that a record is too large, but not
 which. Ids are letters, digits and `._-`, at most 76 of them (containerd's pkg/identifiers), and so a record is found by
-some hundred questions, whatever else has its name.
+some hundred questions.
 """
 
 from __future__ import annotations
