@@ -5,6 +5,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from kybernate.agent.operations.errors import RequestInvalid
 from kybernate.agent.operations.model import (
     Arguments,
     Checkpoint,
@@ -28,6 +29,7 @@ from kybernate.agent.operations.model import (
 )
 from kybernate.agent.operations.store import Wanted
 from kybernate.messages import agent_pb2 as wire
+from kybernate.registry.model import require_labels
 
 Request = (
     wire.CheckpointRequest
@@ -51,6 +53,8 @@ STATES: dict[State, wire.OperationState] = {
     State.CANCELLED: wire.CANCELLED,
 }
 
+LONGEST_KEY = 256  # characters of an idempotency key
+
 
 def submission_of(request: Request, requester: str, *, scope: str = "") -> Submission:
     """Return what a request asks for. `requester` and `scope` come from the connection, never from the request."""
@@ -58,7 +62,13 @@ def submission_of(request: Request, requester: str, *, scope: str = "") -> Submi
 
 
 def submission(arguments: Arguments, options: wire.Options, requester: str, *, scope: str = "") -> Submission:
-    """Return a submission of what the arguments ask for."""
+    """Return a submission of what the arguments ask for. Raises LabelInvalid and RequestInvalid."""
+    require_labels(options.labels, state="no operation was begun")
+    if len(options.idempotency_key) > LONGEST_KEY:
+        raise RequestInvalid(
+            f"the idempotency key has {len(options.idempotency_key)} characters, at most {LONGEST_KEY} are kept",
+            state="no operation was begun",
+        )
     return Submission(
         arguments=arguments,
         requester=requester,
