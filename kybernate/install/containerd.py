@@ -28,6 +28,7 @@ from kybernate.node.runtimes import CONFIGURATION, SHIM
 from kybernate_shim.checkpoint.criu.config import parse_version
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.kernel_text import text_of
+from kybernate_shim.linux.process import is_nodes_own
 
 RUNTIME: Final = "io.containerd.kybernate.v1"
 PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
@@ -204,17 +205,9 @@ def _fill(root: Path) -> None:
 
 def _processes() -> Iterator[psutil.Process]:
     """Give the processes of containerd on this node, without those of nodes that run in containers."""
-    own = _pid_namespace("self")
     for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "containerd" and _pid_namespace(str(process.pid)) in (own, ""):
+        if process.info["name"] == "containerd" and is_nodes_own(process.pid):
             yield process
-
-
-def _pid_namespace(pid: str) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 def _configured(cmdline: Sequence[str]) -> Path | None:

@@ -17,6 +17,29 @@ from kybernate_shim.linux.kernel_text import text_of
 PF_EXITING = 0x4
 
 
+def is_nodes_own(pid: int) -> bool:
+    """Return whether a process is one of root's on this node, and so what its name and its command line say.
+
+    Any user, and any container that shares the node's pids, may name a process of its own like another one's program.
+    A container's has another mount namespace, in which its paths mean other files. False where the process is gone.
+    """
+    try:
+        if not privileged(pid):
+            return False
+        return all(
+            Path(f"/proc/{pid}/ns/{kind}").stat().st_ino == Path(f"/proc/self/ns/{kind}").stat().st_ino
+            for kind in ("pid", "mnt", "user")
+        )
+    except OSError:
+        return False
+
+
+def privileged(pid: int) -> bool:
+    """Return whether each of the user ids of a process is root's. Raises OSError where it is gone."""
+    status = text_of(f"/proc/{pid}/status")
+    return set(status.partition("\nUid:")[2].partition("\n")[0].split()) == {"0"}
+
+
 def parent_of(pid: int) -> int:
     """Return the parent's pid, 0 when it is outside our pid namespace."""
     return int(_stat(pid)[1])
