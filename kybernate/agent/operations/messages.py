@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from kybernate.agent.operations.model import (
-    Arguments,
-    Checkpoint,
-    Copy,
-    Delete,
-    Evict,
-    Export,
-    Fault,
-    Import,
-    Operation,
-    Progress,
-    Restore,
-    Result,
-    Resume,
-    State,
-    Step,
-    Submission,
-    Suspend,
-    Swap,
-    Verify,
-)
 from kybernate.agent.operations.store import Wanted
 from kybernate.messages import agent_pb2 as wire
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.model import Arguments, Fault, Operation, Progress, Result, State, Step, Submission
 
-Request = (
-    wire.CheckpointRequest
-    | wire.RestoreRequest
-    | wire.SuspendRequest
-    | wire.ResumeRequest
-    | wire.SwapRequest
-    | wire.VerifyImageRequest
-    | wire.DeleteImageRequest
-    | wire.ImportImageRequest
-    | wire.ExportImageRequest
-    | wire.CopyImageRequest
-    | wire.EvictImageRequest
-)
+BY_REQUEST = {kind.request: kind for kind in VERBS.values()}
+
 STATES: dict[State, wire.OperationState] = {
     State.PENDING: wire.PENDING,
     State.RUNNING: wire.RUNNING,
@@ -52,7 +25,7 @@ STATES: dict[State, wire.OperationState] = {
 }
 
 
-def submission_of(request: Request, requester: str, *, scope: str = "") -> Submission:
+def submission_of(request: Any, requester: str, *, scope: str = "") -> Submission:
     """Return what a request asks for. `requester` and `scope` come from the connection, never from the request."""
     return submission(arguments_of(request), request.options, requester, scope=scope)
 
@@ -69,58 +42,9 @@ def submission(arguments: Arguments, options: wire.Options, requester: str, *, s
     )
 
 
-def arguments_of(request: Request) -> Arguments:
+def arguments_of(request: Message) -> Arguments:
     """Return what a request asks for, without its options."""
-    match request:
-        case wire.CheckpointRequest():
-            return Checkpoint(
-                name=request.name,
-                namespace=request.namespace,
-                path=request.path,
-                exit=request.exit,
-                tcp=request.tcp,
-                without_rootfs=request.without_rootfs,
-                force=request.force,
-                hold=request.hold,
-                hold_timeout=_seconds(request.hold_timeout),
-                volumes=request.volumes,
-                max_freeze=request.max_freeze_seconds,
-            )
-        case wire.RestoreRequest():
-            return Restore(
-                image=request.image,
-                name=request.name,
-                namespace=request.namespace,
-                container_image=request.container_image,
-                runtime=request.runtime,
-                snapshotter=request.snapshotter,
-                log_path=request.log_path,
-                force=request.force,
-                from_store=request.from_store,
-            )
-        case wire.SuspendRequest():
-            return Suspend(request.name, request.namespace, _seconds(request.lock_timeout))
-        case wire.ResumeRequest():
-            return Resume(
-                request.name,
-                request.namespace,
-                _seconds(request.room_timeout),
-                _seconds(request.restore_timeout),
-            )
-        case wire.SwapRequest():
-            return Swap(request.leaving, request.coming, request.namespace, _seconds(request.room_timeout))
-        case wire.VerifyImageRequest():
-            return Verify(request.image)
-        case wire.DeleteImageRequest():
-            return Delete(request.image, request.force)
-        case wire.ImportImageRequest():
-            return Import(request.path, request.name, request.namespace)
-        case wire.ExportImageRequest():
-            return Export(request.image, request.path)
-        case wire.CopyImageRequest():
-            return Copy(request.image, request.tier, request.priority or "request", request.demote)
-        case wire.EvictImageRequest():
-            return Evict(request.image, request.tier)
+    return BY_REQUEST[type(request)].of(request)
 
 
 def wanted_of(request: wire.ListOperationsRequest) -> Wanted:
@@ -183,6 +107,7 @@ def _progress(progress: Progress | None) -> wire.Progress | None:
         total_bytes=progress.total_bytes,
         seconds=progress.seconds,
         seconds_left=progress.seconds_left,
+        waits_for=progress.waits_for,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kybernate.agent.operations.errors import NodeRebooted, fault_of
-from kybernate.agent.operations.model import Fault, Observation, Operation, Result, Seen, Step
 from kybernate.node.shim import NoTask
+from kybernate.verbs.errors import NodeRebooted, fault_of
+from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.messages import shim_pb2 as wire
 
