@@ -23,6 +23,8 @@ COMMANDS = {
     "suspend": "suspend",
     "resume": "suspend",
     "swap": "swap",
+    "wake": "wake",
+    "sleep": "wake",
     "ops": "ops",
     "wait": "ops",
     "cancel": "ops",

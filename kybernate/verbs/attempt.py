@@ -25,10 +25,15 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """Made in the event loop's thread. `stop` is set when the operation is to end, `ended` when the attempt has."""
+    """Made in the event loop's thread. `seconds` are given to the shim as its own limit, 0: as configured.
 
-    def __init__(self, operation: Operation, node: Node, heard: Heard, threads: Executor) -> None:
-        self.operation, self.node = operation, node
+    `stop` is set when the operation is to end, `ended` when the attempt has.
+    """
+
+    def __init__(
+        self, operation: Operation, node: Node, heard: Heard, threads: Executor, *, seconds: float = 0
+    ) -> None:
+        self.operation, self.node, self.seconds = operation, node, seconds
         self.stop = threading.Event()
         self.ended = asyncio.Event()
         self._heard = heard

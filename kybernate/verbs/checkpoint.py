@@ -67,7 +67,7 @@ class Checkpoint(OfShim):
 
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
         operation = attempt.operation
-        request = await asyncio.to_thread(self._request, attempt.node, container, operation)
+        request = await asyncio.to_thread(self._request, attempt, container)
         reply = await shim.checkpoint(request)
         return await asyncio.to_thread(self._result, operation, reply)
 
@@ -81,7 +81,8 @@ class Checkpoint(OfShim):
             return None
         return Whole(image.manifest, image.digest)
 
-    def _request(self, node: Node, container: KnownContainer, operation: Operation) -> shim_wire.CheckpointRequest:
+    def _request(self, attempt: Attempt, container: KnownContainer) -> shim_wire.CheckpointRequest:
+        node, operation = attempt.node, attempt.operation
         with Containerd(node.address) as containerd:
             digest = image_digest(containerd, container.namespace, container.image)
         limit = ProbeLimit(self.max_freeze)
@@ -96,6 +97,7 @@ class Checkpoint(OfShim):
             tcp=self.tcp,
             rootfs_diff=not self.without_rootfs,
             volumes=self.volumes,
+            timeout_seconds=attempt.seconds,
             force=self.force,
             image=container.image,
             image_digest=digest,

@@ -1,4 +1,4 @@
-"""A journal that an earlier release has written is read by this one: earlier_journal.sql has each verb and each state."""
+"""A journal that earlier code has written is read by this one: earlier_journal.sql has each verb and each state."""
 
 from __future__ import annotations
 
@@ -73,4 +73,5 @@ def test_keys_of_the_earlier_release_still_mean_the_same_requests(store: Store) 
     for number, asked in enumerate(ASKED):
         again = Submission(asked, key=f"key {number}", seconds=60.0, labels={"team": "a"})
         known = asyncio.run(store.find_key(again))
-        assert known is not None and known.arguments == asked
+        assert known is not None
+        assert known.arguments == asked
