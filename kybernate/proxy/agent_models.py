@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
 from kybernate.client.asynchronous import AsyncAgent
 from kybernate.messages import agent_pb2 as wire
@@ -13,7 +14,14 @@ from kybernate.proxy.holding import Phase
 from kybernate.proxy.models import SuspendFailed, WakeFailed
 from kybernate.proxy.settings import Model
 
-KINDS = ("container",)
+KINDS: Final = ("container",)
+PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
+    "suspending": Phase.SUSPENDING,
+    "suspended": Phase.ASLEEP,
+    "partly suspended": Phase.ASLEEP,
+    "stuck": Phase.ASLEEP,
+    "resuming": Phase.WAKING,
+}
 
 
 class AgentModels:
@@ -71,6 +79,7 @@ class AgentModels:
             await operation.result()
         except Failure as error:
             raise SuspendFailed(str(error), state=error.state, advice=error.advice) from error
+        self._phases[model.name] = Phase.ASLEEP  # which the Watch may say a little later
 
     def _take(self, container: wire.Container, removed: bool) -> None:
         if removed:
@@ -105,9 +114,9 @@ def phase_of(containers: list[wire.Container]) -> Phase:
     if not alive:
         return Phase.ABSENT
     newest = max(alive, key=lambda one: (one.started.seconds, one.started.nanos))
-    if newest.gpu == "suspended" or newest.state == "paused":
+    if newest.state == "paused":
         return Phase.ASLEEP
-    return Phase.SUSPENDING if newest.gpu == "suspending" else Phase.WAKING if newest.gpu == "resuming" else Phase.AWAKE
+    return PHASES.get(newest.gpu, Phase.AWAKE)
 
 
 def _forget(task: asyncio.Future[None]) -> None:
