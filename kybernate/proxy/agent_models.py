@@ -104,8 +104,10 @@ def is_of(container: wire.Container, model: Model) -> bool:
     """Return whether a container is the one that a model names: by its id, its title, or its pod."""
     if model.namespace and container.namespace != model.namespace:
         return False
-    pod = f"{container.pod_namespace}/{container.pod}"
-    return model.container in (container.id, container.title, pod, container.pod or None)
+    names = {container.id, container.title}
+    if container.pod:
+        names |= {container.pod, f"{container.pod_namespace}/{container.pod}"}
+    return model.container in names
 
 
 def phase_of(containers: list[wire.Container]) -> Phase:

@@ -1,4 +1,4 @@
-"""A YAML document read field by field, so that each mistake is reported with its line and column, and all at once."""
+"""A YAML document read field by field, so that all mistakes are reported, each with its line and column."""
 
 from __future__ import annotations
 

@@ -121,9 +121,9 @@ class Engine:
         return Admission(held, 0.0, False, self._ended)
 
     def enqueue(self, name: str, *, bytes: int, deadline: float) -> tuple[int, asyncio.Future[None]]:
-        """Let a request wait; `deadline` is in seconds from now. The future ends when it may go on, or with Refused.
+        """Let a request wait; `deadline` is in seconds from now. The future ends when it may pass, or with Refused.
 
-        Whoever gives up before calls `leave`, whoever was released calls `admitted`. Raises Refused.
+        A caller that gives up before calls `leave`, one that was released calls `admitted`. Raises Refused.
         """
         held, now = self.held[name], self._loop.time()
         ticket = Ticket(next(self._ids), bytes, now, now + min(deadline, held.model.queue.age))
@@ -172,7 +172,7 @@ class Engine:
     # -- what it does
 
     async def run(self) -> None:
-        """Follow the states of the models, for ever."""
+        """Follow the states of the models, without an end."""
         while True:
             try:
                 async for name, phase in self._source.watch():
@@ -282,7 +282,7 @@ class Engine:
                 await (self.gate.open(name) if is_open else self.gate.close(name))
             except OSError as error:
                 self._log.warning("proxy.gate_failed", model=name, error=str(error))
-                return  # who has not closed it does not suspend
+                return  # what is not known to be closed is not suspended
             held.closed = not is_open
             if not is_open:
                 held.elsewhere = await self.gate.in_flight(name)
@@ -298,7 +298,7 @@ class Engine:
             self._step(held)
 
     async def _wake(self, held: Held, *, ask: bool) -> None:
-        """Wake a model and wait for its port; `ask` is false where it was woken by someone else."""
+        """Wake a model and wait for its port; `ask` is false where something else has woken it."""
         model, began = held.model, self._loop.time()
         reason, stage = "", "its container"
         try:
@@ -321,7 +321,7 @@ class Engine:
             holding.wake_failed(held, reason, now)
         else:
             self._last_wake[model.name] = now - began
-            self._log.info("proxy.model_woken", model=model.name, wake_ms=round((now - began) * 1000, 1))
+            self._log.info("proxy.model_resumed", model=model.name, wake_ms=round((now - began) * 1000, 1))
             self._move(held, Phase.AWAKE)
         self._step(held)
 

@@ -1,6 +1,6 @@
 """Who waits for a model, and when it wakes, is drained and suspended: state, and `decide(state, now) -> actions`.
 
-`decide` changes nothing. Whoever carries out its actions, the engine, applies each to the state by the functions below,
+`decide` changes nothing. The engine carries out its actions, and applies each to the state by the functions below,
 which are the only ones that change it.
 """
 
@@ -139,11 +139,10 @@ def decide(state: Held, now: float) -> list[Action]:
             actions.append(Suspend())
         case Phase.DRAINING if now - state.drain_began >= state.model.drain:
             actions.append(Reopen(given_up=True))
-        case Phase.ASLEEP if waiting:
-            if now >= state.retry_at:
-                actions.append(Wake())
-            else:
-                actions += _refused(state, gone, now)
+        case Phase.ASLEEP if now < state.retry_at:
+            actions += _refused(state, gone, now)
+        case Phase.ASLEEP if waiting or state.in_flight or state.elsewhere:  # something else may have suspended it
+            actions.append(Wake())
         case Phase.ABSENT if waiting:
             actions += _refused(state, gone, now)
     return actions
@@ -154,6 +153,8 @@ def next_time(state: Held) -> float:
     times = [state.first_deadline]
     if state.phase == Phase.AWAKE and not state.waiting:
         times.append(_idle_at(state))
+    if state.phase == Phase.ASLEEP and (state.in_flight or state.elsewhere):
+        times.append(state.retry_at)
     if state.phase == Phase.DRAINING:
         times.append(state.drain_began + state.model.drain)
     return min(times)

@@ -1,6 +1,6 @@
 """Who may use a route: keys, of which a file has the SHA-256, and how many requests each may make.
 
-Keys are long and random, so a hash without salt says nothing of them; the file may be read by whoever may read the
+Keys are long and random, so a hash without salt says nothing of them; the file may be read by those who may read the
 settings.
 """
 

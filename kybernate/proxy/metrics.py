@@ -106,7 +106,7 @@ def code_of(exchange: Exchange) -> int:
 
 
 class AccessLog:
-    """A line of JSON for each request, appended to a file that may be moved away; each opens it anew by SIGHUP."""
+    """A line of JSON for each request, appended to a file; SIGHUP opens it again, for rotation."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -138,7 +138,7 @@ def _text_of(content: bytearray | None) -> str | None:
 
 
 class FormFields:
-    """Fields of a multipart form, such as those beside a file of audio."""
+    """Fields of a multipart form, such as those of an upload of audio."""
 
     def __init__(self, boundary: bytes, wanted: frozenset[str]) -> None:
         self.found: dict[str, Value] = {}

@@ -28,7 +28,7 @@ class Models(Protocol):
     """Where models live. One implementation asks the node's agent, one is the tests'."""
 
     def watch(self) -> AsyncIterator[tuple[str, Phase]]:
-        """Yield the phase of each model, by its name, now and whenever it changes; for ever."""
+        """Yield the phase of each model, by its name, now and whenever it changes; without an end."""
         ...
 
     async def wake(self, model: Model) -> None:
@@ -49,8 +49,8 @@ def place_of(upstream: str) -> tuple[str, int]:
 async def port_accepts(upstream: str) -> None:
     """Return once a connection to `upstream` is accepted, however long that takes; the caller has the deadline.
 
-    The port of a program that was suspended accepts at once, that of one that starts some time later: the pause between
-    two tries begins with 2 ms and doubles. It has nothing to do with how long one try may take.
+    The port of a program that was suspended accepts immediately, that of one that starts some time later: the pause
+    between two tries begins with 2 ms and doubles. It has nothing to do with how long one try may take.
     """
     host, port = place_of(upstream)
     pause = FIRST_PAUSE

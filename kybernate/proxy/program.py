@@ -14,6 +14,7 @@ from kybernate.client.asynchronous import AsyncAgent
 from kybernate.client.target import Tls
 from kybernate.proxy import service, settings
 from kybernate.proxy.agent_models import AgentModels
+from kybernate.proxy.document import ProxySettingsInvalid
 from kybernate.proxy.settings import Agent, Settings
 from kybernate_shim.logs import LineWriter, Log, number_of
 
@@ -21,6 +22,8 @@ from kybernate_shim.logs import LineWriter, Log, number_of
 def run(path: Path, level: str = "info") -> None:
     """Serve until SIGTERM or SIGINT. Raises ProxySettingsInvalid."""
     found = settings.load(path)
+    if found.plane == "haproxy":
+        raise ProxySettingsInvalid(f"{path}: plane: haproxy is not in this version yet")
     _raise_descriptors()
     log = Log(LineWriter(sys.stderr.fileno()).write, number_of(level), {})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -81,7 +81,7 @@ def seconds_of_client(headers: Headers) -> float | None:
 def mistake_in(method: str, version: tuple[int, int], target: str, headers: CIMultiDict[str]) -> Refusal | None:
     """Return why a request that the parser took is refused all the same, or None.
 
-    What two servers may read differently is not passed on: several hosts, a length beside chunks, codings that are
+    What two servers may read differently is not passed on: several hosts, a length with chunks, codings that are
     not chunks. What needs HTTP/2 is refused by its name.
     """
     hosts = headers.getall("host", ())

@@ -52,7 +52,7 @@ class TcpPort:
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and gone.result() == "gone":
-                return  # nobody is left who would use what wakes
+                return  # no client is left that would use what wakes
             admission = await waiting
         finally:
             for task in (waiting, gone):

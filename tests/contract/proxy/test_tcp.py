@@ -1,4 +1,4 @@
-"""Ports without HTTP, which the embedded plane serves beside either one."""
+"""Ports without HTTP, which the embedded plane serves whatever the plane of HTTP is."""
 
 from __future__ import annotations
 

@@ -19,9 +19,8 @@ QWEN = Model("qwen", "http://h", container="ai/qwen-0")
 
 
 def container(gpu: str = "attached", state: str = "running", **more: object) -> wire.Container:
-    return wire.Container(
-        id="c1", namespace="k8s.io", title="ai/qwen-0/server", pod_namespace="ai", pod="qwen-0", state=state, gpu=gpu, **more
-    )  # fmt: skip
+    names = {"id": "c1", "namespace": "k8s.io", "title": "ai/qwen-0/server", "pod_namespace": "ai", "pod": "qwen-0"}
+    return wire.Container(**names, state=state, gpu=gpu, **more)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,8 @@ def container(gpu: str = "attached", state: str = "running", **more: object) -> 
         ("attached", "running", Phase.AWAKE), ("", "running", Phase.AWAKE), ("suspended", "running", Phase.ASLEEP),
         ("suspending", "running", Phase.SUSPENDING), ("resuming", "running", Phase.WAKING),
         ("checkpointing", "running", Phase.AWAKE), ("suspended", "paused", Phase.ASLEEP), ("", "stopped", Phase.ABSENT),
-        ("stuck", "running", Phase.ASLEEP), ("partly suspended", "running", Phase.ASLEEP), ("", "created", Phase.ABSENT),
+        ("stuck", "running", Phase.ASLEEP), ("partly suspended", "running", Phase.ASLEEP),
+        ("", "created", Phase.ABSENT),
     ],
 )  # fmt: skip
 def test_phase_is_that_of_the_container(gpu: str, state: str, phase: Phase) -> None:
@@ -49,7 +49,7 @@ def test_container_is_named_by_id_title_or_pod() -> None:
         assert is_of(container(), Model("m", "http://h", container=name))
     assert not is_of(container(), Model("m", "http://h", container="qwen"))
     assert not is_of(container(), Model("m", "http://h", container="c1", namespace="default"))
-    assert not is_of(wire.Container(id="c2"), Model("m", "http://h", container=""))
+    assert not is_of(wire.Container(id="c2", pod_namespace="ai"), Model("m", "http://h", container="ai/"))
 
 
 def change(one: wire.Container, *, removed: bool = False) -> wire.Change:

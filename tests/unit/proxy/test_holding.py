@@ -86,6 +86,18 @@ def test_failed_wake_is_not_tried_again_at_once() -> None:
     assert holding.offer(state, ticket(2), 10.0) is None
 
 
+def test_model_that_is_suspended_with_requests_in_flight_is_woken() -> None:
+    """By something else than the proxy: they would hang in processes that do not compute."""
+    state = held(Phase.AWAKE)
+    holding.began(state, 0.0)
+    holding.moved(state, Phase.ASLEEP, 1.0)
+    assert holding.decide(state, 1.0) == [Wake()]
+    holding.wake_failed(state, "why", 2.0)
+    assert holding.decide(state, 2.0) == []
+    assert holding.next_time(state) == 12.0
+    assert holding.decide(state, 12.0) == [Wake()]
+
+
 def test_queue_is_bounded_by_count_and_bytes() -> None:
     state = held(Phase.ASLEEP, *(ticket(number) for number in range(5)))
     assert holding.offer(state, ticket(9), 0.0) is not None
@@ -126,7 +138,7 @@ class Life(RuleBasedStateMachine):
                 holding.left(state, id)
             case Wake():
                 assert state.phase == Phase.ASLEEP
-                assert state.waiting
+                assert state.waiting or state.in_flight
                 holding.moved(state, Phase.WAKING, now)
             case Drain():
                 assert not state.waiting
@@ -181,6 +193,12 @@ class Life(RuleBasedStateMachine):
     @rule(well=st.booleans())
     def suspend_ends(self, well: bool) -> None:
         holding.moved(self.state, Phase.ASLEEP if well else Phase.AWAKE, self.now)
+        self.settle()
+
+    @precondition(lambda self: self.state.phase in (Phase.AWAKE, Phase.DRAINING))
+    @rule()
+    def something_else_suspends_it(self) -> None:
+        holding.moved(self.state, Phase.ASLEEP, self.now)
         self.settle()
 
     @precondition(lambda self: self.state.phase == Phase.AWAKE)

@@ -53,7 +53,7 @@ def test_empty_document_is_valid() -> None:
 MISTAKES = {
     "models:\n  a: {upstream: 'ftp://x'}": "2:17: models.a.upstream must be an address",
     "models:\n  a: {}": "2:6: models.a needs the key upstream",
-    "models:\n  a: {upstream: 'http://h', idel: 5}": "2:36: models.a.idel is unknown; the keys here are aliases",
+    "models:\n  a: {upstream: 'http://h', idel: 5}": "2:35: models.a.idel is unknown; the keys here are aliases",
     "listen: nowhere": "1:9: listen must be HOST:PORT",
     "listen: a:1\nlisten: b:2": "2:1: listen is given twice",
     "models: [a]": "1:9: models must be a mapping",
