@@ -26,9 +26,9 @@ from kybernate.export.credentials import credentials_for
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
-from kybernate.node.containerd import spec_of
 from kybernate.node.failure import Failure
 from kybernate.node.reading import FileOdd
+from kybernate.node.specs import spec_of
 from kybernate.registry import beside, paging
 from kybernate.registry.beside import BesideInvalid
 from kybernate.registry.failures import PageTokenInvalid
