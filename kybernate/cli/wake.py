@@ -8,18 +8,15 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait
+from kybernate.cli.directly import carried_out
 from kybernate.cli.formats import document_of
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
 from kybernate.cli.output import show_json, size
-from kybernate.cli.progress import Bar
-from kybernate.cli.reporting import Interrupted
 from kybernate.cli.through_agent import begun
 from kybernate.client import Agent, Operation
 from kybernate.messages import agent_pb2 as wire
-from kybernate.verbs import here
 from kybernate.verbs.verb import Verb
 from kybernate.verbs.wake import Sleep, Wake
-from kybernate.verbs.wire import operation_message
 
 RoomTimeout = Annotated[
     float, typer.Option("--room-timeout", min=0, metavar="SECONDS", help="How long it waits for room on the GPUs.")
@@ -75,16 +72,7 @@ def _carry_out(
             operation = begin(agent)
             return _print(finished(operation), then, as_json=as_json) if wait else begun(operation)
     require_wait(wait)
-    asked = here.resolved(verb, address)
-    title = asked.target.title
-    try:
-        with Bar(f"{verb.verb} {title}") as bar:
-            done = here.carried_out(asked, address, bar.report)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted", state=f"the shim continues the {verb.verb}", advice=f"see `kybernate status {title}`"
-        ) from None
-    return _print(operation_message(done), then, as_json=as_json)
+    return _print(carried_out(verb, address), then, as_json=as_json)
 
 
 def _print(done: wire.Operation, then: str, *, as_json: bool) -> None:

@@ -59,8 +59,8 @@ class Checkpoint(OfShim):
 
     def resolve(self, node: Node, id: str) -> Target:
         container = running(node, self.name, self.namespace)
-        path = self.path or f"{short_name(container)}-{id}"
-        if "/" not in path and not IMAGE_NAME.fullmatch(path):
+        path = self.path or (f"{short_name(container)}-{id}" if id else "")
+        if path and "/" not in path and not IMAGE_NAME.fullmatch(path):
             raise RequestInvalid(f"{path!r} is not the name of an image", state="no operation was begun")
         place = new_place(container, absolute(path) if "/" in path else path)
         return with_place(of_containers(node, container), image=place, writes=place)
@@ -114,6 +114,7 @@ class Checkpoint(OfShim):
             manifest_digest=reply.manifest_digest,
             bytes=reply.bytes,
             frozen_ms=reply.frozen_ms,
+            seconds=reply.seconds,
             vram_bytes=sum(process.bytes for process in whole.manifest.cuda_processes) if whole else 0,
             steps=steps_of(reply.steps),
         )

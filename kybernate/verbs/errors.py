@@ -1,4 +1,4 @@
-"""The facts with which a verb can fail by itself, whoever runs it."""
+"""The facts with which a verb can fail by itself, in the agent or in a command."""
 
 from __future__ import annotations
 

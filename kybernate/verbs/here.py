@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from kybernate.node.containerd import Containerd
 from kybernate.verbs.attempt import Attempt
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.model import Operation, Report, State
@@ -17,7 +18,7 @@ from kybernate.verbs.verb import Verb
 
 def resolved(verb: Verb, address: str) -> Operation:
     """Return the operation that a verb comes to here. Its id is empty: a shim shows it by its verb. Raises Failure."""
-    node = Node(address)
+    node = _node(address)
     verb.require_valid()
     meant = verb.meant(node)
     return Operation("", meant, meant.resolve(node, ""), created=time.time(), state=State.RUNNING)
@@ -28,7 +29,13 @@ def carried_out(operation: Operation, address: str, heard: Callable[[Report], No
 
     Raises Failure. After KeyboardInterrupt, shims continue what they have begun.
     """
-    return asyncio.run(_carried_out(operation, Node(address), heard, seconds))
+    return asyncio.run(_carried_out(operation, _node(address), heard, seconds))
+
+
+def _node(address: str) -> Node:
+    """Return what is known without an agent; containerd may be named through a link, which shims do not know."""
+    with Containerd(address) as containerd:
+        return Node(containerd.address)
 
 
 async def _carried_out(operation: Operation, node: Node, heard: Callable[[Report], None], seconds: float) -> Operation:
@@ -40,6 +47,5 @@ async def _carried_out(operation: Operation, node: Node, heard: Callable[[Report
             result = await operation.arguments.execute(attempt)
         except (OperationUndone, OutcomeUnknown) as error:  # of interest to an engine alone: the cause is the fact
             raise error.__cause__ or error from None
-    return replace(
-        operation, state=State.SUCCEEDED, started=started, ended=time.time(), result=result, steps=result.steps
-    )
+    ended = started + result.seconds if result.seconds else time.time()
+    return replace(operation, state=State.SUCCEEDED, started=started, ended=ended, result=result, steps=result.steps)

@@ -128,6 +128,7 @@ class Result:
     arena_bytes: int = 0
     arena_reasons: tuple[str, ...] = ()
     pid: int = 0
+    seconds: float = 0.0  # that a checkpoint took, as its shim says
     source: str = ""  # tier or store of a restore's image
     steps: tuple[Step, ...] = ()
 

@@ -14,7 +14,7 @@ from kybernate.node.failure import Failure
 from kybernate.node.filesystem import nearest_existing
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.places import locate
-from kybernate.node.shim import NoTask
+from kybernate.node.shim import NoTask, life_of
 from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import DISK, GPU, Target
 from kybernate.verbs.room import OPEN, Room
@@ -141,7 +141,7 @@ def running(node: Node, name: str, namespace: str) -> KnownContainer:
     with Containerd(node.address) as containerd:
         found = containerd.find(name, namespace)
     if not found.live:
-        raise NoTask(f"container {found.title} has no processes: {found.state or 'it has no task'}")
+        raise NoTask(f"container {found.title} has no processes: {life_of(found)}")
     return found
 
 

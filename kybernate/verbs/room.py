@@ -36,7 +36,7 @@ class Room(Protocol):
 
 
 class OpenRoom:
-    """Room without an owner: whoever comes takes it, and the driver refuses what does not fit."""
+    """Room without an owner: the first who comes takes it, and the driver refuses what does not fit."""
 
     @asynccontextmanager
     async def taken(self, taker: Taker, waiting: Waiting) -> AsyncIterator[None]:
