@@ -52,6 +52,7 @@ from kybernate.agent.service.operations import Operations
 from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
+from kybernate.agent.service.related import Related
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.agent.settings import LiveSettings, Settings
 from kybernate.agent.storage.arrivals import LOOKUP_SECONDS, Arrivals
@@ -123,6 +124,7 @@ class Agent:
             )
             closing.callback(self._tiers.close)
             self._replicas = Replicas(self._registry, self._config, self._look_soon, lambda: self._settings().store.url)
+            self._related = Related(self._replicas.elsewhere)
             self._parking = Parking(self._registry, str(settings.containerd), self._log)
             self._uses = Uses(self.journal, self._owner_of, self._log)
             await self._open_telemetry(closing, name)
@@ -165,7 +167,7 @@ class Agent:
                 own,
                 PeerImages(self._registry, self._leases),
                 ImageFiles(self._leases, peers.reads, Pace(lambda: self._settings().peers.bytes_per_second)),
-                {IMAGES: {**self._fetches.services()[IMAGES], **self._described.methods()}},
+                {IMAGES: {**self._fetches.services()[IMAGES], **self._described.methods(), **self._related.methods()}},
             )
         )
 
