@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -177,18 +177,15 @@ async def _steps(
         await require_common_state(target, request)
         threads = await as_long_as_wanted(partial(chosen_settings, target))
         with Digester(request.digest) as digester:
-            volumes = await _write_state(target, request, operation, plan, digester, detached, still, course)
-            if not request.exit and hold is None:
-                await _bring_back(back, course)
-                still.end()
-            await to_the_end(partial(add_own_files, target, request))
-            sealed = await encrypted(request, plan.manifest.id, target.config, operation)
-            await write_out(request, operation)
-            with operation.step("manifest"):
-                work = partial(
-                    finish, request, operation, plan, volumes, threads, detached, digester, sealed, still.milliseconds
-                )
-                dumped = await to_the_end(work, digester.stop)
+            state = _State(target, request, operation, plan, threads, digester, detached, still)
+            if _criu_kills(request):
+                dumped = await _write_before_the_kill(state, course)
+            else:
+                volumes = await _write_state(state)
+                if not request.exit and hold is None:
+                    await _bring_back(back, course)
+                    still.end()
+                dumped = await state.finish(volumes)
         if hold is not None:
             operation.commit()
             still.stop_clock()
@@ -241,85 +238,113 @@ async def _leave_gpus(
     return detached
 
 
-async def _write_state(
-    target: Target,
-    request: DumpRequest,
-    operation: Operation,
-    plan: DumpPlan,
-    digester: Digester,
-    detached: Detached | None,
-    still: Standstill,
-    course: _Course,
-) -> tuple[ImageVolume, ...]:
+@dataclass
+class _State:
+    """The state of a frozen container, and how it becomes an image."""
+
+    target: Target
+    request: DumpRequest
+    operation: Operation
+    plan: DumpPlan
+    threads: tuple[ThreadSettings, ...]
+    digester: Digester
+    detached: Detached | None
+    still: Standstill
+
+    async def complete(self) -> tuple[ImageVolume, ...]:
+        """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable.
+
+        Return which volumes of its pod the image has.
+        """
+        target, request, operation = self.target, self.request, self.operation
+        if request.rootfs_diff:
+            with operation.step("rootfs") as step:
+                stop = threading.Event()
+                step.bytes = await as_long_as_wanted(
+                    partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set
+                )
+        volumes: tuple[ImageVolume, ...] = ()
+        if self.plan.volumes.volumes:
+            with operation.step("volumes") as step:
+                stop = threading.Event()
+                work = partial(save, self.plan.volumes, request.image, stopped=stop.is_set)
+                volumes = await as_long_as_wanted(work, stop.set)
+                step.bytes = sum(volume.bytes for volume in volumes)
+        with operation.step("proof"):
+            await as_long_as_wanted(partial(make_restorable, target, request, [volume.name for volume in volumes]))
+        if self.detached is not None:
+            await self.detached.complete()
+        return volumes
+
+    async def finish(self, volumes: tuple[ImageVolume, ...]) -> Dumped:
+        """Bring the files to where they stay, encrypted where the node wants that, and write the manifest."""
+        request, operation = self.request, self.operation
+        await to_the_end(partial(add_own_files, self.target, request))
+        sealed = await encrypted(request, self.plan.manifest.id, self.target.config, operation)
+        await write_out(request, operation)
+        with operation.step("manifest"):
+            work = partial(
+                finish, request, operation, self.plan, volumes, self.threads, self.detached, self.digester, sealed,
+                self.still.milliseconds,
+            )  # fmt: skip
+            return await to_the_end(work, self.digester.stop)
+
+
+async def _write_state(state: _State) -> tuple[ImageVolume, ...]:
     """Write what has to be read while the container is frozen, and show that it can be restored.
 
     Return which volumes of its pod the image has.
     """
-    complete = partial(_complete_state, target, request, operation, plan, detached)
-    criu = partial(_run_criu, target, request, operation, plan, digester)
-    if not _criu_kills(request):
-        # Else its connections would stay in repair mode, and blocked by CRIU's rules.
-        await (operation.unhurried(criu()) if request.tcp == "established" else criu())
-        return await complete()
+    with state.digester.following(state.request.image):
+        # Cancelled, its connections would stay in repair mode, and blocked by CRIU's rules.
+        await (state.operation.unhurried(_run_criu(state)) if state.request.tcp == "established" else _run_criu(state))
+    return await state.complete()
+
+
+async def _write_before_the_kill(state: _State, course: _Course) -> Dumped:
+    """Write the whole image, its manifest too, before CRIU ends the container: nothing may fail after that."""
+    operation = state.operation
     operation.stoppable = "by a kill"  # from when on the container is gone, CRIU alone knows
     operation.stop_clock()
-    still.stop_clock()
-    answering = _Answering(complete, still)
-    script.arm(plan.configuration)
-    await operation.unhurried(answering.run(criu))
+    state.still.stop_clock()
+    script.arm(state.plan.configuration)
+    with ExitStack() as following:
+        following.enter_context(state.digester.following(state.request.image))
+        answering = _Answering(state, following)
+        await operation.unhurried(answering.run())
     operation.commit()  # the container is gone: its image must not be lost, too
     course.gone = True
-    if answering.volumes is not None:
-        return answering.volumes
+    if answering.dumped is not None:
+        return answering.dumped
+    volumes: tuple[ImageVolume, ...] = ()
     try:
-        return await complete()  # of a CRIU that executes no script
+        volumes = await state.complete()  # of a CRIU that executes no script
     except Exception as error:  # noqa: BLE001  # whatever it is, what CRIU has written is all that there is
         course.lost = LastCopyKept(
-            f"CRIU has ended container {target.id} without waiting for its image, which could not be completed:"
-            f" {error}. It stays at {request.destination or request.image}, without the proof that it can be restored:"
-            " keep it until a restore of it has succeeded"
+            f"CRIU has ended container {state.target.id} without waiting for its image, which could not be completed:"
+            f" {error}. It stays at {state.request.destination or state.request.image}, without the proof that it can"
+            " be restored: keep it until a restore of it has succeeded"
         )
-        return ()
-
-
-async def _complete_state(
-    target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, detached: Detached | None
-) -> tuple[ImageVolume, ...]:
-    """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable."""
-    if request.rootfs_diff:
-        with operation.step("rootfs") as step:
-            stop = threading.Event()
-            step.bytes = await as_long_as_wanted(
-                partial(_write_rootfs_diff, target, request.image, stop.is_set), stop.set
-            )
-    volumes: tuple[ImageVolume, ...] = ()
-    if plan.volumes.volumes:
-        with operation.step("volumes") as step:
-            stop = threading.Event()
-            work = partial(save, plan.volumes, request.image, stopped=stop.is_set)
-            volumes = await as_long_as_wanted(work, stop.set)
-            step.bytes = sum(volume.bytes for volume in volumes)
-    with operation.step("proof"):
-        await as_long_as_wanted(partial(make_restorable, target, request, [volume.name for volume in volumes]))
-    if detached is not None:
-        await detached.complete()
-    return volumes
+    return await state.finish(volumes)
 
 
 @dataclass
 class _Answering:
-    """Completes an image while a CRIU that kills waits for that. `volumes` are those of the image, once it is."""
+    """Finishes an image while a CRIU that kills waits for that. `dumped` is the image, once it is.
 
-    complete: Callable[[], Awaitable[tuple[ImageVolume, ...]]]
-    still: Standstill
-    volumes: tuple[ImageVolume, ...] | None = None
+    `following` digests what CRIU writes, until that is complete.
+    """
+
+    state: _State
+    following: ExitStack
+    dumped: Dumped | None = None
     failure: Exception | None = None
 
-    async def run(self, criu: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
-        """Run CRIU. Raises what kept the image from being complete; the container continues then."""
+    async def run(self) -> None:
+        """Run CRIU. Raises what kept the image from being finished; the container continues then."""
         try:
             async with script.asked(self.answer) as environment:
-                await criu(environment)
+                await _run_criu(self.state, environment)
         except RuntimeFailed:
             if self.failure is not None:
                 raise self.failure from None
@@ -328,9 +353,10 @@ class _Answering:
     async def answer(self, question: str) -> bytes:
         """Return the answer to the script."""
         try:
-            volumes = await self.complete()
-            self.still.require()
-            self.volumes = volumes
+            await to_the_end(self.following.close)
+            dumped = await self.state.finish(await self.state.complete())
+            self.state.still.require()
+            self.dumped = dumped
         except Exception as error:  # noqa: BLE001  # raised again by `run`, when CRIU has released the processes
             self.failure = error
             return script.REFUSE
@@ -360,14 +386,8 @@ def chosen_settings(target: Target) -> tuple[ThreadSettings, ...]:
     return thread_settings.chosen(target.cgroup.processes(), target.init_pid)
 
 
-async def _run_criu(
-    target: Target,
-    request: DumpRequest,
-    operation: Operation,
-    plan: DumpPlan,
-    digester: Digester,
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+async def _run_criu(state: _State, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    target, request, operation = state.target, state.request, state.operation
     words = Criu(
         request.image,
         request.work,
@@ -377,12 +397,12 @@ async def _run_criu(
         file_locks=True,
         extra=_mode(request.options.cgroups_mode),
     )
-    runtime = replace(target.runtime, env={**target.runtime.env, **plan.configuration.environment, **environment})
+    given = {**target.runtime.env, **state.plan.configuration.environment, **environment}
+    runtime = replace(target.runtime, env=given)
     with operation.step("dump", total_bytes=memory_bytes(target)) as step, _progress(operation, request.image):
-        with digester.following(request.image):
-            await runtime.checkpoint(
-                target.id, words, leave_running=not _criu_kills(request), empty_ns=request.options.empty_namespaces
-            )
+        await runtime.checkpoint(
+            target.id, words, leave_running=not _criu_kills(request), empty_ns=request.options.empty_namespaces
+        )
         step.bytes = _size_of(request.image)
 
 
