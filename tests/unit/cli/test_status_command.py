@@ -115,7 +115,7 @@ def test_status_without_a_name_is_ps(node: Node) -> None:
 def test_status_of_what_the_shim_does_not_know(node: Node) -> None:
     node.containerd.add("ghost")
     node.shim("ghost")
-    assert "is unknown to its shim" in node.run("status", "ghost", status=1).stderr
+    assert "is unknown to its shim" in node.run("status", "ghost", status=3).stderr
 
 
 def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> None:
@@ -144,7 +144,7 @@ def test_container_is_found_by_its_whole_id_though_no_list_can_be_read(node: Nod
     node.containerd.add("c")
     node.shim("c").add("c")
     node.containerd.add("a", environment="x" * (1 << 15), state="")  # neither task nor snapshot has its name
-    node.run("ps", status=1)
+    node.run("ps", status=4)
     assert node.run("status", "c").exit_code == 0
 
 
