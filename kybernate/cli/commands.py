@@ -40,6 +40,7 @@ COMMANDS = {
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "proxy": "proxy",
 }
 
 # Those that call the agent, and so have the option --agent.

@@ -35,8 +35,9 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ExitCode.REFUSED: (
         "AccessDenied", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers", "ImageInUse",
         "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable", "LastCopy",
-        "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours", "NothingToCancel", "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "RootUnreadable", "ShimDenied",
-        "ShimTooOld", "StoreDenied", "TierReadOnly", "TooManyCalls", "TooManyOperations",
+        "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours", "NothingToCancel",
+        "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "RootUnreadable", "ShimDenied", "ShimTooOld",
+        "StoreDenied", "TierReadOnly", "TooManyCalls", "TooManyOperations",
     ),
     ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
     ExitCode.UNAVAILABLE: (
