@@ -23,7 +23,7 @@ HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</scrip
 
 def test_wake_is_watched_live(source: Scripted, page_server: Served, context: BrowserContext) -> None:
     tab = logged_in(context, page_server)
-    line = tab.locator("tr", has_text="default/qwen/server")
+    line = tab.locator("[data-section=containers] tr", has_text="default/qwen/server")
     line.get_by_role("button", name="Wake").click()
     dialog = tab.get_by_role("dialog")
     expect(dialog).to_contain_text("Wake default/qwen/server?")

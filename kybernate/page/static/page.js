@@ -98,7 +98,7 @@
       const data = new URLSearchParams(new FormData(form));
       data.set("fragment", "1");
       dialog.close();
-      const answer = await fetch(form.action, { method: "POST", body: data });
+      const answer = await fetch(form.getAttribute("action"), { method: "POST", body: data });
       const text = await answer.text();
       const part = new DOMParser().parseFromString(text, "text/html").body;
       say(part.textContent.trim());
