@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +74,7 @@ async def serve(serving: Serving, source: Source) -> None:
         chat=Chat(serving.proxy, serving.proxy_key) if serving.proxy else None,
         secure=serving.certificate is not None,
     )
-    server = uvicorn.Server(
+    server = Quiet(
         uvicorn.Config(
             page.app,
             http=Prompt,
@@ -91,6 +93,20 @@ async def serve(serving: Serving, source: Source) -> None:
         links = Links(access, serving.url or _url(serving, listening.getsockname()[1]))
         async with await asyncio.start_unix_server(links.answer, sock=control, limit=ASKED_BYTES):
             await _until_cancelled(server, listening)
+
+
+class Quiet(uvicorn.Server):
+    """A server whose process ends with status 0 when it is asked to end, and not by the signal that asked."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # a test's; its task is cancelled
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, setattr, self, "should_exit", True)
+        yield
 
 
 async def _until_cancelled(server: uvicorn.Server, listening: socket.socket) -> None:
