@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -30,6 +29,7 @@ from kybernate.page.known import Known
 from kybernate.page.render import LABELS, Query, Renderer
 from kybernate.page.source import Action, ActionRefused, LogAbsent, Source
 from kybernate.page.view import Section
+from kybernate_shim.logs import Log
 
 COOKIE: Final = "kybernate-page"
 FORM_BYTES: Final = 16 << 10
@@ -63,7 +63,7 @@ class Page:
     """
 
     def __init__(
-        self, source: Source, access: Access, log: logging.Logger, *, chat: Chat | None = None, secure: bool = False
+        self, source: Source, access: Access, log: Log, *, chat: Chat | None = None, secure: bool = False
     ) -> None:
         self._source, self._access, self._log, self._chat, self._secure = source, access, log, chat, secure
         self.known = Known()
@@ -107,7 +107,7 @@ class Page:
                 await following
 
     async def follow(self) -> None:
-        """Take over the source's changes, for ever."""
+        """Take over the source's changes, without an end."""
         async for change in self._source.changes():
             if self.known.apply(change):
                 self._changed.set()
@@ -141,7 +141,7 @@ class Page:
             session = None
         if session is None:
             return self._html("login.html", Role.VIEWER, 403, ticket="", failed=True)
-        self._log.info("session began: %s %s from %s", session.role, session.id, _peer(request))
+        self._log.info("session.started", session=session.id, role=session.role, peer=_peer(request))
         response = RedirectResponse("/", 303)
         response.set_cookie(COOKIE, self._access.cookie(session), httponly=True, samesite="strict", secure=self._secure)
         return response
@@ -264,7 +264,7 @@ class Page:
         action, key = _asked(form)
         if action is None or self._title(action, key) is None:
             return PlainTextResponse("There is no such action, container or image.\n", 404)
-        self._log.info("%s of %r asked for by session %s from %s", action, key, session.id, _peer(request))
+        self._log.info("action.requested", action=action, key=key, session=session.id, peer=_peer(request))
         try:
             said, status = await self._source.act(action, key), 200
         except ActionRefused as failure:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Final
 
 import httpx
 
 from kybernate.node.failure import Failure
+from kybernate_shim import bounded_json
 
 WAKE_SECONDS: Final = 300.0  # for the first byte: the model may have to wake
 CONNECT_SECONDS: Final = 5.0
@@ -30,14 +30,14 @@ class Chat:
     async def ask(self, body: bytes) -> AsyncIterator[bytes]:
         """Yield the proxy's stream of events for {"model": …, "messages": […]}. Raises ChatRefused."""
         try:
-            asked = json.loads(body)
+            asked = bounded_json.parse(body, most_values=10_000)
             request = {
                 "model": str(asked["model"])[:200],
                 "messages": [{"role": str(one["role"]), "content": str(one["content"])} for one in asked["messages"]],
                 "stream": True,
                 "max_tokens": TOKENS,
             }
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ChatRefused('a chat is {"model": NAME, "messages": [{"role": ROLE, "content": TEXT}]}') from error
         try:
             async with self._client.stream("POST", "/v1/chat/completions", json=request) as response:

@@ -29,7 +29,7 @@ POLL_SECONDS: Final = 0.5
 async def follow(container: Container, pods: Path = PODS) -> AsyncIterator[str]:
     """Yield the text of the last lines of a container's log and of those that follow.
 
-    Goes on with the next file when kubelet has rotated one. Raises LogAbsent.
+    Continues with the next file when kubelet has rotated one. Raises LogAbsent.
     """
     directory = _directory(container, pods)
     descriptor = _open_newest(directory)

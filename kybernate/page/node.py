@@ -36,7 +36,7 @@ class NodeSource:
         self._address = address
 
     async def changes(self) -> AsyncIterator[view.Change]:
-        """Yield what the agent reports, for ever; see `Source.changes`."""
+        """Yield what the agent reports, without an end; see `Source.changes`."""
         wait, revision, instance = FIRST_WAIT, 0, ""
         while True:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import socket
@@ -20,12 +19,15 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from kybernate.agent.logs import open_log
 from kybernate.node.failure import Failure
 from kybernate.page.access import SESSION_SECONDS, Access, Role, key_of
 from kybernate.page.app import Page
 from kybernate.page.chat import Chat
 from kybernate.page.node import NodeSource
 from kybernate.page.source import Source
+from kybernate_shim import bounded_json
+from kybernate_shim.logs import Log
 
 SOCKET: Final = Path("/run/kybernate/page.sock")
 KEY: Final = Path("/var/lib/kybernate/page.key")
@@ -60,17 +62,16 @@ class Serving:
 
 def run(serving: Serving) -> None:
     """Serve the page of a node until SIGTERM or SIGINT. Raises PageUnavailable and KeyUnusable."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(serve(serving, NodeSource(serving.agent)))
+    asyncio.run(serve(serving, NodeSource(serving.agent), open_log("info")))
 
 
-async def serve(serving: Serving, source: Source) -> None:
+async def serve(serving: Serving, source: Source, log: Log) -> None:
     """Serve the page of what a source knows, until the process is asked to end or the task is cancelled."""
     access = Access(key_of(serving.session_key), time.time)
     page = Page(
         source,
         access,
-        logging.getLogger("kybernate.page"),
+        log,
         chat=Chat(serving.proxy, serving.proxy_key) if serving.proxy else None,
         secure=serving.certificate is not None,
     )
@@ -149,9 +150,9 @@ class Links:
         """Answer one request, and close the connection."""
         try:
             async with asyncio.timeout(ASKED_SECONDS):
-                asked = json.loads(await reader.readline())
+                asked = bounded_json.parse(await reader.readline())
             text = self._answer(asked, _uid_of(writer.get_extra_info("socket")))
-        except (TimeoutError, ValueError, RecursionError, OSError):
+        except (TimeoutError, ValueError, OSError):
             text = {"error": "the request is not one line of JSON"}
         writer.write(json.dumps(text).encode() + b"\n")
         writer.close()
@@ -174,7 +175,7 @@ def link(role: Role, seconds: float, path: Path = SOCKET) -> str:
             asking.connect(str(path))
             asking.sendall(json.dumps({"role": role, "seconds": seconds}).encode() + b"\n")
             with asking.makefile("rb") as answers:
-                answer = json.loads(answers.readline(ASKED_BYTES))
+                answer = bounded_json.parse(answers.readline(ASKED_BYTES))
     except PermissionError as error:
         raise PageUnavailable(
             f"{path} may not be opened by this user", advice="ask root, or join the group that owns it"

@@ -39,7 +39,7 @@ class Source(Protocol):
     """A node's agent, or the nodes of a cluster."""
 
     def changes(self) -> AsyncIterator[Change]:
-        """Yield what there is and what changes, for ever: trouble is `Lost`, and is followed by `Found`."""
+        """Yield what there is and what changes, without an end: trouble is `Lost`, and is followed by `Found`."""
 
     async def act(self, action: Action, key: str) -> str:
         """Begin an action, and return a sentence about it. Raises ActionRefused."""

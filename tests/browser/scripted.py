@@ -20,6 +20,7 @@ from kybernate.page import program
 from kybernate.page.access import Role
 from kybernate.page.source import Action, ActionRefused, LogAbsent
 from kybernate.page.view import Begin, Change, Container, End, Found, Gpu, Image, Object, Put, Tier
+from kybernate_shim.logs import Log
 
 SECONDS = 20.0
 GIB = 1 << 30
@@ -88,7 +89,7 @@ def served(source: Scripted, directory: Path, *, proxy: str = "", port: int = 0)
     control, port = directory / "page.sock", port or _free_port()
     serving = program.Serving("127.0.0.1", port, proxy=proxy, socket=control, session_key=directory / "page.key")
     loop = asyncio.new_event_loop()
-    task = loop.create_task(program.serve(serving, source))
+    task = loop.create_task(program.serve(serving, source, Log(lambda line: None, 0, {})))
     thread = threading.Thread(target=_run, args=(loop, task), daemon=True)
     thread.start()
     page = Served(f"http://127.0.0.1:{port}", control)
