@@ -12,16 +12,24 @@ What the decisions keep to:
 
 from __future__ import annotations
 
+from typing import Final
+
 from kybernate.seats.memory import plan_relief
-from kybernate.seats.model import NEVER, Decision, State, Status, Suspend
+from kybernate.seats.model import NEVER, Decision, Refuse, State, Status, Suspend
 from kybernate.seats.order import in_order
+from kybernate.seats.outcomes import begun
 from kybernate.seats.plan import Plan
 from kybernate.seats.turns import take_turn
+
+LATE: Final = "its deadline has passed while it waited"
 
 
 def decide(state: State, now: float) -> Decision:
     """Return what to do now. The order of actions is that of their urgency."""
-    plan = Plan(state, now)
+    refused = [Refuse(seat.name, LATE) for seat in state.waiting.values() if seat.first_deadline <= now]
+    for action in refused:
+        state = begun(state, action, now)
+    plan = Plan(state, now, refused)
     for seat in in_order(plan):
         take_turn(plan, seat)
     _suspend_idle(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kybernate.seats.model import IN_RAM, Park, Seat, Status
-from kybernate.seats.plan import Plan, ram_of
+from kybernate.seats.plan import Plan
 
 
 def plan_relief(plan: Plan) -> None:
@@ -17,16 +17,16 @@ def park_coldest(plan: Plan, wanted: int) -> bool:
 
     What is being parked counts as free, so that no more is parked than needed.
     """
-    coming = sum(ram_of(one) for one in plan.state.seats.values() if one.status == Status.PARKING)
-    coming += sum(ram_of(plan.state.seats[name]) for name in plan.parked)
+    coming = sum(one.ram_bytes for one in plan.state.seats.values() if one.status == Status.PARKING)
+    coming += sum(plan.state.seats[name].ram_bytes for name in plan.parked)
     lacking = wanted + plan.rules.ram_low - plan.ram_free - coming
     for seat in sorted(filter(lambda one: _may_park(plan, one), plan.state.seats.values()), key=_warmth):
         if lacking <= 0:
             break
         plan.parked.add(seat.name)
         plan.act(Park(seat.name, "the coldest, and host memory is short"))
-        lacking -= ram_of(seat)
-        coming += ram_of(seat)
+        lacking -= seat.ram_bytes
+        coming += seat.ram_bytes
     return coming > 0
 
 

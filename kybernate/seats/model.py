@@ -117,9 +117,18 @@ class Seat:
         return self.requests[0].at
 
     @property
+    def first_deadline(self) -> float:
+        return min((one.deadline for one in self.requests), default=NEVER)
+
+    @property
     def bytes(self) -> int:
         """What it takes, or would take, of each GPU, as far as that is known."""
         return max(self.need_bytes, self.held_bytes)
+
+    @property
+    def ram_bytes(self) -> int:
+        """The host memory that its VRAM takes: that of all of its GPUs."""
+        return self.bytes * self.mask.bit_count()
 
     def after(self, event: str, now: float) -> Seat:
         """Return the seat after an event of MOVES. Raises KeyError where its status has no such event."""
@@ -131,7 +140,7 @@ class Rules:
     """The configuration's figures. Seconds, but for shares and bytes.
 
     `maximum_wait` is when a waiting seat comes before all priorities; `minimum_residency` how long a seat is active at
-    least, whoever waits; `slice` how long while others of its priority wait. `yield_after` is the pause in its work
+    least; `slice` how long while others of its priority wait. `yield_after` is the pause in its work
     after which a seat makes room for a waiting one, `idle_after` (0: never) the one after which it does for none.
     `retries` is how often a wake that failed is tried again, after `backoff` and twice as long each time, up to
     `backoff_limit`. `reserve_bytes` stay free on every GPU, `ram_low` and `ram_high` bytes are free host memory: below
@@ -157,7 +166,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class State:
-    """All that a decision depends on. `waiting`, `occupying` and `standbys` are indices of `seats`."""
+    """All that a decision depends on. `ram_free_bytes` is host memory that is free, and that no suspend is to take.
+
+    `waiting`, `occupying` and `standbys` are indices of `seats`."""
 
     gpus: tuple[Gpu, ...]
     seats: Mapping[str, Seat]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kybernate.seats.model import NEVER, WAKEABLE, Refuse, Request, Seat, Status
+from kybernate.seats.model import WAKEABLE, Request, Seat, Status
 from kybernate.seats.plan import Plan
 
 Rank = tuple[bool, int]
 
 
 def in_order(plan: Plan) -> list[Seat]:
-    """Return the seats that wait: standbys of lost seats, those that waited too long, then by rank and time.
-
-    Requests whose deadline has passed are refused.
-    """
-    found = [*_standbys(plan), *_in_time(plan)]
+    """Return the seats that wait: standbys of lost seats, those that waited too long, then by rank and time."""
+    found = [*_standbys(plan), *plan.state.waiting.values()]
     maximum = plan.rules.maximum_wait
 
     def place(seat: Seat) -> tuple[bool, bool, float, int, float, str]:
@@ -43,7 +40,7 @@ def is_urgent(plan: Plan, seat: Seat) -> bool:
 
 
 def leaves_at(plan: Plan, seat: Seat, waiting: Seat) -> float:
-    """Return when an active seat has to leave for a waiting one, as far as time alone decides that; or NEVER."""
+    """Return when an active seat has to leave for a waiting one, as far as time alone decides that."""
     rules = plan.rules
     if is_urgent(plan, waiting):
         return max(plan.now, seat.retry_at)
@@ -66,13 +63,3 @@ def _standbys(plan: Plan) -> Iterator[Seat]:
         seat = plan.state.seats[name]
         if not seat.requests and seat.status in WAKEABLE - {Status.FREE} and is_urgent(plan, seat):
             yield plan.asked(seat, Request(plan.now, "standby"))
-
-
-def _in_time(plan: Plan) -> Iterator[Seat]:
-    for seat in plan.state.waiting.values():
-        late = sum(one.deadline <= plan.now for one in seat.requests)
-        if late:
-            plan.act(Refuse(seat.name, f"{late} requests have waited until their deadline"))
-        if late < len(seat.requests):
-            plan.look(min((one.deadline for one in seat.requests if one.deadline > plan.now), default=NEVER))
-            yield seat

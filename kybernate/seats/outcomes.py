@@ -42,14 +42,19 @@ def begun(state: State, action: Action, now: float) -> State:
         case Park():
             return state.with_seat(seat.after("park", now))
         case Suspend():
-            return state.with_seat(_leaving(seat, now, action.again))
+            return _claimed(state, seat).with_seat(_leaving(seat, now, action.again))
         case Swap():
             out = _leaving(state.seats[action.out], now, action.again)
-            state = state.with_seat(replace(out, partner=seat.name))
+            state = _claimed(state, out).with_seat(replace(out, partner=seat.name))
             return state.with_seat(replace(seat.after("wake", now), partner=out.name))
         case Refuse():
             kept = tuple(one for one in seat.requests if one.deadline > now)
             return state.with_seat(replace(seat, requests=kept))
+
+
+def _claimed(state: State, seat: Seat) -> State:
+    """Return the state with host memory claimed for a seat's VRAM."""
+    return replace(state, ram_free_bytes=state.ram_free_bytes - seat.ram_bytes)
 
 
 def _leaving(seat: Seat, now: float, again: bool) -> Seat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kybernate.seats.model import (
@@ -34,7 +35,7 @@ class Reservation:
 class Plan:
     """Actions, claims and reservations."""
 
-    def __init__(self, state: State, now: float) -> None:
+    def __init__(self, state: State, now: float, actions: Iterable[Action] = ()) -> None:
         self.state, self.rules, self.now = state, state.rules, now
         self.preferred = preferred(state.rules.windows, state.rules.zone, now)
         self.occupying: dict[str, Seat] = dict(state.occupying)  # and what is woken by this decision
@@ -42,9 +43,11 @@ class Plan:
         self.parked: set[str] = set()
         self.reservations: list[Reservation] = []
         self.ram_free = state.ram_free_bytes
-        self.actions: list[Action] = []
+        self.actions: list[Action] = list(actions)
         self.turns: dict[str, Turn] = {}
-        self._look_at = (now // MINUTE + 1) * MINUTE if state.rules.windows else NEVER
+        self._look_at = min((seat.first_deadline for seat in state.waiting.values()), default=NEVER)
+        if state.rules.windows:
+            self.look((now // MINUTE + 1) * MINUTE)
 
     def decision(self) -> Decision:
         return Decision(tuple(self.actions), self.turns, self._look_at)
@@ -96,7 +99,7 @@ class Plan:
     def leave(self, seat: Seat) -> None:
         """Count a seat's memory as moved to the host's. It occupies its GPUs until that has been done."""
         self.leaving.add(seat.name)
-        self.ram_free -= ram_of(seat)
+        self.ram_free -= seat.ram_bytes
 
     def _claim(self, seat: Seat) -> None:
         event = "start" if seat.status == Status.FREE else "wake"
@@ -106,7 +109,7 @@ class Plan:
 
     def has_ram(self, seat: Seat) -> bool:
         """Return whether a seat's VRAM has room in host memory above the node's low mark."""
-        return self.ram_free - ram_of(seat) >= self.rules.ram_low
+        return self.ram_free - seat.ram_bytes >= self.rules.ram_low
 
     def lacking(self, seat: Seat) -> tuple[int, int] | None:
         """Return a GPU that has too little free memory for a seat, and how much; None if all have enough.
@@ -125,8 +128,3 @@ class Plan:
             for one in self.occupying.values()
             if one.mask & mask and one.status in (Status.STARTING, Status.WAKING)
         )
-
-
-def ram_of(seat: Seat) -> int:
-    """Return the host memory that a seat's VRAM takes: that of all of its GPUs."""
-    return seat.bytes * seat.mask.bit_count()

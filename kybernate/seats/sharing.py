@@ -14,8 +14,9 @@ def in_the_way(plan: Plan, seat: Seat) -> list[Seat]:
     rules, mask = plan.rules, seat.mask
     on_its_gpus = [one for one in plan.occupying.values() if one.mask & mask]
     if rules.share_vram:
+        sharing = [one for one in on_its_gpus if may_share(rules, one, seat)]
         found = [one for one in on_its_gpus if not may_share(rules, one, seat)]
-        found += _overcommitted(plan, seat, [one for one in on_its_gpus if one not in found])
+        found += _overcommitted(plan, seat, sharing)
     else:
         found = on_its_gpus
     if rules.matrix is not None:
@@ -75,12 +76,12 @@ def _overcommitted(plan: Plan, seat: Seat, sharing: list[Seat]) -> list[Seat]:
 def _needed(plan: Plan, seat: Seat, sharing: list[Seat], chosen: list[Seat]) -> Iterable[Seat]:
     """Leave out what a later choice has made unnecessary."""
     totals = {gpu.index: gpu.total_bytes for gpu in plan.state.gpus if seat.mask >> gpu.index & 1}
-    kept = list(chosen)
+    kept = {one.name: one for one in chosen}
     for one in chosen:
-        rest = [other for other in sharing if other not in kept or other is one]
+        rest = [other for other in sharing if other.name not in kept or other.name == one.name]
         if all(_excess(plan.rules, total, index, seat, rest) <= 0 for index, total in totals.items()):
-            kept.remove(one)
-    return kept
+            del kept[one.name]
+    return kept.values()
 
 
 def cost_of_eviction(rules: Rules, seat: Seat, now: float) -> float:
@@ -101,6 +102,7 @@ def _excluded(plan: Plan, seat: Seat, found: list[Seat]) -> list[Seat]:
     """Return the seats of other GPUs, or that share, which the matrix does not let be active with this one."""
     matrix = plan.rules.matrix
     assert matrix is not None
-    left = [one for one in plan.occupying.values() if one not in found]
+    names = {one.name for one in found}
+    left = [one for one in plan.occupying.values() if one.name not in names]
     out = matrix.to_evict(seat.container, [one.container for one in left])
     return [one for one in left if one.container in out]

@@ -19,9 +19,10 @@ def take_turn(plan: Plan, seat: Seat) -> None:
     if refused := _impossible(plan, seat):
         plan.wait(seat, refused)
         return
-    blockers = in_the_way(plan, seat)
     kept = plan.reserved_before(seat)
-    if kept and (blockers or plan.back_by(seat) > kept.until):
+    may_pass = kept is None or plan.back_by(seat) <= kept.until
+    blockers = in_the_way(plan, seat) if may_pass else []
+    if kept and (blockers or not may_pass):
         first = kept.seat
         turn = plan.turns.get(first.name)
         at = (turn.at if turn and turn.at < NEVER else plan.now) + first.wake_seconds + plan.rules.slice
@@ -68,7 +69,7 @@ def _make_room(plan: Plan, seat: Seat, blockers: list[Seat]) -> None:
             _keep(plan, seat, at)
     elif active and not all(map(plan.has_ram, active)):
         plan.wait(seat, "host memory has no room for what is in its way", names)
-        if park_coldest(plan, sum(one.bytes * one.mask.bit_count() for one in active)):
+        if park_coldest(plan, sum(one.ram_bytes for one in active)):
             plan.reserve(seat)
     elif _may_swap(seat, blockers, active):
         plan.swap(seat, active[0], _cause(seat))

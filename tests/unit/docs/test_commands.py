@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from kybernate.agent.settings import Settings
 from kybernate.cli.application import application
+from kybernate.seats.configuration import read_yaml
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
@@ -140,6 +141,9 @@ def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> N
         assert tomllib.loads(one.text)
     elif one.language == "yaml":
         (document,) = yaml.safe_load_all(one.text)
+        if "kind" not in document:  # the configuration of seats
+            assert read_yaml(one.text, one.page).profiles
+            return
         pod = document["spec"].get("template", document)["spec"]
         assert pod["runtimeClassName"] == "kybernate"
     if one.run_by:

@@ -252,7 +252,11 @@ class Node(RuleBasedStateMachine):
         state = self.state()
         assert list(violations(state)) == []
         matrix = self.rules.matrix
-        assert matrix is None or matrix.allows([one.container for one in self.seats.values() if one.occupies])
+        present = [one for one in self.seats.values() if one.occupies and not self.is_swapped_out(one)]
+        assert matrix is None or matrix.allows([one.container for one in present])
+
+    def is_swapped_out(self, seat: Seat) -> bool:
+        return bool(seat.partner) and seat.status == Status.SUSPENDING
 
     def teardown(self) -> None:
         """Whatever has happened: once actions succeed, each seat that waits gets its turn, also behind busy ones."""
