@@ -41,6 +41,7 @@ COMMANDS = {
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "page": "page",
     "proxy": "proxy",
 }
 
