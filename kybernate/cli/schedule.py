@@ -51,7 +51,7 @@ def schedule(file: File = None, output: Output = Format.TABLE) -> None:
         local = datetime.fromtimestamp(one.at, rules.zone).strftime("%a %Y-%m-%d %H:%M %Z")
         return (local, "now" if one.at == now else seconds(one.at - now), one.prefer or NONE)
 
-    Table(HEADER, row, _document, len(HEADER)).show(output, found)
+    Table(HEADER, row, _document, len(HEADER), lambda one: one.prefer).show(output, found)
 
 
 def configured(file: Path | None) -> Configuration:
