@@ -1,0 +1,186 @@
+"""Every command as somebody meets it in the first hour: without rights, agent or containerd, or with garbage.
+
+Each ends in time with a sentence and what to do, and never with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import typer
+
+from kybernate.cli.application import application
+from tests.lab.node import Containerd
+from tests.system import warm
+from tests.system.node_agent import running, short_place
+
+NOBODY = 65534
+AT_A_TIME = 12
+SECONDS = 90  # for any command: none of its own deadlines is longer where nothing answers
+GARBAGE = (
+    "",
+    "-",
+    "../../etc/passwd",
+    "\x1b[31m\n",
+    "99999999999999999999",
+    "-1",
+    "nan",
+    "\udcff",
+    "ü☃" * 700,
+    "a=b,c",
+    "[::1",
+    "http://[",
+)
+RUNS_ON = {("agent",), ("top",), ("events",)}  # until they are interrupted
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command with words that it accepts. `options` are those that take a value."""
+
+    words: tuple[str, ...]
+    arguments: tuple[str, ...]
+    required: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def argv(self, arguments: Sequence[str] | None = None, *more: str) -> list[str]:
+        return [
+            "kybernate",
+            *self.words,
+            *self.required,
+            *more,
+            "--",
+            *(self.arguments if arguments is None else arguments),
+        ]
+
+
+def commands() -> list[Command]:
+    return sorted(_leaves((), typer.main.get_command(application())), key=lambda one: one.words)
+
+
+def _leaves(words: tuple[str, ...], at: Any) -> Iterator[Command]:
+    if inner := getattr(at, "commands", None):
+        for name, one in inner.items():
+            yield from _leaves((*words, name), one)
+        return
+    arguments, required, options = [], [], []
+    for one in at.params:
+        if one.param_type_name == "argument":
+            if one.required:
+                arguments.append(f"no-{one.name}")
+        elif not (one.is_flag or one.count):
+            options.append(one.opts[0])
+            if one.required:
+                required += [one.opts[0], "x"]
+    yield Command(words, tuple(arguments), tuple(required), tuple(options))
+
+
+ALL = commands()
+
+
+def report(argv: Sequence[str], **options: Any) -> str:
+    """Run a command, and return what is wrong with how it ended, "" where nothing is."""
+    try:
+        done = warm.run(argv, timeout=SECONDS, **options)
+    except Exception as error:
+        return f"{argv}: {error!r}"[:400]
+    text = (done.stdout + done.stderr).decode(errors="replace")
+    if "Traceback" in text or done.returncode < 0 or done.returncode > 130:
+        return f"{argv}: {done.returncode}: {text[-900:]}"[:1500]
+    if done.returncode and not done.stderr.strip():
+        return f"{argv}: {done.returncode} without a word: {text[-300:]}"
+    return ""
+
+
+def wrong(lines: Sequence[Sequence[str]], **options: Any) -> list[str]:
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return [found for found in pool.map(lambda argv: report(argv, **options), lines) if found]
+
+
+@pytest.fixture
+def clean() -> Mapping[str, str]:
+    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/nonexistent"}
+
+
+def endless(one: Command) -> bool:
+    return one.words in RUNS_ON
+
+
+def test_as_nobody(clean: Mapping[str, str]) -> None:
+    found = wrong([one.argv() for one in ALL], user=NOBODY, environment=clean)
+    assert not found, "\n\n".join(found)
+
+
+def test_without_an_agent(clean: Mapping[str, str]) -> None:
+    found = wrong([one.argv() for one in ALL if one.words != ("agent",)], environment=clean)
+    assert not found, "\n\n".join(found)
+
+
+def test_as_nobody_with_an_agent(clean: Mapping[str, str]) -> None:
+    with short_place() as place, running(place) as agent:
+        environment = {**clean, "KYBERNATE_AGENT": agent.address}
+        found = wrong([one.argv() for one in ALL], user=NOBODY, environment=environment)
+    assert not found, "\n\n".join(found)
+
+
+def test_with_an_agent_that_hangs(clean: Mapping[str, str]) -> None:
+    with short_place() as place, running(place) as agent:
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGSTOP)
+        environment = {**clean, "KYBERNATE_AGENT": agent.address}
+        found = wrong([one.argv() for one in ALL if one.words != ("agent",)], environment=environment)
+        agent.process.send_signal(signal.SIGCONT)
+    assert not found, "\n\n".join(found)
+
+
+@contextmanager
+def dead_containerd(number: int) -> Iterator[None]:
+    daemon = Containerd()
+    try:
+        if number == signal.SIGKILL:
+            daemon.kill()
+        else:
+            os.kill(daemon.pid, number)
+        yield
+    finally:
+        if number != signal.SIGKILL:
+            os.kill(daemon.pid, signal.SIGCONT)
+        daemon.restart()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_with_a_dead_containerd(number: int, clean: Mapping[str, str]) -> None:
+    with dead_containerd(number):
+        found = wrong([one.argv() for one in ALL if one.words != ("agent",)], environment=clean)
+    assert not found, "\n\n".join(found)
+
+
+def test_with_garbage(clean: Mapping[str, str]) -> None:
+    lines = []
+    for one in ALL:
+        for garbage in GARBAGE:
+            for place in range(len(one.arguments)):
+                lines.append(one.argv([*one.arguments[:place], garbage, *one.arguments[place + 1 :]]))
+            if one.words != ("agent",):
+                lines += [one.argv(None, f"{option}={garbage}") for option in one.options]
+            else:
+                lines += [one.argv(None, f"{option}={garbage}") for option in one.options]
+    found = wrong(lines, environment=clean)
+    assert not found, f"{len(lines)} lines\n" + "\n\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:1", "localhost:7443", "http://x", "dns:///x", "unix:relative", "/nonexistent", ":::", "x" * 300],
+)
+def test_with_an_address_of_no_agent(address: str, clean: Mapping[str, str]) -> None:
+    environment = {**clean, "KYBERNATE_AGENT": address}
+    found = wrong([one.argv() for one in ALL if one.words != ("agent",)], environment=environment)
+    assert not found, "\n\n".join(found)
