@@ -59,13 +59,16 @@ class Target:
 def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Target:
     """Return the target that `address` means: a path or unix:PATH, HOST:PORT with `tls`; "" is the default one.
 
-    Raises ValueError for TCP without TLS: the agent knows its callers there by their certificates alone.
+    Raises AgentUnreachable for TCP without TLS: the agent knows its callers there by their certificates alone.
     """
     wanted = address or environment.get(VARIABLE, "") or DEFAULT_SOCKET
     if wanted.startswith(("/", "unix:")):
         return Target(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
     if tls is None:
-        raise ValueError(f"{wanted}: TCP needs TLS; give the authority, a certificate and its key")
+        raise AgentUnreachable(
+            f"{wanted} is not the path of a socket, and over TCP an agent is called with certificates alone",
+            advice=f"name a socket, such as {DEFAULT_SOCKET}; programs pass `tls=Tls(...)` for HOST:PORT",
+        )
     return Target(wanted, tls)
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -111,7 +112,7 @@ def _path_of(process: psutil.Process) -> str:
 
 def _configured(cmdline: Sequence[str]) -> Path | None:
     """Return the main file that a command line of containerd names."""
-    for word, following in zip(cmdline, [*cmdline[1:], ""], strict=True):
+    for word, following in pairwise([*cmdline, ""]):
         if word in ("-c", "--config") and following:
             return Path(following)
         if word.startswith("--config="):
