@@ -46,6 +46,7 @@ SPLIT_CRI: Final = 3  # the first version of a configuration that has two plugin
 ANSWER_SECONDS: Final = 5.0
 MOST_CONFIGURATION: Final = 1 << 20  # bytes of a file
 SETUP: Final = "`kybernate setup containerd` configures it"
+CLOCK_SECONDS: Final = 2.0  # between the kernel's clock for files and the one for the starts of processes
 STATUS_METHOD: Final = "/runtime.v1.RuntimeService/Status"
 OTHERS: Final = 0o007
 
@@ -218,7 +219,7 @@ def _handlers(facts: ContainerdFacts) -> Iterator[HealthFinding]:
     if not ours:
         return
     missing = [name for name in ours if facts.loaded is not None and name not in facts.loaded]
-    newer = [str(one.path) for one in facts.files if one.changed > facts.running.since]
+    newer = [str(one.path) for one in facts.files if one.changed > facts.running.since + CLOCK_SECONDS]
     restart = f"`systemctl restart {facts.running.unit or 'containerd'}`: containers keep running"
     if missing:
         yield HealthFinding("handlers", "bad", f"not loaded: {', '.join(missing)}", restart)

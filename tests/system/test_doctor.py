@@ -25,7 +25,7 @@ CRI_2, CRI_3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 
 
 def report(*flags: str, user: int = 0) -> tuple[int, dict[str, tuple[str, str, str]], str]:
-    """Return doctor's exit status, the worst line of each subject, and what it printed."""
+    """Return doctor's exit status, the first of the worst lines of each subject, and what it printed."""
     done = subprocess.run(
         ["kybernate", "doctor", "-o", "json", *flags],
         capture_output=True,
@@ -39,7 +39,8 @@ def report(*flags: str, user: int = 0) -> tuple[int, dict[str, tuple[str, str, s
     lines: dict[str, tuple[str, str, str]] = {}
     for one in json.loads(done.stdout):
         line = one["verdict"], one["found"], one["advice"]
-        if order.index(line[0]) >= order.index(lines.get(one["subject"], ("ok",))[0]):
+        known = lines.get(one["subject"])
+        if known is None or order.index(line[0]) > order.index(known[0]):
             lines[one["subject"]] = line
     return done.returncode, lines, done.stdout
 

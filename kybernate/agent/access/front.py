@@ -17,7 +17,7 @@ from kybernate.agent.access.caller import Caller
 from kybernate.agent.access.certificates import HTTP
 from kybernate.agent.access.limits import Buckets, LimitReached
 from kybernate.agent.access.peers import PeerUnknown, now
-from kybernate.agent.access.relay import PREFACE, NoClient, Stream, both_ways, inside, preface_of
+from kybernate.agent.access.relay import PREFACE, NoClient, NothingSent, Stream, both_ways, inside, preface_of
 from kybernate.agent.pending import PlaceLost
 from kybernate.node.failure import Failure
 
@@ -137,6 +137,8 @@ class Front:
                 else:
                     await preface_of(client)
                     await self._carry(client, connected)
+        except NothingSent:
+            pass  # each command looks so whether an agent runs
         except (NoClient, PeerUnknown, LimitReached, PlaceLost, Failure, OSError) as error:
             self._note_refusal(str(error))
         finally:

@@ -21,6 +21,10 @@ class NoClient(Exception):
     """What has connected does not begin as a client of HTTP/2 does."""
 
 
+class NothingSent(NoClient):
+    """It has connected and left, as a process does that only looks whether the agent runs."""
+
+
 @dataclass
 class Stream:
     """One end of a connection."""
@@ -56,12 +60,16 @@ async def stream_of(connection: socket.socket, **tls: Any) -> Stream:
 
 
 async def preface_of(client: Stream) -> None:
-    """Read how the client begins: one that does not in time keeps no place. Raises NoClient and OSError."""
+    """Read how the client begins: one that does not in time keeps no place. Raises NoClient, NothingSent, OSError."""
     try:
         async with asyncio.timeout(PREFACE_SECONDS):
             begin = await client.reader.readexactly(len(PREFACE))
-    except (TimeoutError, asyncio.IncompleteReadError) as error:
-        raise NoClient("it has sent nothing, or too little") from error
+    except asyncio.IncompleteReadError as error:
+        if not error.partial:
+            raise NothingSent("it has sent nothing, and closed the connection") from error
+        raise NoClient("it has sent too little") from error
+    except TimeoutError as error:
+        raise NoClient(f"it has sent nothing, or too little, in {PREFACE_SECONDS:.0f} s") from error
     if begin != PREFACE:
         raise NoClient("it does not speak HTTP/2")
 

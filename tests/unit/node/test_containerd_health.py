@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[ContainerdFacts, str, str, str, str]] = {
         replace(GOOD, loaded=("runc",)), "handlers", "bad", "not loaded: kybernate", "systemctl restart",
     ),
     "pending restart": (
-        replace(GOOD, files=main(changed=1001.0)), "handlers", "note", f"{MAIN} has changed", "systemctl restart",
+        replace(GOOD, files=main(changed=1003.0)), "handlers", "note", f"{MAIN} has changed", "systemctl restart",
     ),
     "setup that waits for a restart": (replace(GOOD, awaited=True), "handlers", "note", "has changed", "restart"),
     "CRI that is not loaded": (
