@@ -62,7 +62,7 @@ def add_ids(**ids: str) -> None:
 
 
 def _form(terminal: bool) -> list[Processor]:
-    """Return the processors that make a line of an event: for people on a terminal, else for programs."""
+    """Return what turns an event into a line: text on a terminal, JSON elsewhere."""
     if terminal:
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False, key="time")
         return [

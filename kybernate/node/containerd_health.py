@@ -314,7 +314,7 @@ def gather(address: str = addresses.CONTAINERD) -> ContainerdFacts:
 def _dumped(program: str, main: Path) -> tuple[Mapping[str, Any] | None, str]:
     status, words = ask_program(program, "--config", str(main), "config", "dump", warnings=False)
     if status:
-        return None, words.splitlines()[-1] if words else f"`{program} config dump` ended with {status}"
+        return None, words.rpartition("\n")[2] or f"`{program} config dump` ended with {status}"
     try:
         return tomllib.loads(words), ""
     except tomllib.TOMLDecodeError as error:

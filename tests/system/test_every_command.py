@@ -44,14 +44,15 @@ class Command:
     options: tuple[str, ...]
 
     def argv(self, arguments: Sequence[str] | None = None, *more: str) -> list[str]:
-        return [
-            "kybernate",
-            *self.words,
-            *self.required,
-            *more,
-            "--",
-            *(self.arguments if arguments is None else arguments),
-        ]
+        """Return the command line with these arguments in place of its own, and more words before them."""
+        given = self.arguments if arguments is None else arguments
+        return ["kybernate", *self.words, *self.required, *more, "--", *given]
+
+    def spoilt(self, garbage: str) -> Iterator[list[str]]:
+        """Yield the command line with each argument and each option replaced in turn."""
+        for place in range(len(self.arguments)):
+            yield self.argv([*self.arguments[:place], garbage, *self.arguments[place + 1 :]])
+        yield from (self.argv(None, f"{option}={garbage}") for option in self.options)
 
 
 def commands() -> list[Command]:

@@ -83,7 +83,7 @@ READS: Final = {
     "kybernate/client/queries.py": "an answer of the agent's, as large as the channel lets it be",
     "kybernate/export/archives.py": "headers are bounded as they are read",
     "kybernate/install/containerd.py": OPERATOR,
-    "kybernate/node/runtimes.py": OPERATOR,
+    "kybernate/node/containerd_health.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
     "kybernate/store/policy/traces.py": OPERATOR,
 }

@@ -17,7 +17,7 @@ from kybernate.agent.access.caller import Caller
 from kybernate.agent.access.certificates import HTTP
 from kybernate.agent.access.limits import Buckets, LimitReached
 from kybernate.agent.access.peers import PeerUnknown, now
-from kybernate.agent.access.relay import PREFACE, NoClient, NothingSent, Stream, both_ways, inside, preface_of
+from kybernate.agent.access.relay import PREFACE, NoClient, Stream, both_ways, inside, preface_of
 from kybernate.agent.pending import PlaceLost
 from kybernate.node.failure import Failure
 
@@ -134,11 +134,8 @@ class Front:
             async with self.entry_point.enter(connection, quiet) as (client, connected):
                 if self.files is not None and client.protocol == HTTP:
                     await self.files.serve(client, connected)
-                else:
-                    await preface_of(client)
+                elif await preface_of(client):
                     await self._carry(client, connected)
-        except NothingSent:
-            pass  # each command looks so whether an agent runs
         except (NoClient, PeerUnknown, LimitReached, PlaceLost, Failure, OSError) as error:
             self._note_refusal(str(error))
         finally:

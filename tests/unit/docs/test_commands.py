@@ -30,7 +30,7 @@ TARGETS = {
     word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
 }
 SHELL = {  # of the system, without a parser that a test could ask
-    "cat", "cp", "echo", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
+    "cat", "cp", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
     "systemd-sysusers", "umask",
 }  # fmt: skip
 
