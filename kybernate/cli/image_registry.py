@@ -36,7 +36,7 @@ Parallel = Annotated[
 def connection(
     host: str, *, plain_http: bool, ca: Path | None, file: Path | None, parallel: int, mount_from: str = ""
 ) -> Connection:
-    """Return how a registry is reached. Raises ExportNotInstalled and CredentialsUnusable."""
+    """Return how a registry is reached. Raises ExportNotInstalled and Failure."""
     try:
         import zstandard  # noqa: F401
 

@@ -10,7 +10,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.tar_stream import Member, members
@@ -26,20 +26,13 @@ MOST_FILES = 100_000
 Progress = Callable[[int, int], object]
 
 
-class NotExported(Failure):
-    """The archive could not be written. There is no file under its name."""
-
-
-class ArchiveOdd(Failure):
-    """The file is no archive of a checkpoint image."""
-
-    advice = "make it with Export, or with tar from the files of an image's directory"
+ARCHIVE_ODD_ADVICE: Final = "make it with Export, or with tar from the files of an image's directory"
 
 
 def export(image: Image, archive: Path, staging: Path, progress: Progress = lambda done, total: None) -> int:
     """Write the image to `archive` by way of `staging` in the same directory, and return the archive's bytes.
 
-    Raises NotExported, and what `progress` raises; nothing is left then.
+    Raises Failure, and what `progress` raises; nothing is left then.
     """
     names = [NAME, *sorted(file.name for file in image.manifest.stored_files)]
     total = sum((image.path / name).stat().st_size for name in names)
@@ -58,11 +51,11 @@ def export(image: Image, archive: Path, staging: Path, progress: Progress = lamb
                     count += info.size
         return archive.stat().st_size
     except (OSError, NoRoom, tarfile.TarError) as error:
-        raise NotExported(f"{image.path} cannot be exported to {archive}: {error}", state="nothing is left") from error
+        raise Failure(f"{image.path} cannot be exported to {archive}: {error}", state="nothing is left") from error
 
 
 def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
-    """Return the manifest that an archive holds, and its bytes, without unpacking the rest. Raises ArchiveOdd."""
+    """Return the manifest that an archive holds, and its bytes, without unpacking the rest. Raises Failure."""
     try:
         with archive.open("rb") as file:
             for member in _members(file):
@@ -71,12 +64,14 @@ def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
                     return decode(content), content
                 file.seek(member.size, os.SEEK_CUR)
     except (OSError, ArtefactOdd, ManifestInvalid) as error:
-        raise ArchiveOdd(f"{archive} cannot be read: {error}", state="nothing was imported") from error
-    raise ArchiveOdd(f"{archive} has no {NAME}", state="nothing was imported")
+        raise Failure(
+            f"{archive} cannot be read: {error}", state="nothing was imported", advice=ARCHIVE_ODD_ADVICE
+        ) from error
+    raise Failure(f"{archive} has no {NAME}", state="nothing was imported", advice=ARCHIVE_ODD_ADVICE)
 
 
 def unpack(archive: Path, directory: Path, progress: Progress = lambda done, total: None) -> None:
-    """Unpack an archive into `directory`, which is created. Raises ArchiveOdd and OSError; the rest is left then.
+    """Unpack an archive into `directory`, which is created. Raises Failure and OSError; the rest is left then.
 
     The archive has plain files with plain names and nothing else, no name twice, and no more bytes than it says.
     """
@@ -95,7 +90,9 @@ def unpack(archive: Path, directory: Path, progress: Progress = lambda done, tot
                 else:
                     _unpack_member(file, member, directory / member.name, lambda done: progress(done, total))
     except (ArtefactOdd, FileExistsError) as error:
-        raise ArchiveOdd(f"{archive} cannot be unpacked: {error}", state="nothing was imported") from error
+        raise Failure(
+            f"{archive} cannot be unpacked: {error}", state="nothing was imported", advice=ARCHIVE_ODD_ADVICE
+        ) from error
 
 
 def _members(file: IO[bytes]) -> Iterator[Member]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from kybernate.export.entries import described, payload, rootfs_diff
-from kybernate.export.errors import NotWritten
 from kybernate.export.oci_layout import Progress, new_file
 from kybernate.export.tar_stream import archive_bytes, archived
+from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.store import Image, require_space
 from kybernate_shim.errors import NoRoom
 
@@ -15,7 +15,7 @@ from kybernate_shim.errors import NoRoom
 def write_archive(image: Image, target: Path, progress: Progress = lambda done, total: None) -> int:
     """Write the archive to `target`, where nothing is yet, and return its bytes.
 
-    Raises NotWritten, and what `progress` raises; nothing is left then.
+    Raises Failure, and what `progress` raises; nothing is left then.
     """
     entries = (*described(image), *payload(image), *rootfs_diff(image))
     total, done = archive_bytes(entries), 0
@@ -27,5 +27,5 @@ def write_archive(image: Image, target: Path, progress: Progress = lambda done, 
                 done += len(piece)
                 progress(done, total)
     except (OSError, NoRoom) as error:
-        raise NotWritten(f"{image.path} cannot be exported to {target}: {error}", state="nothing is left") from error
+        raise Failure(f"{image.path} cannot be exported to {target}: {error}", state="nothing is left") from error
     return total

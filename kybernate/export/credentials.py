@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kybernate.export.errors import CredentialsUnusable
+from kybernate.node.failure import Failure
 from kybernate_shim import bounded_json
 
 HELPER = re.compile(r"[A-Za-z0-9._-]+")
@@ -38,7 +38,7 @@ class Credentials:
 
 
 def credentials_for(host: str, file: Path | None = None) -> Credentials:
-    """Return the credentials for a registry. Raises CredentialsUnusable."""
+    """Return the credentials for a registry. Raises Failure."""
     path = file or _default_file()
     document = _read(path, required=file is not None)
     helper = (_table(document, "credHelpers").get(host)) or document.get("credsStore")
@@ -59,11 +59,11 @@ def _read(path: Path, *, required: bool) -> Mapping[str, Any]:
     except FileNotFoundError as error:
         if not required:
             return {}
-        raise CredentialsUnusable(f"{path} does not exist") from error
+        raise Failure(f"{path} does not exist") from error
     except (OSError, ValueError) as error:
-        raise CredentialsUnusable(f"{path} cannot be read: {error}", advice="`docker login` writes it") from error
+        raise Failure(f"{path} cannot be read: {error}", advice="`docker login` writes it") from error
     if not isinstance(document, dict):
-        raise CredentialsUnusable(f"{path} is not a file of credentials", advice="`docker login` writes it")
+        raise Failure(f"{path} is not a file of credentials", advice="`docker login` writes it")
     return document
 
 
@@ -80,7 +80,7 @@ def _stored(entry: Any, path: Path) -> Credentials:
     try:
         plain = base64.b64decode(str(entry.get("auth") or ""), validate=True).decode()
     except (binascii.Error, ValueError) as error:
-        raise CredentialsUnusable(f"{path} has an entry `auth` that is not base64") from error
+        raise Failure(f"{path} has an entry `auth` that is not base64") from error
     user, _, password = plain.partition(":")
     return Credentials(str(entry.get("username") or user), str(entry.get("password") or password))
 
@@ -89,7 +89,7 @@ def _of_helper(name: str, host: str) -> Credentials:
     """Ask a credential helper; nothing is found where it does not know the registry."""
     program = f"docker-credential-{name}"
     if not HELPER.fullmatch(name):
-        raise CredentialsUnusable(f"{name!r} is not the name of a credential helper")
+        raise Failure(f"{name!r} is not the name of a credential helper")
     try:
         done = subprocess.run(
             [program, "get"], input=host, capture_output=True, text=True, timeout=HELPER_SECONDS, check=False
@@ -97,9 +97,9 @@ def _of_helper(name: str, host: str) -> Credentials:
         if done.returncode and NOT_FOUND in done.stdout + done.stderr:
             return Credentials()
         if done.returncode:
-            raise CredentialsUnusable(f"{program} ended with {done.returncode}: {(done.stdout + done.stderr)[:400]}")
+            raise Failure(f"{program} ended with {done.returncode}: {(done.stdout + done.stderr)[:400]}")
         found = bounded_json.parse(done.stdout)
         user, secret = str(found["Username"]), str(found["Secret"])
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
-        raise CredentialsUnusable(f"{program} cannot be used: {error}") from error
+        raise Failure(f"{program} cannot be used: {error}") from error
     return Credentials(identity=secret) if user == TOKEN_USER else Credentials(user, secret)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.export.cri_documents import config_dump, spec_dump, stats_dump, status_dump, status_file
-from kybernate.export.errors import NotWritten
+from kybernate.node.failure import Failure
 from kybernate.node.reading import FileOdd, StreamDigest, digest_for, opened, opened_directory, pieces_of
 from kybernate_shim.checkpoint.image.digests import DigestUnknown
 from kybernate_shim.checkpoint.image.manifest import NAME, SAVED_SPEC, File
@@ -44,7 +44,7 @@ class Entry:
         return self.content is None and self.path is None
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """Yield the content; a file is compared with its digest. Raises NotWritten where it is not as listed."""
+        """Yield the content; a file is compared with its digest. Raises Failure where it is not as listed."""
         if self.path is not None:
             yield from _read(self.path, self.size, self.listed)
         elif self.content:
@@ -66,7 +66,7 @@ def described(image: Image) -> tuple[Entry, ...]:
 
 
 def payload(image: Image) -> tuple[Entry, ...]:
-    """Return the files of the image, sorted by name. Raises NotWritten where a layer cannot carry one."""
+    """Return the files of the image, sorted by name. Raises Failure where a layer cannot carry one."""
     plain = image.manifest.encryption is None
     files = zip(image.manifest.files, image.manifest.stored_files, strict=True)
     entries = [_file(image.path, stored, listed if plain else None) for listed, stored in files]
@@ -81,9 +81,7 @@ def rootfs_diff(image: Image) -> tuple[Entry, ...]:
 
 def _file(directory: Path, stored: File, listed: File | None) -> Entry:
     if stored.name.startswith(WHITEOUT):
-        raise NotWritten(
-            f"{directory}: {stored.name} has a name that a layer cannot carry", state="nothing was written"
-        )
+        raise Failure(f"{directory}: {stored.name} has a name that a layer cannot carry", state="nothing was written")
     return Entry(f"{FOLDER}/{stored.name}", stored.size, path=directory / stored.name, listed=listed)
 
 
@@ -95,7 +93,7 @@ def _spec(image: Image) -> bytes | None:
     try:
         return read_plain(image.path / SAVED_SPEC, most=MOST_SPEC)
     except OSError as error:
-        raise NotWritten(f"{image.path / SAVED_SPEC} cannot be read: {error.strerror}") from error
+        raise Failure(f"{image.path / SAVED_SPEC} cannot be read: {error.strerror}") from error
 
 
 def _read(path: Path, size: int, listed: File | None) -> Iterator[memoryview]:
@@ -111,7 +109,7 @@ def _read(path: Path, size: int, listed: File | None) -> Iterator[memoryview]:
     except (FileOdd, DigestUnknown, VramError) as error:
         raise _changed(path, error) from error
     except OSError as error:
-        raise NotWritten(f"{path} cannot be read: {error.strerror}", state="nothing was written") from error
+        raise Failure(f"{path} cannot be read: {error.strerror}", state="nothing was written") from error
 
 
 def _require_listed(path: Path, listed: File | None, digest: StreamDigest | None) -> None:
@@ -119,8 +117,8 @@ def _require_listed(path: Path, listed: File | None, digest: StreamDigest | None
         raise _changed(path, f"its digest is not {listed.digest}")
 
 
-def _changed(path: Path, why: object) -> NotWritten:
-    return NotWritten(
+def _changed(path: Path, why: object) -> Failure:
+    return Failure(
         f"{path} is not as the manifest lists it: {why}",
         state="nothing was written",
         advice="`kybernate inspect --verify` compares all files of the image",

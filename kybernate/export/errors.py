@@ -5,16 +5,6 @@ from __future__ import annotations
 from kybernate.node.failure import Failure
 
 
-class ReferenceInvalid(Failure):
-    """The text names no image of an image registry."""
-
-    advice = "write HOST[:PORT]/REPOSITORY:TAG, or HOST[:PORT]/REPOSITORY@sha256:…"
-
-
-class NotWritten(Failure):
-    """The export could not be written. There is nothing under its name."""
-
-
 class ImageRegistryUnreachable(Failure):
     """The image registry did not answer, or not as its protocol has it."""
 
@@ -25,10 +15,6 @@ class ImageRegistryRefused(Failure):
     def __init__(self, message: str, *, status: int = 0, state: str = "", advice: str = "") -> None:
         super().__init__(message, state=state, advice=advice)
         self.status = status
-
-
-class CredentialsUnusable(Failure):
-    """The file with the credentials, or the program that has them, cannot be used."""
 
 
 class ArtefactOdd(Failure):

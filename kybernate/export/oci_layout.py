@@ -16,9 +16,9 @@ from typing import IO, Protocol
 
 from kybernate.export import documents
 from kybernate.export.documents import CONFIG, MANIFEST, Descriptor, descriptor_of, encode
-from kybernate.export.errors import NotWritten
 from kybernate.export.layers import Compression, LayerStream, layers_of
 from kybernate.export.tar_stream import BLOCK, END, header
+from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.store import Image, require_space
 from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.atomic_write import creating, sync
@@ -49,7 +49,7 @@ def write_layout(
 ) -> Descriptor:
     """Write the image as a layout at `target`, where nothing is yet, and return its manifest's descriptor.
 
-    `name` is the tag in the layout, or a whole reference. Raises NotWritten, and what `progress` raises; nothing is
+    `name` is the tag in the layout, or a whole reference. Raises Failure, and what `progress` raises; nothing is
     left then.
     """
     try:
@@ -57,7 +57,7 @@ def write_layout(
         with (_directory if directory else _archive)(target) as layout:
             return _write(image, layout, name, compression, progress)
     except (OSError, NoRoom) as error:
-        raise NotWritten(f"{image.path} cannot be exported to {target}: {error}", state="nothing is left") from error
+        raise Failure(f"{image.path} cannot be exported to {target}: {error}", state="nothing is left") from error
 
 
 def _write(image: Image, layout: Layout, name: str, compression: Compression, progress: Progress) -> Descriptor:
@@ -165,7 +165,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
 def _require_free(target: Path) -> None:
     if os.path.lexists(target):
-        raise NotWritten(f"{target} exists", state="nothing was written", advice="give another name, or remove it")
+        raise Failure(f"{target} exists", state="nothing was written", advice="give another name, or remove it")
 
 
 def _staging(target: Path) -> Path:

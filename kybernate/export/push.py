@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from kybernate.export import documents
 from kybernate.export.documents import CONFIG, MANIFEST, Descriptor, descriptor_of
-from kybernate.export.errors import NotWritten
 from kybernate.export.layers import Compression, Layer, LayerStream, layers_of
 from kybernate.export.reference import Reference
 from kybernate.export.registry_client import Connection, RegistryClient
 from kybernate.export.upload import Sent, upload
+from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.store import Image
 
 Progress = Callable[[int, int], object]
@@ -45,8 +45,8 @@ def push(
 ) -> Pushed:
     """Push the image and return the reference with its digest.
 
-    Raises NotWritten where a file is not as the manifest lists it, ImageRegistryRefused, ImageRegistryUnreachable,
-    CredentialsUnusable, and what `progress` raises. The reference then names what it named before.
+    Raises Failure where a file is not as the manifest lists it, ImageRegistryRefused, ImageRegistryUnreachable,
+    Failure, and what `progress` raises. The reference then names what it named before.
     """
     layers = layers_of(image)
     count = _Count(2 * sum(layer.bytes for layer in layers), progress)
@@ -95,7 +95,7 @@ def _push_documents(client: RegistryClient, image: Image, layers: list[_PushedLa
     found = descriptor_of(manifest, MANIFEST)
     reference = client.reference
     if reference.digest and reference.digest != found.digest:
-        raise NotWritten(f"{reference} is not the digest of this image, which is {found.digest}")
+        raise Failure(f"{reference} is not the digest of this image, which is {found.digest}")
     client.put_manifest(manifest, MANIFEST, reference.tag or found.digest)
     return found
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kybernate.export.documents import DIGEST
-from kybernate.export.errors import ReferenceInvalid
+from kybernate.node.failure import Failure
 
 HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?")
 REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
@@ -44,11 +44,14 @@ class Reference:
 
 
 def parsed(text: str, *, default_tag: str = "latest") -> Reference:
-    """Return the reference that a text is. Raises ReferenceInvalid."""
+    """Return the reference that a text is. Raises Failure."""
     name, at, digest = text.partition("@")
     host, slash, path = name.partition("/")
     repository, _, tag = path.partition(":")
     known = slash and HOST.fullmatch(host) and REPOSITORY.fullmatch(repository) and len(name) <= LONGEST + len(tag) + 1
     if not known or (":" in path and not TAG.fullmatch(tag)) or (at and not DIGEST.fullmatch(digest)):
-        raise ReferenceInvalid(f"{text!r} is not a reference to an image of an image registry")
+        raise Failure(
+            f"{text!r} is not a reference to an image of an image registry",
+            advice="write HOST[:PORT]/REPOSITORY:TAG, or HOST[:PORT]/REPOSITORY@sha256:…",
+        )
     return Reference(host, repository, tag or ("" if digest else default_tag), digest)

@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from kybernate.node.failure import Failure
 from kybernate.node.images import FoundPlaces, ImagePlace, ListedImage, find_places, judged
 from kybernate.node.trusted import known_keys, ring_of
 from kybernate.registry.beside import Beside, BesideInvalid, read
-from kybernate.registry.failures import ScanIncomplete
 from kybernate.registry.model import Annotations, Gpu, ImageRow, Replica, ReplicaState, damaged_key
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY, Manifest, Source, UsedGpu
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_manifest
@@ -69,7 +69,7 @@ class Artefacts:
     def scan(self, progress: Progress = lambda done, total: None, *, threads: int = THREADS) -> Scan:
         """Look at all images; `progress` is called with the number of images, from this thread.
 
-        Raises RootUnreadable, KeysUnreadable, and ScanIncomplete for more directories than are looked at.
+        Raises RootUnreadable, KeysUnreadable, and Failure for more directories than are looked at.
         """
         places = self._places()
         ring = self._ring
@@ -92,7 +92,7 @@ class Artefacts:
     def _places(self) -> FoundPlaces:
         found = find_places(self._config)
         if found.truncated:
-            raise ScanIncomplete(
+            raise Failure(
                 f"{self._config.checkpoint_root}: there are too many directories to look at all of them",
                 state="nothing was changed",
                 advice="remove what are no images from below the roots",

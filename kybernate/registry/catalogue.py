@@ -15,13 +15,14 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
+from kybernate.node.failure import Failure
 from kybernate.node.naming import is_place, meant
 from kybernate.registry import changes, queries
 from kybernate.registry import rebuild as rebuilding
 from kybernate.registry.artefacts import Artefacts, Progress, this_node
 from kybernate.registry.beside import Beside, keep, newest, stored, write
 from kybernate.registry.database import RETRY_SECONDS, Database
-from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique, ImagePinned, NotKeptBeside
+from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique, NotKeptBeside
 from kybernate.registry.model import (
     Annotations,
     Filter,
@@ -46,8 +47,8 @@ ON_DISK = ("complete", "damaged")  # states of replicas that something can be ke
 class Catalogue:
     """The registry at `url`, seen from `node`. Opening it brings its tables up to date.
 
-    Raises RegistryUrlInvalid, RegistryUnreachable, RegistryBusy, RegistryDamaged, RegistryTooNew; all but the first and
-    the last may also be raised by each call, and nothing was changed then.
+    Raises Failure for a URL or tables that this release cannot use, RegistryUnreachable and RegistryDamaged; the latter
+    two may also be raised by each call, and nothing was changed then.
     """
 
     def __init__(self, url: str, *, node: str = "", retry_seconds: float = RETRY_SECONDS) -> None:
@@ -114,14 +115,16 @@ class Catalogue:
     def remove(self, name: str, *, force: bool = False) -> ImageRow:
         """Remove an image with all its replicas from the registry, and return what it was.
 
-        The caller has removed the artefacts before: a rebuild brings back what is still there. Raises ImagePinned
+        The caller has removed the artefacts before: a rebuild brings back what is still there. Raises Failure
         unless `force`, ImageNotRegistered, ImageNotUnique.
         """
 
         def work(connection: Connection) -> ImageRow:
             row = self._locked(connection, name)
             if row.annotations.pinned and not force:
-                raise ImagePinned(f"image {row.name or row.id} is pinned", state="it was not removed")
+                raise Failure(
+                    f"image {row.name or row.id} is pinned", state="it was not removed", advice="remove the pin before"
+                )
             changes.remove_images(connection, [row.key], replicas=True)
             return row
 

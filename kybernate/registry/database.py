@@ -18,11 +18,12 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from kybernate.node.failure import Failure
 from kybernate.registry.failures import (
-    RegistryBusy,
+    REGISTRY_BUSY_ADVICE,
+    REGISTRY_URL_INVALID_ADVICE,
     RegistryDamaged,
     RegistryUnreachable,
-    RegistryUrlInvalid,
 )
 from kybernate.registry.migrate import migrate, revision_of
 from kybernate.registry.schema import HEAD
@@ -54,7 +55,7 @@ class Database:
     """An open registry, whose tables are those of this release. May be used by several threads."""
 
     def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
-        """Connect, and migrate. Raises RegistryUrlInvalid, RegistryUnreachable, RegistryTooNew, RegistryDamaged."""
+        """Connect, and migrate. Raises Failure, RegistryUnreachable, RegistryDamaged."""
         self._url = _parsed(url)
         self._retry_seconds = retry_seconds
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
@@ -137,7 +138,11 @@ class Database:
         if error.connection_invalidated or state is None or state in STARTING:
             return _Again(failure)
         if state in CONFLICTS:
-            return _Again(RegistryBusy(f"the registry {self.shown} is changed by others all the time: {words}"))
+            return _Again(
+                RegistryUnreachable(
+                    f"the registry {self.shown} is changed by others all the time: {words}", advice=REGISTRY_BUSY_ADVICE
+                )
+            )
         if state != DENIED and state[:2] in IMPOSSIBLE:
             return RegistryDamaged(f"the registry {self.shown} is damaged: {words}")
         return RegistryUnreachable(f"the registry {self.shown} refused a statement: {words}")
@@ -184,29 +189,34 @@ def _transaction(engine: Engine, *, write: bool) -> Iterator[Connection]:
 def _of_sqlite(error: sqlite3.Error, subject: str, words: str) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return RegistryBusy(f"{subject} is locked by another process: {words}")
+        return RegistryUnreachable(f"{subject} is locked by another process: {words}", advice=REGISTRY_BUSY_ADVICE)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT):
         return RegistryDamaged(f"{subject} is damaged: {words}")
     return RegistryUnreachable(f"{subject} cannot be used: {words}")
 
 
 def _parsed(url: str) -> URL:
-    """Return the URL with the driver that we have. Raises RegistryUrlInvalid."""
+    """Return the URL with the driver that we have. Raises Failure."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        raise RegistryUrlInvalid("the registry's URL cannot be understood") from error  # it may contain a password
+        raise Failure(
+            "the registry's URL cannot be understood", advice=REGISTRY_URL_INVALID_ADVICE
+        ) from error  # it may contain a password
     shown = parsed.render_as_string(hide_password=True)
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         if find_spec("psycopg") is None:
-            raise RegistryUrlInvalid(
+            raise Failure(
                 f"{shown} needs the driver of PostgreSQL", advice="install kybernate with its extra `postgresql`"
             )
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername != "sqlite":
-        raise RegistryUrlInvalid(f"{shown}: the registry is in SQLite or in PostgreSQL")
+        raise Failure(f"{shown}: the registry is in SQLite or in PostgreSQL", advice=REGISTRY_URL_INVALID_ADVICE)
     if not (parsed.database or "").startswith("/"):
-        raise RegistryUrlInvalid(f"{shown}: a file of SQLite is named by an absolute path, after four slashes")
+        raise Failure(
+            f"{shown}: a file of SQLite is named by an absolute path, after four slashes",
+            advice=REGISTRY_URL_INVALID_ADVICE,
+        )
     return parsed
 
 

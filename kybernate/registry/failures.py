@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kybernate.node.failure import Failure
 
-
-class RegistryUrlInvalid(Failure):
-    """The URL does not name a database that can be the registry."""
-
-    advice = "sqlite:////var/lib/kybernate/registry.db, or postgresql://USER@HOST/DATABASE"
+REGISTRY_URL_INVALID_ADVICE: Final = "sqlite:////var/lib/kybernate/registry.db, or postgresql://USER@HOST/DATABASE"
 
 
 class RegistryUnreachable(Failure):
@@ -17,10 +15,7 @@ class RegistryUnreachable(Failure):
     advice = "look at the database's own log; checkpoints and restores by name need no registry"
 
 
-class RegistryBusy(Failure):
-    """Another process has held the database for longer than we wait."""
-
-    advice = "try again; `fuser` shows which processes have the file open"
+REGISTRY_BUSY_ADVICE: Final = "try again; `fuser` shows which processes have the file open"
 
 
 class RegistryDamaged(Failure):
@@ -29,10 +24,7 @@ class RegistryDamaged(Failure):
     advice = "move the database away, then `kybernate registry rebuild` makes it again from the images"
 
 
-class RegistryTooNew(Failure):
-    """A newer release has changed the registry's tables."""
-
-    advice = "use that release; or an empty database, and `kybernate registry rebuild`"
+REGISTRY_TOO_NEW_ADVICE: Final = "use that release; or an empty database, and `kybernate registry rebuild`"
 
 
 class ImageNotRegistered(Failure):
@@ -45,12 +37,6 @@ class ImageNotUnique(Failure):
     """Several images have the name, the id, or the beginning of the id; the message lists them."""
 
     advice = "name one of them by its id or its place, which is a directory or a URL"
-
-
-class ImagePinned(Failure):
-    """A pinned image is not removed."""
-
-    advice = "remove the pin before"
 
 
 class PageTokenInvalid(Failure):
@@ -67,7 +53,3 @@ class NotKeptBeside(Failure):
     """Labels, pins or uses could not be written into the image's directory, so they would not survive the database."""
 
     advice = "look at the filesystem of the image (space, read-only)"
-
-
-class ScanIncomplete(Failure):
-    """Not all images could be looked at, so the registry would lose some."""

@@ -12,7 +12,8 @@ from typing import NoReturn
 
 from sqlalchemy import Connection, inspect, text
 
-from kybernate.registry.failures import RegistryDamaged, RegistryTooNew
+from kybernate.node.failure import Failure
+from kybernate.registry.failures import REGISTRY_TOO_NEW_ADVICE, RegistryDamaged
 from kybernate.registry.schema import HEAD, METADATA
 
 VERSION_TABLE = "alembic_version"
@@ -31,7 +32,7 @@ def revision_of(connection: Connection) -> str:
 def migrate(connection: Connection) -> None:
     """Make or upgrade the tables. The caller holds the lock of all migrations, and commits.
 
-    Raises RegistryTooNew, and RegistryDamaged where other tables have our names.
+    Raises Failure, and RegistryDamaged where other tables have our names.
     """
     found = revision_of(connection)
     if found == HEAD:
@@ -49,16 +50,19 @@ def migrate(connection: Connection) -> None:
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if found and found not in known:
-        raise RegistryTooNew(
+        raise Failure(
             f"the registry has the tables of a newer release (revision {found}); this one knows them up to {HEAD}",
             state="nothing was changed",
+            advice=REGISTRY_TOO_NEW_ADVICE,
         )
     command.upgrade(config, "head")
 
 
 def downgrade() -> NoReturn:
     """Refuse a downgrade; every revision has this."""
-    raise RegistryTooNew("the registry's tables are never changed back to those of an older release")
+    raise Failure(
+        "the registry's tables are never changed back to those of an older release", advice=REGISTRY_TOO_NEW_ADVICE
+    )
 
 
 def _scripts() -> Path:

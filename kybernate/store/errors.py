@@ -56,12 +56,6 @@ class ImageNotStored(Failure):
     """The store has no complete image of that name."""
 
 
-class LeaseLost(Failure):
-    """A writer was away for so long that a collection may have removed what it relied on."""
-
-    advice = "try again: what is still there is not sent again"
-
-
 def first_of(error: Exception) -> Exception:
     """Return the error itself, and of those of several requests that ran in parallel, the first."""
     while isinstance(error, ExceptionGroup):

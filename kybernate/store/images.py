@@ -16,7 +16,7 @@ from kybernate.store.order import ordered
 from kybernate.store.reader import Sink, fetch
 from kybernate.store.same_image import is_same_image
 from kybernate.store.tiers.directory import DirectoryTier
-from kybernate.store.tiers.tier import Have, ImageDiffers, Ref
+from kybernate.store.tiers.tier import Have, Ref
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import decode
 from kybernate_shim.checkpoint.image.store import read_image
@@ -25,7 +25,7 @@ from kybernate_shim.checkpoint.image.store import read_image
 async def put(store: ChunkStore, directory: Path, transfer: Transfer) -> Recipe:
     """Store the image in a directory. Raises CheckpointNotFound, CheckpointInvalid, and what `writer.store` raises.
 
-    The name of one that the store has already becomes that of the directory. Raises ImageDiffers where the store has it
+    The name of one that the store has already becomes that of the directory. Raises Failure where the store has it
     encrypted, or for another namespace.
     """
     image = await asyncio.to_thread(read_image, directory)
@@ -53,9 +53,9 @@ async def store_files(store: ChunkStore, directory: Path, content: bytes, name: 
 
 
 def require_same(known: Recipe, manifest: bytes) -> None:
-    """Raise ImageDiffers where the store has another image of that id: it would be lost."""
+    """Raise Failure where the store has another image of that id: it would be lost."""
     if not is_same_image(known.manifest, manifest):
-        raise ImageDiffers(
+        raise Failure(
             f"the store has image {known.id} with another manifest, under the name {known.name}: one of them is"
             " encrypted, or was changed",
             state="both are as they were",

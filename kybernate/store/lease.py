@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from kybernate.node.failure import Failure
-from kybernate.store.errors import LeaseLost, ObjectMissing, StoreInvalid
+from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format.documents import parse
 from kybernate.store.objects import Objects, Stored
 
@@ -52,15 +52,18 @@ class Lease:
         await self.objects.put(self.name, json.dumps({"host": socket.gethostname(), "began": self.began}).encode())
 
     async def require(self) -> None:
-        """Raise LeaseLost where a collection has ended this writer."""
+        """Raise Failure where a collection has ended this writer."""
         try:
             await self.objects.head(f"{ENDED}/{self.id}")
         except ObjectMissing:
             return
         raise self.lost()
 
-    def lost(self) -> LeaseLost:
-        return LeaseLost("the writer was away for longer than its lease lasts; nothing was published")
+    def lost(self) -> Failure:
+        return Failure(
+            "the writer was away for longer than its lease lasts; nothing was published",
+            advice="try again: what is still there is not sent again",
+        )
 
 
 @asynccontextmanager

@@ -56,7 +56,7 @@ class _Prepared:
 
 
 async def store(target: ChunkStore, source: ImageSource, transfer: Transfer) -> Recipe:
-    """Store an image, and return its recipe. Raises LeaseLost, StoreUnreachable, StoreDenied, StoreFull, OSError."""
+    """Store an image, and return its recipe. Raises Failure, StoreUnreachable, StoreDenied, StoreFull, OSError."""
     transfer.begins(sum(file.size for file in source.files))
     async with leased(target.objects) as lease:
         # In this order: what is condemned from now on is not deleted while the lease lives, and of what was condemned

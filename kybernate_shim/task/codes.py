@@ -101,6 +101,14 @@ def rpc_error(error: Exception) -> RpcError:
     return RpcError(code, f"{in_words(error)}: {phrase}" if phrase else in_words(error))
 
 
+def task_error(error: Exception) -> RpcError:
+    """Return the answer of containerd's Task service: a call that the state forbids has no code there.
+
+    containerd's own shim has none for it, and what clients make of an answer, they make of its codes.
+    """
+    return RpcError(Code.UNKNOWN, in_words(error)) if isinstance(error, InvalidMove) else rpc_error(error)
+
+
 def markdown_table() -> str:
     """Return the table for the documentation."""
     lines = ["| code | errors | meaning |", "|---|---|---|"]

@@ -22,12 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.export import answers, archives, cri_documents, documents
-from kybernate.export.credentials import CredentialsUnusable, credentials_for
+from kybernate.export.credentials import credentials_for
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
-from kybernate.node.containerd import spec_of
+from kybernate.node.failure import Failure
 from kybernate.node.reading import FileOdd
+from kybernate.node.specs import spec_of
 from kybernate.registry import beside, paging
 from kybernate.registry.beside import BesideInvalid
 from kybernate.registry.failures import PageTokenInvalid
@@ -179,7 +180,7 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "document of a registry": (lambda content, directory: documents.chosen(content), ArtefactOdd),
     "credentials": (
         in_file("config.json", lambda directory: credentials_for("h", directory / "config.json")),
-        CredentialsUnusable,
+        Failure,
     ),
     "page": (page_of, PageTokenInvalid),
     "trace": (
@@ -277,7 +278,7 @@ def test_header_of_gigabytes_is_not_read(
     os.truncate(path, (6 << 30) + 10 * tarfile.BLOCKSIZE)
     tracemalloc.start()
     try:
-        with pytest.raises(archives.ArchiveOdd, match=r"at most 65536|is neither a plain file"):
+        with pytest.raises(archives.Failure, match=r"at most 65536|is neither a plain file"):
             read(path)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:

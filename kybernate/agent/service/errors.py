@@ -32,10 +32,10 @@ CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
     grpc.StatusCode.PERMISSION_DENIED: ("AccessDenied", "NoOwnContainer", "NotYours"),
     grpc.StatusCode.UNAUTHENTICATED: ("CertificateExpired",),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (
-        "AlreadyPending", "QuotaReached", "TooManyCalls", "TooManyImages", "TooManyOperations",
+        "AlreadyPending", "QuotaReached", "StoreFull", "TooManyCalls", "TooManyImages", "TooManyOperations",
     ),
     grpc.StatusCode.UNAVAILABLE: (
-        "AgentStopping", "ContainerdUnreachable", "JournalUnusable", "RegistryBusy", "RegistryUnreachable", "ShimGone",
+        "AgentStopping", "ContainerdUnreachable", "JournalUnusable", "RegistryUnreachable", "ShimGone",
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: ("DeadlinePassed", "ShimTooSlow"),
     grpc.StatusCode.UNIMPLEMENTED: ("ShimTooOld",),

@@ -14,26 +14,22 @@ from kybernate.store.errors import (
     ImageDamaged,
     ObjectMissing,
     StoreDenied,
-    StoreFull,
     StoreInvalid,
     StoreUnreachable,
     first_of,
 )
 from kybernate.store.same_image import is_same_image
-from kybernate.store.tiers.peer import PeerImageRefused
-from kybernate.store.tiers.peer_connection import PeerRefused
-from kybernate.store.tiers.peer_reading import PeerGone
-from kybernate.store.tiers.tier import Held, ImageDiffers, ImageNotInTier, Ref, Tier, TierReadOnly
+from kybernate.store.tiers.peer_connection import PeerFailed
+from kybernate.store.tiers.tier import IMAGE_DIFFERS_ADVICE, Held, ImageNotInTier, Ref, Tier
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import ManifestInvalid, decode
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 
 OF_SOURCES: Final = (ImageNotInTier, ImageDamaged, ChunkDamaged, StoreInvalid, ObjectMissing, OSError)
-OF_PEERS: Final = (PeerGone, PeerRefused, PeerImageRefused, AgentUnreachable, AgentRefused)
+OF_PEERS: Final = (PeerFailed, AgentUnreachable, AgentRefused)
 OF_NETWORKS: Final = (StoreUnreachable, StoreDenied)
 OF_COPIES: Final = (*OF_SOURCES, *OF_PEERS, *OF_NETWORKS)
-OF_TARGETS: Final = (StoreFull, ImageDiffers, TierReadOnly)
 REMOTE = 3  # the level from which on a tier is reached over a network
 
 
@@ -41,12 +37,6 @@ class ImageNowhere(Failure):
     """No tier has a good copy of the image that could be read now; the message says why, for each."""
 
     advice = "`kybernate images -o wide` lists its copies"
-
-
-class LastCopy(Failure):
-    """No other tier has a good copy of the image, so this one stays."""
-
-    advice = "copy it to another tier before, or delete the image"
 
 
 async def bring(
@@ -76,7 +66,7 @@ async def bring(
 
 
 async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
-    """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises LastCopy.
+    """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises Failure.
 
     The other copy is of the same image, and is read and compared, but for one in an object store, whose chunks must all
     be there. Memory does not count for a tier that survives a power failure.
@@ -92,9 +82,10 @@ async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
             continue
         await tier.remove(ref)
         return other.name
-    raise LastCopy(
+    raise Failure(
         f"{ref} stays in tier {tier.name}: no other tier has a good copy" + "".join(f"\n  {one}" for one in reasons),
         state="nothing was removed",
+        advice="copy it to another tier before, or delete the image",
     )
 
 
@@ -107,17 +98,22 @@ async def _receive(ref: Ref, tier: Tier, target: Tier, transfer: Transfer) -> He
 
 
 def _require_same(ref: Ref, manifest: bytes, other: bytes) -> None:
-    """Raise ImageDiffers unless a manifest of another tier can stand for the one here: by a key that is valid here."""
+    """Raise Failure unless a manifest of another tier can stand for the one here: by a key that is valid here."""
     if manifest == other:
         return
     try:
         same = is_same_image(manifest, other)
     except ManifestInvalid as error:
-        raise ImageDiffers(f"it has the image {ref.id} with a manifest that cannot be read: {error}") from error
+        raise Failure(
+            f"it has the image {ref.id} with a manifest that cannot be read: {error}", advice=IMAGE_DIFFERS_ADVICE
+        ) from error
     if not same:
-        raise ImageDiffers(f"it has the image {ref.id} with another manifest: encrypted, or of another namespace")
+        raise Failure(
+            f"it has the image {ref.id} with another manifest: encrypted, or of another namespace",
+            advice=IMAGE_DIFFERS_ADVICE,
+        )
     if reason := signature_problem(Image(Path(ref.path), decode(other), content=other), Config.load()):
-        raise ImageDiffers(f"it has the image {ref.id} with another manifest: {reason}")
+        raise Failure(f"it has the image {ref.id} with another manifest: {reason}", advice=IMAGE_DIFFERS_ADVICE)
 
 
 async def _manifest(ref: Ref, tier: Tier) -> bytes:
@@ -130,6 +126,4 @@ async def _manifest(ref: Ref, tier: Tier) -> bytes:
 
 def _is_the_sources(error: Exception, target: Tier) -> bool:
     """Return whether another source may do better. An error of a network is that of the side that has one."""
-    if isinstance(error, OF_TARGETS):
-        return False
     return isinstance(error, (*OF_SOURCES, *OF_PEERS)) or (isinstance(error, OF_NETWORKS) and target.level < REMOTE)

@@ -33,7 +33,7 @@ class Arriving:
 def arriving_in_memory(place: StorePlace, find: Find, transfer: Transfer) -> Iterator[Arriving]:
     """Bring an image into memory for one restore, which runs in the block. Nothing is left afterwards, nor written.
 
-    Raises ImageNotArrived, what `find` raises, and the errors of the store.
+    Raises Failure, what `find` raises, and the errors of the store.
     """
     with memory_for() as memory:
         where = _Where(lambda recipe: memory / recipe.name, transient=True)

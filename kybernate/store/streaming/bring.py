@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
@@ -32,10 +33,7 @@ from kybernate_shim.vram_io.image_files import ARRIVAL
 PATIENCE = 120.0  # seconds without a byte: longer than a request to the store takes with its retries
 
 
-class ImageNotArrived(Failure):
-    """The part of an image that a restore begins with could not be brought from the store."""
-
-    advice = "`kybernate store check` examines the store"
+IMAGE_NOT_ARRIVED_ADVICE: Final = "`kybernate store check` examines the store"
 
 
 Continues = Callable[[int], object]  # gets the number of the origin that continues in the place of another
@@ -74,7 +72,7 @@ async def bring(
     """Bring an image to a directory, which is made; call `ready`, from any thread, when its restore may begin.
 
     A `transient` one is for one restore, and its caller's to remove. Any other one is an image like any other when this
-    returns. Raises FileExistsError, ImageNotArrived, ImageDamaged and what `pour` raises; no directory is left then.
+    returns. Raises FileExistsError, Failure, ImageDamaged and what `pour` raises; no directory is left then.
     """
     with _sink(coming, directory, ready, transient=transient) as sink:
         try:
@@ -158,7 +156,9 @@ def _decoded(coming: Coming) -> Manifest:
     try:
         return decode(coming.manifest)
     except (ManifestInvalid, RecursionError) as error:
-        raise ImageNotArrived(f"image {coming.name} of {coming.origins[0]}: {error}") from error
+        raise Failure(
+            f"image {coming.name} of {coming.origins[0]}: {error}", advice=IMAGE_NOT_ARRIVED_ADVICE
+        ) from error
 
 
 def _awaited(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -177,9 +177,9 @@ def _digests(manifest: Manifest) -> dict[str, str]:
 
 
 def _require_room(directory: Path, data: Mapping[str, int], *, given_back: Mapping[str, int]) -> None:
-    """Raise ImageNotArrived where the files have no room; those that are given back as they are read may fit."""
+    """Raise Failure where the files have no room; those that are given back as they are read may fit."""
     needed = sum(size for name, size in data.items() if name not in given_back)
     try:
         require_space(directory, needed, what="image")
     except TierFull as error:
-        raise ImageNotArrived(str(error)) from error
+        raise Failure(str(error), advice=IMAGE_NOT_ARRIVED_ADVICE) from error

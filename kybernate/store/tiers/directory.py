@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.node.deleting import delete
+from kybernate.node.failure import Failure
 from kybernate.node.filesystem import space_of
 from kybernate.node.images import places_below
 from kybernate.store.errors import ImageDamaged, StoreFull
@@ -23,7 +24,7 @@ from kybernate.store.sink import DirectorySink
 from kybernate.store.tiers import copying
 from kybernate.store.tiers.arrived import NAME as RECORD
 from kybernate.store.tiers.arrived import Arrived
-from kybernate.store.tiers.tier import Have, Held, ImageDiffers, ImageNotInTier, Ref, Room, Source
+from kybernate.store.tiers.tier import IMAGE_DIFFERS_ADVICE, Have, Held, ImageNotInTier, Ref, Room, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import NAME, Manifest, decode
 from kybernate_shim.checkpoint.image.store import (
@@ -108,7 +109,9 @@ class DirectoryTier:
     async def _that_is_there(self, source: Source) -> Held:
         image = await asyncio.to_thread(self._read, source.ref)
         if image.content != source.manifest:
-            raise ImageDiffers(f"{image.path} is another image of that name", state="it is as it was")
+            raise Failure(
+                f"{image.path} is another image of that name", state="it is as it was", advice=IMAGE_DIFFERS_ADVICE
+            )
         return _held(source.ref, image)
 
     def _prepare(self, arriving: Path, manifest: Manifest) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from kybernate.node.failure import Failure
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ImageDamaged, ImageNotStored
 from kybernate.store.format import recipe as recipes
@@ -13,7 +14,7 @@ from kybernate.store.format.recipe import Recipe
 from kybernate.store.images import StoredImage, require_same, store_files
 from kybernate.store.named import named_recipe
 from kybernate.store.tiers.directory import require_whole
-from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
+from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Room, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import decode
 
@@ -54,9 +55,9 @@ class ObjectTier:
         return StoredImage(self._store, recipe, _ref_of(recipe))
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
-        """Store an image that lies in a directory. Raises TierReadOnly for others: they come to the node before."""
+        """Store an image that lies in a directory. Raises Failure for others: they come to the node before."""
         if source.directory is None:
-            raise TierReadOnly(
+            raise Failure(
                 f"{source.ref} is not on this node, and only what is can be stored", advice="copy it to the disk before"
             )
         manifest = decode(source.manifest)

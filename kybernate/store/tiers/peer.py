@@ -24,9 +24,9 @@ from kybernate.messages.peer_pb2_grpc import PeersStub
 from kybernate.node.failure import Failure
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate.store.reader import Sink
-from kybernate.store.tiers.peer_connection import PeerConnection
+from kybernate.store.tiers.peer_connection import PeerConnection, PeerFailed
 from kybernate.store.tiers.peer_reading import Reading
-from kybernate.store.tiers.tier import Have, Held, ImageNotInTier, Ref, Room, Source, TierReadOnly
+from kybernate.store.tiers.tier import Have, Held, ImageNotInTier, Ref, Room, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.locate import NAME, NAMESPACE
 from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
@@ -38,10 +38,9 @@ HIDDEN: Final = "."  # begins names that this node gives to what is not whole
 ANY: Final = Ref("", "", "")
 
 
-class PeerImageRefused(Failure):
-    """Another node's image is not taken over: no key of this node has signed it, or it is not what was asked for."""
-
-    advice = "let the nodes share a key (`shared_key` of shim.toml), or use `kybernate export` and `kybernate import`"
+PEER_IMAGE_REFUSED_ADVICE: Final = (
+    "let the nodes share a key (`shared_key` of shim.toml), or use `kybernate export` and `kybernate import`"
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class PeerTier:
         return held
 
     async def open(self, ref: Ref) -> Source:
-        """Open an image. Raises ImageNotInTier, PeerImageRefused, AgentUnreachable and AgentRefused."""
+        """Open an image. Raises ImageNotInTier, PeerFailed, AgentUnreachable and AgentRefused."""
         return await self.open_named(_name_of(ref), ref)
 
     async def open_named(self, name: str, wanted: Ref = ANY) -> PeerSource:
@@ -97,7 +96,7 @@ class PeerTier:
             raise
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
-        raise TierReadOnly(f"images of node {self.node} are written by its own agent", state="nothing was sent")
+        raise Failure(f"images of node {self.node} are written by its own agent", state="nothing was sent")
 
     async def discard(self, ref: Ref) -> None:
         """Do nothing: nothing was written there."""
@@ -107,7 +106,7 @@ class PeerTier:
         await self.find(ref)
 
     async def remove(self, ref: Ref) -> None:
-        raise TierReadOnly(f"images of node {self.node} are removed by its own agent", state="nothing was removed")
+        raise Failure(f"images of node {self.node} are removed by its own agent", state="nothing was removed")
 
     async def room(self) -> Room:
         return Room()
@@ -135,17 +134,19 @@ class PeerSource:
     directory: Path | None = None
 
     async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        """Raises PeerGone after some time without an answer, PeerImageRefused; see Source."""
+        """Raises PeerFailed after some time without an answer, PeerFailed; see Source."""
         await Reading(self, sink, transfer, have, self._connection).run()
 
     async def again(self, token: str) -> None:
-        """Open the image again, unless that was done since `token`. Raises AgentUnreachable and PeerImageRefused."""
+        """Open the image again, unless that was done since `token`. Raises AgentUnreachable and PeerFailed."""
         if token != self.token:
             return
         opened = await open_image(self._channel, self._tier.target, self.ref.id)
         if opened.manifest != self.manifest:
             await close_image(self._channel, opened.token)
-            raise PeerImageRefused(f"node {self._tier.node} has another image {self.ref.id} than before")
+            raise PeerFailed(
+                f"node {self._tier.node} has another image {self.ref.id} than before", advice=PEER_IMAGE_REFUSED_ADVICE
+            )
         self.token = opened.token
 
     async def close(self) -> None:
@@ -184,19 +185,30 @@ async def close_image(channel: grpc.aio.Channel, token: str) -> None:
 
 
 def _source(channel: grpc.aio.Channel, tier: PeerTier, wanted: Ref, opened: peer_pb2.OpenedImage) -> PeerSource:
-    """Return the source of an image that may be taken over. Raises PeerImageRefused."""
+    """Return the source of an image that may be taken over. Raises PeerFailed."""
     who = f"node {tier.node}"
     try:
         manifest = decode(opened.manifest)
     except (ManifestInvalid, RecursionError) as error:
-        raise PeerImageRefused(f"{who}: {error}", state="nothing was read") from error
+        raise PeerFailed(f"{who}: {error}", state="nothing was read", advice=PEER_IMAGE_REFUSED_ADVICE) from error
     ref = Ref(manifest.source.namespace, wanted.name or opened.name, manifest.id)
     if (wanted.id and wanted.id != ref.id) or (wanted.namespace and wanted.namespace != ref.namespace):
-        raise PeerImageRefused(f"{who} has given image {ref.id} of namespace {ref.namespace!r} in place of {wanted}")
+        raise PeerFailed(
+            f"{who} has given image {ref.id} of namespace {ref.namespace!r} in place of {wanted}",
+            advice=PEER_IMAGE_REFUSED_ADVICE,
+        )
     if not _is_plain(ref.namespace, ref.name):
-        raise PeerImageRefused(f"{who}: {str(ref)[:300]!r} is not the name of an image", state="nothing was read")
+        raise PeerFailed(
+            f"{who}: {str(ref)[:300]!r} is not the name of an image",
+            state="nothing was read",
+            advice=PEER_IMAGE_REFUSED_ADVICE,
+        )
     if odd := [file.name for file in manifest.stored_files if file.name.startswith(HIDDEN)]:
-        raise PeerImageRefused(f"{who}: {odd[0]!r} is not the name of an image's file", state="nothing was read")
+        raise PeerFailed(
+            f"{who}: {odd[0]!r} is not the name of an image's file",
+            state="nothing was read",
+            advice=PEER_IMAGE_REFUSED_ADVICE,
+        )
     require_signed(Image(Path(ref.path), manifest, content=opened.manifest), who, tier.config)
     holes = tuple(tuple((one.offset, one.size) for one in file.holes) for file in opened.files)
     return PeerSource(ref, opened.manifest, manifest, holes, opened.token, channel, tier)
@@ -205,16 +217,17 @@ def _source(channel: grpc.aio.Channel, tier: PeerTier, wanted: Ref, opened: peer
 def require_signed(image: Image, who: str, config: Config) -> None:
     """Require a valid signature, and digests that hold against a forger: other hands have the files.
 
-    Raises PeerImageRefused.
+    Raises PeerFailed.
     """
     signed = signature_of(image, ring_of(known_keys(config)))
     if signed.key is None:
-        raise PeerImageRefused(f"{who}: {signed.reason}", state="nothing was read")
+        raise PeerFailed(f"{who}: {signed.reason}", state="nothing was read", advice=PEER_IMAGE_REFUSED_ADVICE)
     if weak := weak_files(image.manifest):
-        raise PeerImageRefused(
+        raise PeerFailed(
             f"{who}: {len(weak)} files of the image, {weak[0]} among them, have digests that detect damage but not"
             " forgery",
             state="nothing was read",
+            advice=PEER_IMAGE_REFUSED_ADVICE,
         )
 
 

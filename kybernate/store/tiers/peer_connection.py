@@ -25,10 +25,14 @@ class ImageClosed(Exception):
     """The image is not open under this token any more."""
 
 
-class PeerRefused(Failure):
-    """The other agent does not give the bytes: it refuses this node, its copy is damaged, or it is no agent."""
+class PeerFailed(Failure):
+    """Another node's agent cannot give the image: it does not answer, it refuses, or what it gives is not accepted.
 
-    advice = "its log says why; `kybernate images` there shows the image"
+    What has arrived stays for the next attempt; another source may do better.
+    """
+
+
+PEER_REFUSED_ADVICE: Final = "its log says why; `kybernate images` there shows the image"
 
 
 class PeerConnection:
@@ -45,12 +49,14 @@ class PeerConnection:
         self._aborted = False
 
     def read(self, token: str, number: int, offset: int, size: int) -> memoryview:
-        """Return bytes of a file, valid until the next call. Raises PartNotRead, ImageClosed and PeerRefused."""
+        """Return bytes of a file, valid until the next call. Raises PartNotRead, ImageClosed and PeerFailed."""
         try:
             return self._read(token, number, offset, size)
         except ssl.SSLCertVerificationError as error:
             self.close()
-            raise PeerRefused(f"{self._title} has shown a certificate that is not valid: {error}") from error
+            raise PeerFailed(
+                f"{self._title} has shown a certificate that is not valid: {error}", advice=PEER_REFUSED_ADVICE
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise PartNotRead(f"{self._title}: {error or type(error).__name__}") from error
@@ -88,7 +94,10 @@ class PeerConnection:
         if answer.status == HTTPStatus.GONE:
             raise ImageClosed
         why = answer.read(1000).decode(errors="replace") if answer.status >= HTTPStatus.BAD_REQUEST else ""
-        raise PeerRefused(f"{self._title} has answered a request for {size} bytes with {answer.status}: {why}")
+        raise PeerFailed(
+            f"{self._title} has answered a request for {size} bytes with {answer.status}: {why}",
+            advice=PEER_REFUSED_ADVICE,
+        )
 
     def _content(self, answer: http.client.HTTPResponse, size: int) -> memoryview:
         """Read into memory that is used for all parts: new memory costs a page fault for each of its pages."""

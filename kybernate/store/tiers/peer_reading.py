@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kybernate.client.errors import AgentRefused, AgentUnreachable
-from kybernate.node.failure import Failure
 from kybernate.store.in_thread import hurried, in_thread
 from kybernate.store.reader import Sink
-from kybernate.store.tiers.peer_connection import ImageClosed, PartNotRead, PeerConnection
+from kybernate.store.tiers.peer_connection import ImageClosed, PartNotRead, PeerConnection, PeerFailed
 from kybernate.store.tiers.tier import Have
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import Manifest
@@ -24,12 +23,6 @@ PART_SECONDS: Final = 120.0  # for one part; an agent that sends less is not wor
 
 
 FOR_NOW: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # gRPC's codes of an agent that ends or begins
-
-
-class PeerGone(Failure):
-    """The other agent does not answer any more. What has arrived stays for the next attempt."""
-
-    advice = "look at the agent of that node and the network, and repeat the command: it continues where it stopped"
 
 
 class Opened(Protocol):
@@ -86,7 +79,7 @@ class Reading:
         self._opening = asyncio.Lock()
 
     async def run(self) -> None:
-        """Read all. Raises PeerGone, PeerRefused, PeerImageRefused, OSError of the sink."""
+        """Read all. Raises PeerFailed, OSError of the sink."""
         self._transfer.begins(sum(file.size for file in self._image.decoded.stored_files))
         parts = self._missing()
         try:
@@ -132,7 +125,11 @@ class Reading:
                 self._heard = time.monotonic()
                 return content
             if time.monotonic() - self._heard > PATIENCE_SECONDS:
-                raise PeerGone(why)
+                raise PeerFailed(
+                    why,
+                    advice="look at the agent of that node and the network, and repeat the command: it continues where"
+                    " it stopped",
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -144,7 +141,7 @@ class Reading:
             late.cancel()
 
     async def _open_again(self, token: str) -> str:
-        """Return why that was not possible, "" where it was. Raises PeerImageRefused and AgentRefused."""
+        """Return why that was not possible, "" where it was. Raises PeerFailed and AgentRefused."""
         async with self._opening:
             try:
                 await self._image.again(token)

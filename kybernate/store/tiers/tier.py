@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from kybernate.node.failure import Failure
 from kybernate.store.reader import Sink
@@ -19,14 +19,7 @@ class ImageNotInTier(Failure):
     """The tier has no complete image of that name and id."""
 
 
-class ImageDiffers(Failure):
-    """The tier has another image of that name, which stays."""
-
-    advice = "remove it there, or give one of the two another name"
-
-
-class TierReadOnly(Failure):
-    """Images cannot be written to this tier, or not removed from it, by this node."""
+IMAGE_DIFFERS_ADVICE: Final = "remove it there, or give one of the two another name"
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class Tier(Protocol):
     async def receive(self, source: Source, transfer: Transfer) -> Held:
         """Take over an image, which is there when this returns, and not before. One that is there already is fine.
 
-        A second call continues where one that was cancelled or failed has stopped. Raises ImageDiffers, StoreFull,
+        A second call continues where one that was cancelled or failed has stopped. Raises Failure, StoreFull,
         ImageDamaged, and what the source raises.
         """
 

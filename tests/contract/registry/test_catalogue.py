@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kybernate.node.failure import Failure
 from kybernate.registry.beside import read
 from kybernate.registry.catalogue import Catalogue
 from kybernate.registry.failures import (
     ImageNotRegistered,
     ImageNotUnique,
-    ImagePinned,
     LabelInvalid,
     NotKeptBeside,
     PageTokenInvalid,
@@ -181,7 +181,7 @@ def test_use_is_noted_and_never_goes_back(catalogue: Catalogue) -> None:
 def test_pinned_image_is_removed_by_force_alone(catalogue: Catalogue) -> None:
     added(catalogue, 1)
     catalogue.pin("image-1")
-    with pytest.raises(ImagePinned):
+    with pytest.raises(Failure, match="is pinned"):
         catalogue.remove("image-1")
     catalogue.remove("image-1", force=True)
     assert catalogue.list().total == 0

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from kybernate.node import images
+from kybernate.node.failure import Failure
 from kybernate.node.images import RootUnreadable
 from kybernate.registry import changes, rebuild
 from kybernate.registry.artefacts import Artefacts
 from kybernate.registry.beside import Beside, read, write
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.failures import ScanIncomplete
 from kybernate.registry.model import Annotations, Filter, Replica
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY
 from tests.contract.registry.postgresql import empty
@@ -285,7 +285,7 @@ def test_rebuild_that_sees_too_little_changes_nothing(
     before = contents(catalogue)
     with monkeypatch.context() as patch:
         patch.setattr(images, "MOST_ENTRIES", 2)
-        with pytest.raises(ScanIncomplete, match="too many directories"):
+        with pytest.raises(Failure, match="too many directories"):
             catalogue.rebuild(world.artefacts)
     (world.root / "images").rename(world.root / "away")
     (world.root / "images").write_text("no directory")

@@ -19,9 +19,9 @@ from kybernate.messages.peer_pb2 import OpenedImage
 from kybernate.node.failure import Failure
 from kybernate.store.errors import ImageDamaged
 from kybernate.store.tiers import peer_reading
-from kybernate.store.tiers.peer import PeerImageRefused, PeerTier, _source
-from kybernate.store.tiers.peer_connection import PartNotRead, PeerConnection, PeerRefused
-from kybernate.store.tiers.peer_reading import PeerGone, Reading, parts_of
+from kybernate.store.tiers.peer import PeerTier, _source
+from kybernate.store.tiers.peer_connection import PartNotRead, PeerConnection, PeerFailed
+from kybernate.store.tiers.peer_reading import Reading, parts_of
 from kybernate.store.tiers.tier import Ref
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import NAME, File, Source, encode
@@ -76,13 +76,13 @@ def test_image_that_is_as_wanted_is_accepted(tier: PeerTier) -> None:
     ids=str,
 )
 def test_other_image_or_odd_files_are_refused(tier: PeerTier, changes: dict[str, Any]) -> None:
-    with pytest.raises(PeerImageRefused):
+    with pytest.raises(PeerFailed):
         described(tier, **changes)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc/cron.d/x", "a/../../b", ".hidden", "", "a\0b", "x" * 300])
 def test_odd_name_of_an_image_is_refused(tier: PeerTier, name: str) -> None:
-    with pytest.raises(PeerImageRefused, match="is not the name of an image"):
+    with pytest.raises(PeerFailed, match="is not the name of an image"):
         described(tier, name, Ref("", "", "image-1"))
 
 
@@ -143,15 +143,15 @@ def endless(begin: bytes, part: bytes) -> Iterator[bytes]:
 
 ONE_TOO_MANY = head(f"Content-Length: {PART + 1}") + bytes(PART + 1)
 LIES: dict[str, tuple[Callable[[], Iterator[bytes]], type[Exception]]] = {
-    "longer": (lambda: iter([ONE_TOO_MANY]), PeerRefused),
-    "shorter": (lambda: iter([head(f"Content-Length: {PART - 1}") + bytes(PART - 1)]), PeerRefused),
+    "longer": (lambda: iter([ONE_TOO_MANY]), PeerFailed),
+    "shorter": (lambda: iter([head(f"Content-Length: {PART - 1}") + bytes(PART - 1)]), PeerFailed),
     "no length, endless": (lambda: endless(head(), bytes(MIB)), PartNotRead),
     "chunked, endless": (lambda: endless(head("Transfer-Encoding: chunked"), b"3e8\r\n" + bytes(1000)), PartNotRead),
     "endless head": (lambda: endless(b"HTTP/1.1 206 OK\r\n", b"X: " + b"x" * 60_000 + b"\r\n"), PartNotRead),
     "endless line": (lambda: endless(b"", b"x" * 60_000), PartNotRead),
-    "endless error": (lambda: endless(head(status="500 No"), b"x" * 60_000), PeerRefused),
-    "all of the file": (lambda: iter([head(f"Content-Length: {PART}", status="200 OK") + bytes(PART)]), PeerRefused),
-    "elsewhere": (lambda: iter([head("Location: https://localhost/", status="302 Found")]), PeerRefused),
+    "endless error": (lambda: endless(head(status="500 No"), b"x" * 60_000), PeerFailed),
+    "all of the file": (lambda: iter([head(f"Content-Length: {PART}", status="200 OK") + bytes(PART)]), PeerFailed),
+    "elsewhere": (lambda: iter([head("Location: https://localhost/", status="302 Found")]), PeerFailed),
     "negative": (lambda: iter([head("Content-Length: -1") + bytes(PART)]), PartNotRead),
 }
 
@@ -170,7 +170,7 @@ def test_certificate_for_another_name_or_of_another_ca_is_refused(liar: Liar, tm
         replace(liar.target, address=liar.target.address.replace("localhost", "127.0.0.1")),
         replace(liar.target, tls=replace(tls, ca=tmp_path / "other")),
     ):
-        with pytest.raises(PeerRefused, match="certificate that is not valid"):
+        with pytest.raises(PeerFailed, match="certificate that is not valid"):
             PeerConnection(target).read(TOKEN, 0, 0, PART)
 
 
@@ -205,7 +205,7 @@ def test_answer_that_never_comes_is_given_up(liar: Liar, drip: bytes, monkeypatc
         async with asyncio.timeout(30):
             await reading.run()
 
-    with pytest.raises(PeerGone):
+    with pytest.raises(PeerFailed):
         asyncio.run(scenario())
 
 
@@ -249,4 +249,4 @@ def test_parts_are_all_bytes_of_all_files_whatever_the_holes() -> None:
 
 
 def test_failures_have_advice() -> None:
-    assert all(issubclass(one, Failure) and one.advice for one in (PeerGone, PeerRefused, PeerImageRefused))
+    assert all(issubclass(one, Failure) and one.advice for one in (PeerFailed))

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from kybernate.export import archives
 from kybernate.export import unpack as unpacking
-from kybernate.export.archives import ArchiveOdd
 from kybernate.export.documents import LAYER, Descriptor, descriptor_of
 from kybernate.export.errors import ArtefactOdd, NotPulled
 from kybernate.export.layers import Compression
@@ -89,9 +88,9 @@ def test_headers_of_any_number_and_length_are_refused(image: Image, tmp_path: Pa
     with pytest.raises(ArtefactOdd):
         unpack(tmp_path / "layer", headers + layer)
     (whole := tmp_path / "archive").write_bytes(headers + layer)
-    with pytest.raises(ArchiveOdd):
+    with pytest.raises(Failure, match=r"has no|cannot be read|cannot be unpacked|at most"):
         archives.unpack(whole, tmp_path / "unpacked")
-    with pytest.raises(ArchiveOdd):
+    with pytest.raises(Failure, match=r"has no|cannot be read|cannot be unpacked|at most"):
         archives.manifest_in(whole)
 
 

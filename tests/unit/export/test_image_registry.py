@@ -18,7 +18,7 @@ import pytest
 from kybernate.export import guard, registry_client
 from kybernate.export import push as pushing
 from kybernate.export.credentials import Credentials
-from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable, NotPulled, NotWritten
+from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable, NotPulled
 from kybernate.export.guard import Guard
 from kybernate.export.layer_record import NAME as LAYERS
 from kybernate.export.layers import Compression
@@ -27,6 +27,7 @@ from kybernate.export.push import Pushed
 from kybernate.export.reference import Reference, parsed
 from kybernate.export.registry_client import ATTEMPTS, Connection, RegistryClient
 from kybernate.export.sources import RegistrySource
+from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
@@ -202,7 +203,7 @@ def test_failed_push_leaves_the_tag_as_it_was(server: FakeRegistry, image: Image
 def test_image_that_changes_while_it_is_pushed_is_refused(server: FakeRegistry, image: Image) -> None:
     path = image.path / "pages-1.img"
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    with pytest.raises(NotWritten, match="is not as the manifest lists it"):
+    with pytest.raises(Failure, match="is not as the manifest lists it"):
         push(server, image)
     assert server.manifests == {}
 

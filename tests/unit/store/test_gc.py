@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kybernate.node.failure import Failure
 from kybernate.store import lease
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import LeaseLost, StoreUnreachable
+from kybernate.store.errors import StoreUnreachable
 from kybernate.store.format import pack as packs
 from kybernate.store.format import recipe as recipes
 from kybernate.store.gc import World, collect, decide
@@ -111,7 +112,7 @@ class Scenario:
         source = ImageSource(id, "-", id, 0.0, b"", (MemoryFile("file", content),))
         try:
             await store(node, source, Transfer())
-        except LeaseLost:
+        except Failure:
             return
 
     async def _remove(self, node: ChunkStore) -> None:
@@ -185,7 +186,7 @@ def test_writer_that_was_away_publishes_nothing_where_it_was_ended(collected: bo
         source = ImageSource("1", "-", "1", 0.0, b"", (MemoryFile("file", b"content" * 9),))
         try:
             await store(target, source, Transfer())
-        except LeaseLost:
+        except Failure:
             assert not [name for name in objects.contents if name.startswith("images/")]
             return True
         return False

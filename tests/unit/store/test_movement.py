@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kybernate.node.failure import Failure
 from kybernate.store.errors import StoreFull
-from kybernate.store.movement.moving import ImageNowhere, LastCopy, bring, evict
+from kybernate.store.movement.moving import ImageNowhere, bring, evict
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.directory import DirectoryTier
@@ -92,13 +93,13 @@ def test_full_target_is_not_the_sources_fault(tiers: tuple[DirectoryTier, Direct
 def test_last_good_copy_is_never_evicted(tiers: tuple[DirectoryTier, DirectoryTier, DirectoryTier]) -> None:
     one, other, memory = tiers
     damage(one)
-    with pytest.raises(LastCopy, match=r"(?s)disk: .*pages-1\.img"):
+    with pytest.raises(Failure, match=r"(?s)disk: .*pages-1\.img"):
         run(evict(REF, other, [one, memory]))
     assert not verify(other.root / "team-a/web")
     assert run(evict(REF, one, [memory, other])) == "second"
     assert not (one.root / "team-a/web").exists()
     run(bring(REF, [other], memory, Transfer()))
-    with pytest.raises(LastCopy):  # the copy in memory goes with the power
+    with pytest.raises(Failure, match="no other tier has a good copy"):  # the copy in memory goes with the power
         run(evict(REF, other, [one, memory]))
     assert run(evict(REF, memory, [one, other])) == "second"
 

@@ -224,7 +224,7 @@ def test_no_room_is_said_before_anything_moves(
 
     monkeypatch.setattr(bring, "require_space", full)
     with (
-        pytest.raises(bring.ImageNotArrived, match="no room for"),
+        pytest.raises(bring.Failure, match="no room for"),
         arriving_at(stored, the_image, Transfer(), into(tmp_path / "back")),
     ):
         pass

@@ -23,7 +23,7 @@ from kybernate.agent.operations.model import (
     Seen,
     Verify,
 )
-from kybernate.export.archives import ArchiveOdd, export, unpack
+from kybernate.export.archives import export, unpack
 from kybernate.node import verdict
 from kybernate.node.deleting import trash_of
 from kybernate.node.failure import Failure
@@ -210,6 +210,6 @@ def test_odd_archive_is_not_unpacked(tmp_path: Path, kind: str) -> None:
             tar.addfile(link)
     if kind == "cut":
         os.truncate(archive, 5000)
-    with pytest.raises(ArchiveOdd):
+    with pytest.raises(Failure, match=r"has no|cannot be read|cannot be unpacked|at most"):
         unpack(archive, directory)
     assert not (tmp_path / "up").exists()

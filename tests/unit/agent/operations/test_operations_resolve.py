@@ -21,7 +21,6 @@ from kybernate.agent.operations.model import (
 )
 from kybernate.agent.operations.resolve import ImageNotFound, ImagePinned
 from kybernate.agent.storage.arrivals import Elsewhere
-from kybernate.export.archives import ArchiveOdd
 from kybernate.node.deleting import NotDeleted
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import ContainerNotFound
@@ -64,7 +63,7 @@ def test_checkpoint_gets_a_place_of_its_own(node: FakeNode, counter: Any) -> Non
         (Export("first", "relative"), RequestInvalid),
         (Export("first", "/proc/version"), PlaceTaken),
         (Export("first", "/no/such/directory/x.tar"), RequestInvalid),
-        (Import("/no/such/archive"), ArchiveOdd),
+        (Import("/no/such/archive"), Failure),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(
