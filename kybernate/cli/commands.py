@@ -39,6 +39,7 @@ COMMANDS = {
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "proxy": "proxy",
 }
 
 # Those that people and programs wait for: called without typer where their arguments are plain, see declared.py.

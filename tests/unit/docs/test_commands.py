@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from kybernate.agent.settings import Settings
 from kybernate.cli.application import application
+from kybernate.proxy import settings as proxy_settings
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
@@ -30,8 +31,8 @@ TARGETS = {
     word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
 }
 SHELL = {  # of the system, without a parser that a test could ask
-    "cat", "cp", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
-    "systemd-sysusers", "umask",
+    "cat", "cp", "echo", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
+    "curl", "sha256sum", "printf", "env", "systemd-sysusers", "umask",
 }  # fmt: skip
 
 
@@ -140,6 +141,9 @@ def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> N
         assert tomllib.loads(one.text)
     elif one.language == "yaml":
         (document,) = yaml.safe_load_all(one.text)
+        if "models" in document:
+            assert proxy_settings.parse(one.text).models
+            return
         pod = document["spec"].get("template", document)["spec"]
         assert pod["runtimeClassName"] == "kybernate"
     if one.run_by:
