@@ -137,6 +137,8 @@ def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> N
     if one.language == "toml":
         file = tmp_path / "a.toml"  # the shim's or the agent's
         file.write_text(one.text)
+        if one.name == "contexts":
+            return  # of client.toml, read by the test that it names
         assert () in (Config.load(file).warnings, Settings.load(file).warnings)
         assert tomllib.loads(one.text)
     elif one.language == "yaml":
