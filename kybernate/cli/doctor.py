@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.formats import Format, Output, show_document
-from kybernate.cli.options import Json
 from kybernate.cli.output import show_columns
 from kybernate.node.finding import HealthFinding
 
@@ -28,7 +27,6 @@ def doctor(
         ),
     ] = False,
     output: Output = Format.TABLE,
-    as_json: Json = False,
 ) -> None:
     """Examine this node: containerd, shim, runtimes, CRIU, kernel, GPUs, agent, tiers, store, registry, Kubernetes.
 
@@ -37,7 +35,7 @@ def doctor(
     from kybernate.doctor.examination import examine  # what it loads, no other command needs together
 
     findings = examine(fix=fix)
-    if not show_document([asdict(finding) for finding in findings], Format.JSON if as_json else output):
+    if not show_document([asdict(finding) for finding in findings], output):
         show_columns(
             ("SUBJECT", "VERDICT", "FOUND"),
             [(one.subject, one.verdict, one.found.replace("\n", " / ")) for one in findings],

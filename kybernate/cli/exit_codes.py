@@ -33,8 +33,8 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
         "NotInStore", "OperationNotFound",
     ),
     ExitCode.REFUSED: (
-        "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers", "ImageInUse",
-        "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable", "LastCopy",
+        "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers",
+        "ImageInUse", "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable", "LastCopy",
         "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours", "NothingToCancel",
         "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "RootUnreadable", "ShimDenied", "ShimTooOld",
         "StoreDenied", "TierReadOnly", "TooManyCalls", "TooManyOperations",
