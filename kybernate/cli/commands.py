@@ -40,6 +40,7 @@ COMMANDS = {
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "page": "page",
     "proxy": "proxy",
 }
 

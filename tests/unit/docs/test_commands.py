@@ -31,8 +31,8 @@ TARGETS = {
     word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
 }
 SHELL = {  # of the system, without a parser that a test could ask
-    "cat", "cp", "echo", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "systemctl",
-    "curl", "sha256sum", "printf", "env", "systemd-sysusers", "umask",
+    "cat", "cp", "curl", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "printf",
+    "rsync", "sed", "sha256sum", "ssh", "systemctl", "systemd-sysusers", "umask",
 }  # fmt: skip
 
 
@@ -42,9 +42,10 @@ def parse(words: list[str]) -> None:
     context: Any = None
     while True:
         context = command.make_context(words[0], words[1:], parent=context)
-        if not isinstance(command, TyperGroup):
+        rest = [*context._protected_args, *context.args] if isinstance(command, TyperGroup) else []
+        if not isinstance(command, TyperGroup) or (command.invoke_without_command and not rest):
             return
-        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, rest = command.resolve_command(context, rest)
         words = [name or "", *rest]
 
 
