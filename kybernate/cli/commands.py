@@ -34,6 +34,7 @@ COMMANDS = {
     "evict": "tiers",
     "pin": "tiers",
     "unpin": "tiers",
+    "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",
     "context": "context",

@@ -19,7 +19,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kybernate.agent.logs import open_log
+from kybernate.logs import open_log
 from kybernate.node.failure import Failure
 from kybernate.page.access import SESSION_SECONDS, Access, Role, key_of
 from kybernate.page.app import Page

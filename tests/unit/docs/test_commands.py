@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from kybernate.agent.settings import Settings
 from kybernate.cli.application import application
 from kybernate.proxy import settings as proxy_settings
+from kybernate.seats.configuration import read_yaml
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
@@ -146,6 +147,9 @@ def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> N
         (document,) = yaml.safe_load_all(one.text)
         if "models" in document:
             assert proxy_settings.parse(one.text).models
+            return
+        if "profiles" in document:
+            assert read_yaml(one.text, one.page).profiles
             return
         pod = document["spec"].get("template", document)["spec"]
         assert pod["runtimeClassName"] == "kybernate"
