@@ -19,19 +19,20 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
 from kybernate_shim.logs import LineWriter, number_of
 
+Log: TypeAlias = FilteringBoundLogger
 TIME: Final = structlog.processors.TimeStamper(fmt="iso", utc=True, key="time")
 COMMON: Final = ("exception", "event", "level", "time")
 LIBRARIES: Final = logging.WARNING  # the least severe that is taken of what libraries log
 
 
-def open_log(level: str, *, fd: int | None = None) -> FilteringBoundLogger:
+def open_log(level: str, *, fd: int | None = None) -> Log:
     """Return the program's logger, whose least severe lines are of `level`; stderr where no `fd` is given.
 
     The ids of `with_ids` are in each line. Replaces what was set up before.
@@ -44,7 +45,7 @@ def open_log(level: str, *, fd: int | None = None) -> FilteringBoundLogger:
         logger_factory=lambda *_: sink,
         cache_logger_on_first_use=False,
     )
-    log: FilteringBoundLogger = structlog.get_logger()
+    log: Log = structlog.get_logger()
     logging.basicConfig(handlers=[_Libraries(log)], level=max(number, LIBRARIES), force=True)
     return log
 
@@ -100,7 +101,7 @@ class _Lines:
 class _Libraries(logging.Handler):
     """Passes on what the standard library's logging gets."""
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
