@@ -1,6 +1,6 @@
 # mypy: disable-error-code="type-arg"
-from tests.messages import cri_config_pb2 as _cri_config_pb2
-from tests.messages import cri_stats_pb2 as _cri_stats_pb2
+from kybernate.messages import cri_config_pb2 as _cri_config_pb2
+from kybernate.messages import cri_stats_pb2 as _cri_stats_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -5,7 +5,7 @@ The Container Runtime Interface: images."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from tests.messages import cri_images_pb2 as _cri_images_pb2
+from kybernate.messages import cri_images_pb2 as _cri_images_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

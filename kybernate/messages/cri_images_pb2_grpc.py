@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tests.messages import cri_images_pb2 as tests_dot_messages_dot_cri__images__pb2
+from kybernate.messages import cri_images_pb2 as kybernate_dot_messages_dot_cri__images__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in tests/messages/cri_images_pb2_grpc.py depends on'
+        + ' but the generated code in kybernate/messages/cri_images_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class ImageServiceStub:
         """
         self.ListImages = channel.unary_unary(
                 '/runtime.v1.ImageService/ListImages',
-                request_serializer=tests_dot_messages_dot_cri__images__pb2.ListImagesRequest.SerializeToString,
-                response_deserializer=tests_dot_messages_dot_cri__images__pb2.ListImagesResponse.FromString,
+                request_serializer=kybernate_dot_messages_dot_cri__images__pb2.ListImagesRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_cri__images__pb2.ListImagesResponse.FromString,
                 _registered_method=True)
         self.ImageStatus = channel.unary_unary(
                 '/runtime.v1.ImageService/ImageStatus',
-                request_serializer=tests_dot_messages_dot_cri__images__pb2.ImageStatusRequest.SerializeToString,
-                response_deserializer=tests_dot_messages_dot_cri__images__pb2.ImageStatusResponse.FromString,
+                request_serializer=kybernate_dot_messages_dot_cri__images__pb2.ImageStatusRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_cri__images__pb2.ImageStatusResponse.FromString,
                 _registered_method=True)
         self.PullImage = channel.unary_unary(
                 '/runtime.v1.ImageService/PullImage',
-                request_serializer=tests_dot_messages_dot_cri__images__pb2.PullImageRequest.SerializeToString,
-                response_deserializer=tests_dot_messages_dot_cri__images__pb2.PullImageResponse.FromString,
+                request_serializer=kybernate_dot_messages_dot_cri__images__pb2.PullImageRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_cri__images__pb2.PullImageResponse.FromString,
                 _registered_method=True)
         self.RemoveImage = channel.unary_unary(
                 '/runtime.v1.ImageService/RemoveImage',
-                request_serializer=tests_dot_messages_dot_cri__images__pb2.RemoveImageRequest.SerializeToString,
-                response_deserializer=tests_dot_messages_dot_cri__images__pb2.RemoveImageResponse.FromString,
+                request_serializer=kybernate_dot_messages_dot_cri__images__pb2.RemoveImageRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_cri__images__pb2.RemoveImageResponse.FromString,
                 _registered_method=True)
         self.ImageFsInfo = channel.unary_unary(
                 '/runtime.v1.ImageService/ImageFsInfo',
-                request_serializer=tests_dot_messages_dot_cri__images__pb2.ImageFsInfoRequest.SerializeToString,
-                response_deserializer=tests_dot_messages_dot_cri__images__pb2.ImageFsInfoResponse.FromString,
+                request_serializer=kybernate_dot_messages_dot_cri__images__pb2.ImageFsInfoRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_cri__images__pb2.ImageFsInfoResponse.FromString,
                 _registered_method=True)
 
 
@@ -99,28 +99,28 @@ def add_ImageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ListImages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListImages,
-                    request_deserializer=tests_dot_messages_dot_cri__images__pb2.ListImagesRequest.FromString,
-                    response_serializer=tests_dot_messages_dot_cri__images__pb2.ListImagesResponse.SerializeToString,
+                    request_deserializer=kybernate_dot_messages_dot_cri__images__pb2.ListImagesRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_cri__images__pb2.ListImagesResponse.SerializeToString,
             ),
             'ImageStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.ImageStatus,
-                    request_deserializer=tests_dot_messages_dot_cri__images__pb2.ImageStatusRequest.FromString,
-                    response_serializer=tests_dot_messages_dot_cri__images__pb2.ImageStatusResponse.SerializeToString,
+                    request_deserializer=kybernate_dot_messages_dot_cri__images__pb2.ImageStatusRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_cri__images__pb2.ImageStatusResponse.SerializeToString,
             ),
             'PullImage': grpc.unary_unary_rpc_method_handler(
                     servicer.PullImage,
-                    request_deserializer=tests_dot_messages_dot_cri__images__pb2.PullImageRequest.FromString,
-                    response_serializer=tests_dot_messages_dot_cri__images__pb2.PullImageResponse.SerializeToString,
+                    request_deserializer=kybernate_dot_messages_dot_cri__images__pb2.PullImageRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_cri__images__pb2.PullImageResponse.SerializeToString,
             ),
             'RemoveImage': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveImage,
-                    request_deserializer=tests_dot_messages_dot_cri__images__pb2.RemoveImageRequest.FromString,
-                    response_serializer=tests_dot_messages_dot_cri__images__pb2.RemoveImageResponse.SerializeToString,
+                    request_deserializer=kybernate_dot_messages_dot_cri__images__pb2.RemoveImageRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_cri__images__pb2.RemoveImageResponse.SerializeToString,
             ),
             'ImageFsInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.ImageFsInfo,
-                    request_deserializer=tests_dot_messages_dot_cri__images__pb2.ImageFsInfoRequest.FromString,
-                    response_serializer=tests_dot_messages_dot_cri__images__pb2.ImageFsInfoResponse.SerializeToString,
+                    request_deserializer=kybernate_dot_messages_dot_cri__images__pb2.ImageFsInfoRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_cri__images__pb2.ImageFsInfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -148,8 +148,8 @@ class ImageService:
             request,
             target,
             '/runtime.v1.ImageService/ListImages',
-            tests_dot_messages_dot_cri__images__pb2.ListImagesRequest.SerializeToString,
-            tests_dot_messages_dot_cri__images__pb2.ListImagesResponse.FromString,
+            kybernate_dot_messages_dot_cri__images__pb2.ListImagesRequest.SerializeToString,
+            kybernate_dot_messages_dot_cri__images__pb2.ListImagesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -175,8 +175,8 @@ class ImageService:
             request,
             target,
             '/runtime.v1.ImageService/ImageStatus',
-            tests_dot_messages_dot_cri__images__pb2.ImageStatusRequest.SerializeToString,
-            tests_dot_messages_dot_cri__images__pb2.ImageStatusResponse.FromString,
+            kybernate_dot_messages_dot_cri__images__pb2.ImageStatusRequest.SerializeToString,
+            kybernate_dot_messages_dot_cri__images__pb2.ImageStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -202,8 +202,8 @@ class ImageService:
             request,
             target,
             '/runtime.v1.ImageService/PullImage',
-            tests_dot_messages_dot_cri__images__pb2.PullImageRequest.SerializeToString,
-            tests_dot_messages_dot_cri__images__pb2.PullImageResponse.FromString,
+            kybernate_dot_messages_dot_cri__images__pb2.PullImageRequest.SerializeToString,
+            kybernate_dot_messages_dot_cri__images__pb2.PullImageResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -229,8 +229,8 @@ class ImageService:
             request,
             target,
             '/runtime.v1.ImageService/RemoveImage',
-            tests_dot_messages_dot_cri__images__pb2.RemoveImageRequest.SerializeToString,
-            tests_dot_messages_dot_cri__images__pb2.RemoveImageResponse.FromString,
+            kybernate_dot_messages_dot_cri__images__pb2.RemoveImageRequest.SerializeToString,
+            kybernate_dot_messages_dot_cri__images__pb2.RemoveImageResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -256,8 +256,8 @@ class ImageService:
             request,
             target,
             '/runtime.v1.ImageService/ImageFsInfo',
-            tests_dot_messages_dot_cri__images__pb2.ImageFsInfoRequest.SerializeToString,
-            tests_dot_messages_dot_cri__images__pb2.ImageFsInfoResponse.FromString,
+            kybernate_dot_messages_dot_cri__images__pb2.ImageFsInfoRequest.SerializeToString,
+            kybernate_dot_messages_dot_cri__images__pb2.ImageFsInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
