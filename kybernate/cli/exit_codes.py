@@ -33,11 +33,11 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
         "NotInStore", "OperationNotFound",
     ),
     ExitCode.REFUSED: (
-        "AccessDenied", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers", "ImageInUse",
-        "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable", "LastCopy",
-        "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours", "NothingToCancel",
-        "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "RootUnreadable", "ShimDenied", "ShimTooOld",
-        "StoreDenied", "TierReadOnly", "TooManyCalls", "TooManyOperations",
+        "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers",
+        "ImageInUse", "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable",
+        "LastCopy", "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours",
+        "NothingToCancel", "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "RootUnreadable", "ShimDenied",
+        "ShimTooOld", "StoreDenied", "TierReadOnly", "TooManyCalls", "TooManyOperations",
     ),
     ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
     ExitCode.UNAVAILABLE: (
