@@ -69,14 +69,6 @@ ADVICE = (
 )
 
 
-class DumpFailed(Failed):
-    """No image was made; the container continues as before. The message has what CRIU said and where its log is."""
-
-
-class LastCopyKept(Failed):
-    """The container has ended with an image that could not be completed or proven. It stays, as the only copy."""
-
-
 @dataclass
 class _Course:
     """What has come of a dump. `gone`: CRIU has ended the container; `lost`: what failed although there is an image."""
@@ -97,9 +89,9 @@ async def dump(
 
     With `hold`, it stays frozen and off its GPUs until that is over, and this returns when it runs on or has ended.
 
-    Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
+    Raises Failed, Refused, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
     no image then, and the container continues. Raises NotBack where its GPU state could not be brought back, and
-    LastCopyKept where CRIU has ended it too early; an image whose data was complete by then is finished and kept, since
+    Failed where CRIU has ended it too early; an image whose data was complete by then is finished and kept, since
     it is the best copy of the container.
     """
     course = _Course()
@@ -111,12 +103,12 @@ async def dump(
             async with staged_for_dump(target, request) as staged, operation.within(request.deadline):
                 dumped = await _steps(target, staged, operation, log, accelerator, hold, course)
     except RuntimeFailed as error:
-        raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
+        raise Failed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
         why = str(error) or f"it did not end within {request.deadline:g} s"  # the deadline itself comes without words
         raise TimeoutError(f"{_failed(target)}: {why}") from error
     except (OSError, VramError, FreezeTimedOut) as error:
-        raise DumpFailed(f"{_failed(target)}: {error}") from error
+        raise Failed(f"{_failed(target)}: {error}") from error
     if course.lost is not None:
         raise course.lost
     return dumped
@@ -219,7 +211,7 @@ async def _bring_back(back: AsyncUndo, course: _Course) -> None:
 async def _limit_freeze(
     target: Target, request: DumpRequest, operation: Operation, still: Standstill, limit: FreezeLimit, needed: int
 ) -> None:
-    """Have the dump of about `needed` bytes keep to a limit. Raises FreezeTooLong where it cannot."""
+    """Have the dump of about `needed` bytes keep to a limit. Raises Refused where it cannot."""
     if not limit.is_set:
         return
     with operation.step("estimate"):
@@ -274,7 +266,7 @@ async def _write_state(
     try:
         return await complete()  # of a CRIU that executes no script
     except Exception as error:  # noqa: BLE001  # whatever it is, what CRIU has written is all that there is
-        course.lost = LastCopyKept(
+        course.lost = Failed(
             f"CRIU has ended container {target.id} without waiting for its image, which could not be completed:"
             f" {error}. It stays at {request.destination or request.image}, without the proof that it can be restored:"
             " keep it until a restore of it has succeeded"
@@ -285,7 +277,7 @@ async def _write_state(
 async def _complete_state(
     target: Target, request: DumpRequest, operation: Operation, plan: DumpPlan, detached: Detached | None
 ) -> tuple[ImageVolume, ...]:
-    """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable."""
+    """Add what CRIU does not dump to what it has dumped, and make the proof. Raises Refused."""
     if request.rootfs_diff:
         with operation.step("rootfs") as step:
             stop = threading.Event()

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from kybernate_shim.arena.imports import imports_of
 from kybernate_shim.errors import Refused
-from kybernate_shim.gpu.errors import CudaMemoryImported
+from kybernate_shim.gpu.errors import cuda_memory_imported
 from kybernate_shim.gpu.evidence import Evidence
 from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
@@ -83,10 +83,10 @@ def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[
 
 
 def require_no_more_imports(before: Mapping[int, int], pids: Iterable[int]) -> None:
-    """Look again at processes that are locked by now. Raises CudaMemoryImported if one has more than it had before."""
+    """Look again at processes that are locked by now. Raises CudaError if one has more than it had before."""
     for pid in pids:
         if imports_of(pid) > before.get(pid, 0):
-            raise CudaMemoryImported(pid)
+            raise cuda_memory_imported(pid)
 
 
 def judge(subject: Subject) -> list[Objection]:

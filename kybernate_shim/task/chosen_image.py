@@ -52,8 +52,8 @@ async def image_for(
     `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
-    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours, StartUnclear, KeyUnusable and
-    ImageNotFetched.
+    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours, Refused, KeyUnusable and
+    Refused.
     """
     if path := request.checkpoint or options.criu_image_path:
         return await asyncio.to_thread(_handed_over, Path(path), request, options, spec, config, log)
@@ -102,7 +102,7 @@ async def _here_or_elsewhere(
 
 
 def _start(wanted: Wanted, requester: Requester, spec: Spec, config: Config, ended: tuple[Run, ...]) -> Start:
-    """Return what a container starts from; outside of a pod it is what is named. Raises StartUnclear."""
+    """Return what a container starts from; outside of a pod it is what is named. Raises Refused."""
     if not requester.sandbox:
         return Start(wanted.name, f"{wanted.by} names it")
     restart = on_restart(config.pods_choice(spec.annotations, ON_RESTART))

@@ -22,14 +22,10 @@ DESCRIBE_SECONDS: Final = 5.0  # for what containerd has in its database
 UNKNOWN: Final = (Code.NOT_FOUND, Code.UNIMPLEMENTED)
 
 
-class ImageNotFetched(Refused):
-    """The node's agent does not bring the image, or not in time. The message says why."""
-
-
 async def fetch(wanted: Wanted, requester: Requester, container: str) -> bool:
     """Have the agent bring an image, and return whether its restore may begin now.
 
-    False where no agent runs, or none of its tiers has the image. Raises ImageNotFetched.
+    False where no agent runs, or none of its tiers has the image. Raises Refused.
     """
     if not NAME.fullmatch(wanted.name):
         return False
@@ -68,18 +64,18 @@ async def _asked(agent: Client, wanted: Wanted, request: wire.FetchRequest) -> b
             return False
         if error.code == Code.DEADLINE_EXCEEDED:
             raise _late(wanted) from error
-        raise ImageNotFetched(f"{wanted.by}: the node's agent: {error.message}. Nothing was restored") from error
+        raise Refused(f"{wanted.by}: the node's agent: {error.message}. Nothing was restored") from error
     except TimeoutError:
         raise _late(wanted) from None
     except ConnectionError as error:
-        raise ImageNotFetched(
+        raise Refused(
             f"{wanted.by}: the node's agent has ended while it brought {wanted.name}. Nothing was restored"
         ) from error
     return True
 
 
-def _late(wanted: Wanted) -> ImageNotFetched:
-    return ImageNotFetched(
+def _late(wanted: Wanted) -> Refused:
+    return Refused(
         f"{wanted.by}: the node's agent has not brought the part of {wanted.name} that a restore begins with in"
         f" {SECONDS:g} s; it continues to. Nothing was restored"
     )

@@ -8,6 +8,8 @@ the rows of pausing.
 
 from __future__ import annotations
 
+from kybernate_shim.errors import Refused
+
 MOVES: dict[str, dict[str, str]] = {
     "created": {
         "start": "running", "exec": "created", "update": "created", "kill": "created", "exit": "stopped",
@@ -28,14 +30,10 @@ MOVES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-class InvalidMove(Exception):
-    """The container is in a state that does not allow the call; nothing was changed."""
-
-
 def after(state: str, move: str) -> str:
-    """Return the state that follows `move`. Raises InvalidMove where the table has none."""
+    """Return the state that follows `move`. Raises Refused where the table has none."""
     try:
         return MOVES[state][move]
     except KeyError:
         remedy = "; `kybernate release` lets it run on" if state == "held" else ""
-        raise InvalidMove(f"cannot {move} a {state} container{remedy}") from None
+        raise Refused(f"cannot {move} a {state} container{remedy}") from None

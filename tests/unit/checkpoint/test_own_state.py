@@ -11,13 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from kybernate_shim.checkpoint import own_state
-from kybernate_shim.checkpoint.own_state import (
-    NamespaceNested,
-    ThreadStateNotSaved,
-    listed,
-    nested_namespaces,
-    own_thread_state,
-)
+from kybernate_shim.checkpoint.own_state import listed, nested_namespaces, own_thread_state
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.libc import unshare
 from kybernate_shim.linux.process import title_of
 
@@ -91,7 +86,7 @@ def test_of_many_some_are_shown() -> None:
 
 
 def test_refusals_say_what_to_do_and_what_goes_on() -> None:
-    for refusal in (NamespaceNested, ThreadStateNotSaved):
+    for refusal in Refused:
         text = str(refusal("web", ["it has one"]))
         assert text.startswith("it has one: ")
         assert "container web continues as before" in text

@@ -17,7 +17,6 @@ from kybernate_shim.checkpoint import restore
 from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
 from kybernate_shim.checkpoint.compat import Incompatible, read_host
 from kybernate_shim.checkpoint.criu import confined
-from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.confined import Inspection
 from kybernate_shim.checkpoint.image.locate import locate
 from kybernate_shim.checkpoint.image.manifest import File, GpuMemory, Manifest, Program, Source
@@ -27,6 +26,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux import threads
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.oci.spec import Spec
@@ -133,7 +133,7 @@ def test_cuda_plugin_is_refused_before_anything_is_touched(tmp_path: Path, targe
     target.config = replace(target.config, criu_libdir=tmp_path)
     prepared(target, image_of(target))
     target.steps.clear()
-    with pytest.raises(CriuUnusable, match="would load"):
+    with pytest.raises(Refused, match="would load"):
         prepared(target, image_of(target, cuda_processes=(GpuMemory(1, 0),)))
     assert target.steps == []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kybernate_shim.gpu import preflight
-from kybernate_shim.gpu.errors import CudaMemoryImported
+from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.evidence import Evidence
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE
@@ -158,7 +158,7 @@ def test_memory_imported_since_the_first_look_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight, "imports_of", {7: 2, 8: 1}.__getitem__)
     require_no_more_imports({7: 2, 8: 3}, [7, 8])
     for before in ({7: 1, 8: 1}, {7: 2}):
-        with pytest.raises(CudaMemoryImported, match="imported memory"):
+        with pytest.raises(CudaError, match="imported memory"):
             require_no_more_imports(before, [7, 8])
 
 

@@ -13,9 +13,10 @@ import pytest
 from kybernate.agent.service.described import Described
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate_shim.checkpoint.image.requested import Wanted
+from kybernate_shim.errors import Refused
 from kybernate_shim.messages import fetch_pb2 as wire
 from kybernate_shim.task import fetch as module
-from kybernate_shim.task.fetch import SERVICE, ImageNotFetched, container_image, fetch
+from kybernate_shim.task.fetch import SERVICE, container_image, fetch
 from kybernate_shim.trust.requester import Requester
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server
 
@@ -81,7 +82,7 @@ def test_refusal_is_passed_on(path: Path) -> None:
     async def answer(request: wire.FetchRequest, call: Call) -> wire.FetchResponse:
         raise RpcError(Code.FAILED_PRECONDITION, "no room")
 
-    with pytest.raises(ImageNotFetched, match=r"annotation x: the node's agent: no room\. Nothing was restored"):
+    with pytest.raises(Refused, match=r"annotation x: the node's agent: no room\. Nothing was restored"):
         asked(path, answer)
 
 
@@ -92,7 +93,7 @@ def test_agent_that_is_slow_does_not_hold_up_the_client(path: Path, monkeypatch:
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(ImageNotFetched, match="has not brought the part of before-upgrade"):
+    with pytest.raises(Refused, match="has not brought the part of before-upgrade"):
         asked(path, answer)
 
 
