@@ -118,7 +118,7 @@ async def prepare(
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
     `image_digest` is that of the new container's image, "" where it is unknown.
-    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, Refused, Failed,
+    Raises CheckpointInvalid, PrivilegesExceeded, Refused, Failed,
     DiffInvalid or OSError; no process exists then.
     """
     with working_in(work, without=(LOG,)):

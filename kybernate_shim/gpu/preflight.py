@@ -30,16 +30,13 @@ UNDUMPABLE = {
 }
 
 
-class PreflightRefused(Refused):
-    """The checkpoint would lose the container's GPU state; nothing has been asked of its processes."""
-
-    def __init__(self, objections: Sequence[Objection]) -> None:
-        text = "; ".join(map(str, objections))
-        advice = ""
-        if not any(objection.certain for objection in objections):
-            advice = '; this is a suspicion, which the annotation kybernate.io/force: "true" or --force overrides'
-        super().__init__(f"GPU state would be lost: {text}{advice}. The container continues as before")
-        self.objections = tuple(objections)
+def preflight_refused(objections: Sequence[Objection]) -> Refused:
+    """Return why a checkpoint would lose the container's GPU state; nothing has been asked of its processes."""
+    text = "; ".join(map(str, objections))
+    advice = ""
+    if not any(objection.certain for objection in objections):
+        advice = '; this is a suspicion, which the annotation kybernate.io/force: "true" or --force overrides'
+    return Refused(f"GPU state would be lost: {text}{advice}. The container continues as before")
 
 
 @dataclass(frozen=True)
@@ -75,10 +72,10 @@ class Subject:
 
 
 def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[Objection]:
-    """Return the suspicions that are overridden. Raises PreflightRefused."""
+    """Return the suspicions that are overridden. Raises Refused."""
     certain = [objection for objection in objections if objection.certain]
     if certain or (objections and not force):
-        raise PreflightRefused(certain or objections)
+        raise preflight_refused(certain or objections)
     return list(objections)
 
 

@@ -27,7 +27,7 @@ class ConsoleSocket:
     """A listening socket in a directory that only root may enter. `path` goes to the runtime's --console-socket."""
 
     def __init__(self, parent: Path) -> None:
-        """Bind below `parent`, which is made where it is missing. Raises StdioUnavailable for a path that is too long."""
+        """Bind below `parent`, made where it is missing. Raises StdioUnavailable for a path that is too long."""
         self._directory = parent / f"pty-{os.urandom(8).hex()}"
         self.path = self._directory / "s"
         if len(os.fsencode(self.path)) > LONGEST_PATH:

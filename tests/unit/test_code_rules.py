@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.documentation import modules
+from tests.exceptions import exceptions, told_apart
+
 ROOT = Path(__file__).parents[2]
 RULES = {
     "ruff": [sys.executable, "-m", "ruff", "check", "."],
@@ -87,3 +90,39 @@ def test_names_in_the_kernels_files_end_no_line() -> None:
 def test_names_in_the_kernels_files_are_any_bytes() -> None:
     read = lines_with(r"/proc/\{.*read_text\(\)")
     assert [line for line in read if not any(name in line[1] for name in NAMELESS)] == []
+
+
+# Names of exceptions in text: what a call of the agent is answered with.
+TABLES = {ROOT / "kybernate/agent/service/errors.py": "CODES"}
+# What a program that uses the client catches, and what the command line's exit status is.
+EXPORTED = {"NotFinished", "OperationFailed", "OperationCancelled"}
+MOST_EXCEPTIONS = 248
+# These say no more than their parents, but for their attributes and advice; the list becomes shorter.
+NOT_TOLD_APART = {
+    "AgentNotInstalled", "AgentRunning", "AnnotationOff", "ArrivalImpossible", "ConfigurationUnusable",
+    "DriverUnavailable", "ExportNotInstalled", "GivenUp", "HoldMissed", "IdTaken", "ImageDiffers", "ImageInUse",
+    "ImageMissing", "ImageNotWhole", "ImageOutside", "ImagePinned", "ImageRegistryRefused", "ImageUnknown",
+    "ImageUnusable", "KeyStays", "KeyUnknown", "MetricsUnavailable", "MountFailed",
+    "NameMissing", "NoAgent", "NoKey", "NoPlace", "NoPool", "NoSuchImage", "NodeRebooted", "NotAgreed",
+    "NotChanged", "NotDeleted", "NotVerified", "PartFailed", "PeersNotConfigured", "PlaceTaken", "PodGone",
+    "RegistryNotInstalled", "RootUnreadable", "ShimDenied", "SocketUnusable", "SpecMissing",
+    "StateUnusable", "StdioUnavailable", "StepFailed", "StoreNotInstalled", "TierMissing", "TooManyFetches",
+    "TraceUnreadable", "UnmountFailed",
+}  # fmt: skip
+
+
+def test_each_exception_is_one_that_some_code_tells_apart() -> None:
+    """Otherwise its parent, with the same message, says as much."""
+    classes = exceptions(modules())
+    assert classes - told_apart(modules(), TABLES) - EXPORTED - NOT_TOLD_APART == set()
+    assert classes >= EXPORTED
+
+
+def test_exceptions_do_not_become_more() -> None:
+    assert len(exceptions(modules())) <= MOST_EXCEPTIONS
+
+
+def test_exception_that_is_only_raised_is_found(tmp_path: Path) -> None:
+    code = "class A(Exception): ...\nclass B(A): ...\nclass C(A): ...\ntry:\n raise B('x')\nexcept C: ...\n"
+    trees = {tmp_path: ast.parse(code)}
+    assert exceptions(trees) - told_apart(trees, {}) == {"A", "B"}

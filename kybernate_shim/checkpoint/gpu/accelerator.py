@@ -62,7 +62,7 @@ class CudaAccelerator:
 
         Some of their bytes may be in files of `image` then; `strong`: with digests that find forgery.
 
-        Raises PreflightRefused and Refused with the container as it was, and NotBack when it could not be brought
+        Raises Refused with the container as it was, and NotBack when it could not be brought
         back in the end. A container that was suspended before stays so.
         """
         digest = STRONG if strong else KIND
@@ -98,7 +98,7 @@ class CudaAccelerator:
     async def suspend(self, operation: Operation, *, force: bool, lock_seconds: float = 0) -> Left:
         """Take all processes off their GPUs until `resume`; nothing to do for those that are off already.
 
-        Raises Refused, PreflightRefused and Refused, with the container as it was.
+        Raises Refused, with the container as it was.
         """
         async with self._gpus.helper() as helper:
             left = await self._leaving.leave(

@@ -112,7 +112,7 @@ class Leaving:
         return {process.pid: process.arena_bytes for process in found if process.arena_bytes}
 
     async def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> preflight.Subject:
-        """Return what is about to move into host memory, and whose. Raises PreflightRefused and TimeoutError."""
+        """Return what is about to move into host memory, and whose. Raises Refused and TimeoutError."""
         cgroup = self._gpus.target.cgroup
         assert cgroup is not None
         cuda = [process.pid for process in found]

@@ -122,7 +122,7 @@ def test_depth_is_bound_by_the_length_of_a_path(tmp_path: Path) -> None:
         fd, outer = os.open("d" * 200, os.O_RDONLY, dir_fd=fd), fd
         os.close(outer)
     os.close(fd)
-    with pytest.raises(OSError, match=r"Argument list|deep|long"):
+    with pytest.raises(OSError, match="a path of more than 4096 bytes"):
         names(tmp_path)
 
 

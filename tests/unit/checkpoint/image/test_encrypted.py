@@ -359,7 +359,7 @@ def crash_at(patch: pytest.MonkeyPatch, step: str) -> None:
 def test_two_changes_at_once_are_refused(image: Path, keys: Path, config: Config) -> None:
     with held(try_lock_directory(image)) as ours:
         assert ours
-        with pytest.raises(Refused, match="in use"):
+        with pytest.raises(Refused, match="another process encrypts or decrypts it"):
             encrypt_image(image, keys, config)
 
 
