@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from kybernate_shim.address import answers, exclusive, group_of, listen, socket_path
@@ -27,18 +28,19 @@ class StartFailed(Exception):
 
 def start(invocation: Invocation) -> int:
     """Answer with the address of the pod's daemon, started now unless another container of the pod did before."""
+    protocol = cache(lambda: protocol_of(os.getppid(), invocation.publish_binary))
     try:
         path, listener = claim(invocation)
         if listener is not None:
             try:
-                _leave_daemon(invocation, listener, path)
+                _leave_daemon(invocation, listener, path, meanwhile=protocol)
             except BaseException:
                 path.unlink(missing_ok=True)  # still ours: the socket has been listening all the time
                 raise
     except (OSError, ValueError, StartFailed) as error:
         sys.stderr.write(failure(invocation, str(error)))
         return 1
-    sys.stdout.write(answer(path, protocol_of(os.getppid(), invocation.publish_binary)))
+    sys.stdout.write(answer(path, protocol()))
     return 0
 
 
@@ -96,8 +98,13 @@ def serve_from_here(
         return serve.serve(invocation, listener, path, ready=announce)
 
 
-def _leave_daemon(invocation: Invocation, listener: socket.socket, path: Path) -> None:
-    """Fork the daemon and return when it serves; raise StartFailed with its words when it does not."""
+def _leave_daemon(
+    invocation: Invocation, listener: socket.socket, path: Path, *, meanwhile: Callable[[], object]
+) -> None:
+    """Fork the daemon and return when it serves; raise StartFailed with its words when it does not.
+
+    `meanwhile` is done while the daemon imports its modules, which takes it a tenth of a second.
+    """
     _set_core_scheduling()
     options = _read_options()
     said, say = os.pipe()
@@ -109,6 +116,7 @@ def _leave_daemon(invocation: Invocation, listener: socket.socket, path: Path) -
     try:
         if options:
             _place_in_cgroup(options, pid)
+        meanwhile()
         with os.fdopen(said, "rb") as stream:
             words = stream.read()
     except BaseException:

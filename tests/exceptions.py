@@ -1,4 +1,4 @@
-"""Finds the exceptions of shim and platform, and which of them some code tells apart."""
+"""Finds the exceptions of shim and platform, and which of them some code distinguishes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def exceptions(trees: Mapping[Path, ast.Module]) -> set[str]:
     return known & bases.keys()
 
 
-def told_apart(trees: Mapping[Path, ast.Module], tables: Mapping[Path, str]) -> set[str]:
+def distinguished(trees: Mapping[Path, ast.Module], tables: Mapping[Path, str]) -> set[str]:
     """Return the names of classes that code compares an exception with: in a handler, in a test, or in a table.
 
     A class that is only constructed, raised, derived from, imported or named in an annotation is not among them.

@@ -222,6 +222,13 @@ PARTS = (
         "the network between nodes, and the handler that pods have who name none",
         flags=("--nodes", "2", "--default-runtime", "kybernate"),
     ),
+    Part(
+        "proxy",
+        ("contract/proxy",),
+        60,
+        ("sid",),
+        "sockets of the node alone, without a container; system/gpu/test_proxy.py wakes a real one",
+    ),
     Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 20),
 )  # fmt: skip
 

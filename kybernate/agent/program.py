@@ -9,13 +9,13 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from kybernate.agent.assembly import Agent
-from kybernate.agent.lifetime import OnlyAgent, Watchdog
+from kybernate.agent.lifetime import OnlyAgent
 from kybernate.agent.logs import open_log
 from kybernate.agent.notify import Notifier, forget, passed_sockets
 from kybernate.agent.settings import DEFAULT_PATH, LiveSettings
@@ -23,7 +23,6 @@ from kybernate.node.failure import Failure
 from kybernate_shim import __version__
 from kybernate_shim.linux.private_files import NO_OTHERS
 from kybernate_shim.trust.places import PlaceUntrusted, make_private
-from kybernate_shim.undo import in_words
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -32,12 +31,6 @@ class StateUnusable(Failure):
     """The agent's directory cannot be used."""
 
     advice = "name a directory of root's alone as `state_directory` in agent.toml"
-
-
-class PartFailed(Failure):
-    """A part of the agent has ended by a defect: the agent ends, and the service manager starts it again."""
-
-    advice = "the agent's log has the traceback as `agent.failed`; operations of shims continue"
 
 
 def run(path: Path = DEFAULT_PATH) -> None:
@@ -56,29 +49,30 @@ def run(path: Path = DEFAULT_PATH) -> None:
     except (OSError, PlaceUntrusted) as error:
         raise StateUnusable(str(error)) from error
     try:
-        asyncio.run(_main(live, Agent(live, log, given), notifier, log))
+        asyncio.run(_main(live, given, notifier, log))
     finally:
         lock.close()
 
 
-async def _main(live: LiveSettings, agent: Agent, notifier: Notifier, log: Any) -> None:
+async def _main(live: LiveSettings, given: Mapping[str, socket.socket], notifier: Notifier, log: Any) -> None:
     stopping, reloading = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ENDING:
         loop.add_signal_handler(number, stopping.set)
     loop.add_signal_handler(signal.SIGHUP, reloading.set)
-    async with agent.open() as parts:
-        work = [*parts, Watchdog(notifier, agent.journal, log).run(), _reloads(agent, reloading, notifier)]
-        async with _working(work) as tasks:
-            try:
-                await agent.serve()
-                _freeze_what_is_loaded()
-                notifier.send(READY="1", STATUS=f"serving on {live.current.socket}")
-                log.info("agent.started", version=__version__, socket=live.current.socket)
-                await _until(stopping, tasks, log)
-            finally:
-                notifier.send(STOPPING="1", STATUS="waiting for operations")
-                await agent.drain(live.current.operations.drain)
+    agent = Agent(live, log, given, notifier)
+    parts = agent.parts
+    try:
+        await parts.start()
+        parts.spawn(_reloads(agent, reloading, notifier))
+        _freeze_what_is_loaded()
+        notifier.send(READY="1", STATUS=f"serving on {live.current.socket}")
+        log.info("agent.started", version=__version__, socket=live.current.socket)
+        await parts.until(stopping)
+    finally:
+        notifier.send(STOPPING="1", STATUS="waiting for operations")
+        await parts.drain(live.current.operations.drain)
+        await parts.stop()
     log.info("agent.stopped")
 
 
@@ -95,30 +89,3 @@ async def _reloads(agent: Agent, wanted: asyncio.Event, notifier: Notifier) -> N
         notifier.send(RELOADING="1", MONOTONIC_USEC=str(int(asyncio.get_running_loop().time() * 1e6)))
         await agent.reload()
         notifier.send(READY="1")
-
-
-@asynccontextmanager
-async def _working(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[set[asyncio.Task[None]]]:
-    """Do the work until the block ends."""
-    tasks = {asyncio.create_task(one) for one in work}
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _until(stopping: asyncio.Event, tasks: set[asyncio.Task[None]], log: Any) -> None:
-    """Return when it is time to stop. Raises PartFailed when a part ends before, by an error."""
-    stop: asyncio.Task[Any] = asyncio.create_task(stopping.wait())
-    waiting: set[asyncio.Task[Any]] = {stop, *tasks}
-    try:
-        while not stop.done():
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stop}:
-                if error := task.exception():
-                    log.error("agent.failed", error=repr(error), exc_info=error)
-                    raise PartFailed(f"a part of the agent has failed: {in_words(error)}") from error
-    finally:
-        stop.cancel()

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.agents import agent_or_none, require_wait
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import as_documents
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
-from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
+from kybernate.cli.output import seconds, show_columns, show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.through_agent import begun, checkpointed
@@ -88,7 +89,7 @@ def checkpoint(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Write a container to a checkpoint image.
 
@@ -118,7 +119,7 @@ def checkpoint(
             )
             if not wait:
                 return begun(operation)
-            return _print(*checkpointed(operation), held=hold, as_json=as_json)
+            return _print(*checkpointed(operation), held=hold, output=output)
     require_wait(wait)
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
@@ -138,7 +139,7 @@ def checkpoint(
         image_digest=digest,
         max_freeze_seconds=limit,
     )
-    return _print(found, _run(found, containerd.address, request), held=hold, as_json=as_json)
+    return _print(found, _run(found, containerd.address, request), held=hold, output=output)
 
 
 def _seconds(max_freeze: str) -> float:
@@ -150,10 +151,8 @@ def _seconds(max_freeze: str) -> float:
         raise typer.BadParameter(str(error), param_hint="--max-freeze") from error
 
 
-def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, as_json: bool) -> None:
-    if as_json:
-        show_json(_document(container, reply))
-    else:
+def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, output: Format) -> None:
+    if not show_document(_document(container, reply), output, reply.path):
         _show(container, reply)
         if held:
             typer.echo(f"\n{container.title} is held: `kybernate ps` shows it, `kybernate release` lets it run on")

@@ -36,10 +36,20 @@ COMMANDS = {
     "unpin": "tiers",
     "pool": "pool",
     "cuda": "cuda",
+    "context": "context",
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "proxy": "proxy",
 }
+
+# Those that call the agent, and so have the option --agent.
+BY_AGENT = frozenset(
+    {
+        "cancel", "checkpoint", "demote", "events", "evict", "images", "ops", "pin", "prefetch", "promote", "ps",
+        "release", "restore", "resume", "status", "suspend", "swap", "top", "unpin", "wait",
+    }
+)  # fmt: skip
 
 # Those that people and programs wait for: called without typer where their arguments are plain, see declared.py.
 PROMPT = ("ps", "status", "suspend", "resume")

@@ -1,10 +1,11 @@
-"""How failures reach the terminal: facts on stderr and exit status 1, never a traceback for what was to be expected."""
+"""How failures reach the terminal: facts on stderr and an exit code, never a traceback for what was to be expected."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from kybernate.cli.exit_codes import exit_code_of
 from kybernate.cli.output import echo, printable
 from kybernate.node.failure import Failure
 from kybernate_shim.trace import VARIABLE as TRACE
@@ -17,9 +18,6 @@ class Interrupted(Failure):
     """The user pressed Ctrl-C. `state` says which work continues without us."""
 
 
-STATUS: dict[type[Exception], int] = {Interrupted: 130}  # as shells count a death by SIGINT
-
-
 def is_expected(error: Exception) -> bool:
     """Return whether it is a failure to be explained; other errors are defects, and show their traceback."""
     if isinstance(error, Failure):
@@ -29,7 +27,7 @@ def is_expected(error: Exception) -> bool:
 
 
 def report(error: Exception) -> int:
-    """Print what failed and why, the state of things, and what to do; return the exit status."""
+    """Print what failed and why, the state of things, and what to do; return the exit code."""
     echo(f"kybernate: {printable(in_words(error), keep=KEPT)}", err=True)
     for title in ("state", "advice"):
         if text := getattr(error, title, ""):
@@ -38,4 +36,4 @@ def report(error: Exception) -> int:
         import traceback
 
         echo("".join(traceback.format_exception(error)), err=True)
-    return STATUS.get(type(error), 1)
+    return int(exit_code_of(error))

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from kybernate.cli.agents import agent_or_none, require_wait
 from kybernate.cli.declared import Option
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
-from kybernate.cli.output import echo, seconds, show_columns, show_json
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
+from kybernate.cli.output import echo, seconds, show_columns
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 
@@ -44,7 +45,7 @@ def suspend(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Offload a container's VRAM to host memory.
 
@@ -55,9 +56,9 @@ def suspend(
             from kybernate.cli.through_agent import begun, suspended
 
             operation = agent.suspend(container, namespace=namespace, lock_timeout=timeout)
-            return _print("suspend", *suspended(operation), as_json=as_json) if wait else begun(operation)
+            return _print("suspend", *suspended(operation), output=output) if wait else begun(operation)
     require_wait(wait)
-    return _run("suspend", container, namespace, address, timeout, as_json=as_json)
+    return _run("suspend", container, namespace, address, timeout, output=output)
 
 
 def resume(
@@ -66,7 +67,7 @@ def resume(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Undo a suspend: the container keeps running."""
     with agent_or_none(address) as agent:
@@ -74,12 +75,12 @@ def resume(
             from kybernate.cli.through_agent import begun, resumed
 
             operation = agent.resume(container, namespace=namespace, restore_timeout=timeout)
-            return _print("resume", *resumed(operation), as_json=as_json) if wait else begun(operation)
+            return _print("resume", *resumed(operation), output=output) if wait else begun(operation)
     require_wait(wait)
-    return _run("resume", container, namespace, address, timeout, as_json=as_json)
+    return _run("resume", container, namespace, address, timeout, output=output)
 
 
-def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *, as_json: bool) -> None:
+def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *, output: Format) -> None:
     import asyncio
 
     from kybernate.node.containerd import Containerd
@@ -93,23 +94,20 @@ def _run(verb: str, query: str, namespace: str, address: str, timeout: float, *,
         raise Interrupted(
             "interrupted", state=f"the shim continues the {verb}", advice=f"see `kybernate status {container.id}`"
         ) from None
-    _print(verb, container, reply, as_json=as_json)
+    _print(verb, container, reply, output=output)
 
 
-def _print(verb: str, container: KnownContainer, reply: Reply, *, as_json: bool) -> None:
+def _print(verb: str, container: KnownContainer, reply: Reply, *, output: Format) -> None:
     from kybernate_shim.messages.shim_pb2 import SuspendResponse
 
-    if as_json:
-        arena = {"arena": arena_document(reply.arena)} if isinstance(reply, SuspendResponse) else {}
-        show_json(
-            {
-                "namespace": container.namespace,
-                "container": container.id,
-                "vram_bytes": reply.vram_bytes,
-                **arena,
-                "steps": as_documents(reply.steps),
-            }
-        )
+    document = {
+        "namespace": container.namespace,
+        "container": container.id,
+        "vram_bytes": reply.vram_bytes,
+        "arena": arena_document(reply.arena) if isinstance(reply, SuspendResponse) else None,
+        "steps": as_documents(reply.steps),
+    }
+    if show_document(document, output, container.id):
         return
     echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
     for line in arena_lines(reply) if isinstance(reply, SuspendResponse) else ():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -25,8 +25,10 @@ from kybernate.messages import (
     tasks_pb2_grpc,
 )
 from kybernate.node.failure import Failure
+from kybernate.node.hidden_records import hidden
 from kybernate.node.lookup import KnownContainer, resolve
-from kybernate_shim import bounded_json
+from kybernate.node.specs import Spec, spec_of
+from kybernate.node.task_list import tasks_of
 from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.messages import process_pb2
 
@@ -36,6 +38,7 @@ LIST_SECONDS = 120.0  # the records of a node may be gigabytes: their environmen
 MAX_MESSAGE = 16 << 20  # bytes, as containerd's own clients allow, and as it sends without `max_send_message_size`
 TOO_LARGE = grpc.StatusCode.RESOURCE_EXHAUSTED.name  # how either side of gRPC refuses a message for its size
 SNAPSHOTTER = "overlayfs"
+ATTEMPTS = 3  # lists that fail for a record that is gone when it is searched for
 POD, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
 POD_UID = "io.kubernetes.pod.uid"
 NAME, KIND = "io.kubernetes.container.name", "io.cri-containerd.kind"
@@ -114,20 +117,23 @@ class Containerd:
         """Yield the containers of a namespace, of all namespaces where it is empty, with their tasks' states."""
         for name in [namespace] if namespace else self.namespaces():
             tasks = self.tasks(name)
-            for id, record in self.records(name):
+            for id, record in self.records(name, tasks):
                 yield described(name, record, tasks.get(id)) if record else nameless(name, id, tasks.get(id))
 
-    def records(self, namespace: str) -> Iterator[tuple[str, containers_pb2.Container | None]]:
+    def records(
+        self, namespace: str, tasks: Collection[str] | None = None
+    ) -> Iterator[tuple[str, containers_pb2.Container | None]]:
         """Yield the id and the record of each container of a namespace; None for one that is larger than a message.
 
         Each record comes in a message of its own, because one of all would have the size of all tenants' environments.
         containerd ends such a list at the first record that it cannot send, and does not name it. Then those that are
-        missing are read one by one, by the names that tasks and snapshots have, and the list is read without those
-        that are too large.
+        missing are read one by one, by the names that tasks (`tasks`, or else all) and snapshots have, or searched
+        for where it has neither, and the list is read without those that are too large.
         """
         seen: set[str] = set()
         too_large: set[str] = set()
         snapshotters = {SNAPSHOTTER}
+        vanished = 0
         while True:
             try:
                 for record in self._streamed(namespace, too_large):
@@ -139,25 +145,45 @@ class Containerd:
             except ContainerdRefused as error:
                 if error.code != TOO_LARGE:
                     raise
-                missing = self._names(namespace, snapshotters) - seen - too_large
-                found = {id for id in missing if self._is_too_large(namespace, id)}
-                if not found:
+                missing = self._names(namespace, snapshotters, tasks) - seen - too_large
+                found = {id for id in missing if self._is_too_large(namespace, id)} or {
+                    id for id in [self._searched(namespace, too_large)] if id is not None
+                }
+                vanished = 0 if found else vanished + 1
+                if vanished == ATTEMPTS:
                     raise
             yield from ((id, None) for id in sorted(found))
             too_large |= found
 
-    def _streamed(self, namespace: str, without: Collection[str]) -> Iterator[containers_pb2.Container]:
+    def _searched(self, namespace: str, without: Collection[str]) -> str | None:
+        """Return a container whose record cannot be sent, by lists of ever fewer; None where it is gone."""
+
+        def fails(expression: str) -> bool:
+            try:
+                for _ in self._streamed(namespace, without, f'id~="{expression}"'):
+                    pass
+            except ContainerdRefused as error:
+                if error.code != TOO_LARGE:
+                    raise
+                return True
+            return False
+
+        return hidden(fails)
+
+    def _streamed(
+        self, namespace: str, without: Collection[str], *conditions: str
+    ) -> Iterator[containers_pb2.Container]:
         stub = containers_pb2_grpc.ContainersStub(self.channel)
-        filters = [",".join(f'id!="{id}"' for id in sorted(without))] if without else []
-        request = containers_pb2.ListContainersRequest(filters=filters)
+        expression = ",".join([*conditions, *(f'id!="{id}"' for id in sorted(without))])
+        request = containers_pb2.ListContainersRequest(filters=[expression] if expression else [])
         with translated(self.address):
             for message in stub.ListStream(request, metadata=metadata(namespace), timeout=LIST_SECONDS):
                 yield message.container
 
-    def _names(self, namespace: str, snapshotters: Iterable[str]) -> set[str]:
+    def _names(self, namespace: str, snapshotters: Iterable[str], tasks: Collection[str] | None) -> set[str]:
         """Return names that containers may have: of tasks, and of snapshots, which CRI and ctr name after them."""
         stub = snapshots_pb2_grpc.SnapshotsStub(self.channel)
-        names = set(self.tasks(namespace))
+        names = set(self.tasks(namespace) if tasks is None else tasks)
         for snapshotter in filter(None, snapshotters):
             request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
             with suppress(ContainerdRefused), translated(self.address):  # one that is not loaded has no snapshots
@@ -173,10 +199,22 @@ class Containerd:
         return False
 
     def tasks(self, namespace: str) -> dict[str, process_pb2.Process]:
-        """Return the tasks of a namespace by their containers' ids."""
+        """Return the tasks of a namespace by their containers' ids; UNKNOWN where a shim does not answer."""
+        with translated(self.address):
+            return tasks_of(tasks_pb2_grpc.TasksStub(self.channel), lambda: self._ids(namespace), metadata(namespace))
+
+    def task(self, namespace: str, id: str) -> process_pb2.Process | None:
+        """Return the task of a container, None where it has none."""
         stub = tasks_pb2_grpc.TasksStub(self.channel)
-        reply = self.call(stub.List, tasks_pb2.ListTasksRequest(), namespace=namespace)
-        return {task.container_id or task.id: task for task in reply.tasks}
+        try:
+            return self.call(stub.Get, tasks_pb2.GetRequest(container_id=id), namespace=namespace).process
+        except ContainerdRefused as error:
+            if error.code != "NOT_FOUND":
+                raise
+            return None
+
+    def _ids(self, namespace: str) -> list[str]:
+        return [id for id, _ in self.records(namespace, ())]
 
     def container(self, namespace: str, id: str) -> tuple[KnownContainer, Mapping[str, str]] | None:
         """Return the container of exactly this id, and the labels of its record; None where there is none.
@@ -186,7 +224,7 @@ class Containerd:
         record = self._record(namespace, id)
         if record is None:
             return None
-        return described(namespace, record, self.tasks(namespace).get(id)), dict(record.labels)
+        return described(namespace, record, self.task(namespace, id)), dict(record.labels)
 
     def _record(self, namespace: str, id: str) -> containers_pb2.Container | None:
         stub = containers_pb2_grpc.ContainersStub(self.channel)
@@ -231,8 +269,13 @@ def translated(address: str) -> Iterator[None]:
         raise ContainerdRefused(details or code.name, code=code.name) from error
 
 
-def described(namespace: str, record: containers_pb2.Container, task: process_pb2.Process | None) -> KnownContainer:
-    """Return what matters of containerd's record."""
+def described(
+    namespace: str,
+    record: containers_pb2.Container,
+    task: process_pb2.Process | None,
+    spec: Spec | None = None,
+) -> KnownContainer:
+    """Return what matters of containerd's record; `spec` is what `spec_of` says of it, where that is known already."""
     labels = record.labels
     return KnownContainer(
         namespace=namespace,
@@ -240,7 +283,7 @@ def described(namespace: str, record: containers_pb2.Container, task: process_pb
         image=record.image,
         runtime=record.runtime.name,
         snapshotter=record.snapshotter,
-        group=group_of(record),
+        group=group_of(record.id, spec_of(record) if spec is None else spec),
         pod_namespace=labels.get(POD_NAMESPACE, ""),
         pod=labels.get(POD, ""),
         name=labels.get(NAME, ""),
@@ -262,18 +305,9 @@ def nameless(namespace: str, id: str, task: process_pb2.Process | None) -> Known
     )
 
 
-def group_of(record: containers_pb2.Container) -> str:
-    """Return the id under which the container shares a shim with others; its own where it has none."""
-    annotations = spec_of(record).get("annotations")
+def group_of(id: str, spec: Spec) -> str:
+    """Return the id under which a container shares a shim with others; its own where it has none."""
+    annotations = spec.get("annotations")
     if not isinstance(annotations, dict):
-        return record.id
-    return next((str(annotations[name]) for name in GROUP_ANNOTATIONS if annotations.get(name)), record.id)
-
-
-def spec_of(record: containers_pb2.Container) -> Mapping[str, Any]:
-    """Return the record's OCI spec; an empty one where it is not JSON, as that of a sandbox of another kind."""
-    try:
-        spec = bounded_json.parse(record.spec.value or b"{}")
-    except ValueError:
-        return {}
-    return spec if isinstance(spec, dict) else {}
+        return id
+    return next((str(annotations[name]) for name in GROUP_ANNOTATIONS if annotations.get(name)), id)

@@ -43,6 +43,7 @@ async def survey(containers: Iterable[KnownContainer], address: str) -> list[Sur
 async def _ask(group: list[KnownContainer], address: str) -> list[SurveyedContainer]:
     try:
         async with shim_of(group[0], address) as shim:
+            await shim.status()  # one that is silent is known sooner than GPUs may be looked at
             status = {found.id: found for found in await shim.status(gpu=True)}
     except NotKybernate:
         return []

@@ -1,7 +1,8 @@
 """Lists that are whole: what a service leaves out of a list would be taken for gone, and lead to deletions.
 
 Services have been seen to cut a list after its first page and to call it whole, to repeat a page endlessly, and to list
-what was not asked for. So a list is compared with what is behind its last name, which another request asks for.
+what was not asked for. So a list is compared with what is behind its last name, which another request asks for. That
+is the end of the list only where names come in order, as S3, GCS and Azure promise: another order of theirs is refused.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ ROUNDS = 8  # lists of one prefix, each because of objects that were written dur
 Pages = Callable[[str, str], AsyncIterator[Sequence["Stored"]]]  # of a prefix, after a name; "" for all
 
 
-async def whole_list(pages: Pages, prefix: str) -> list[Stored]:
+async def whole_list(pages: Pages, prefix: str, *, ordered: bool = True) -> list[Stored]:
     """Return the objects below `prefix`. An object that is there from the begin to the end is in the list.
 
+    `ordered` says that the service promises names in the order of their UTF-8 bytes, as all but directories do.
     Raises StoreInconsistent where the service's lists contradict each other.
     """
     seen = frozenset[str]()  # behind the end of the list before this one
     for _ in range(ROUNDS):
-        found = await _listed(pages, prefix)
-        behind = frozenset(await _listed(pages, prefix, after=max(found, default=prefix)))
+        found = await _listed(pages, prefix, ordered)
+        behind = frozenset(await _listed(pages, prefix, ordered, after=max(found, default=prefix)))
         lacking = behind - found.keys()
         if lost := lacking & seen:
             raise StoreInconsistent(
@@ -41,9 +43,10 @@ async def whole_list(pages: Pages, prefix: str) -> list[Stored]:
     raise StoreInconsistent(f"the list of {prefix} was another one each of {ROUNDS} times")
 
 
-async def _listed(pages: Pages, prefix: str, *, after: str = "") -> dict[str, Stored]:
+async def _listed(pages: Pages, prefix: str, ordered: bool, *, after: str = "") -> dict[str, Stored]:
     """Return the objects of one list, by their names."""
     found: dict[str, Stored] = {}
+    last = ""
     stream = aiter(pages(prefix, after))
     while (page := await _page(stream, prefix)) is not None:
         for one in page:
@@ -51,7 +54,12 @@ async def _listed(pages: Pages, prefix: str, *, after: str = "") -> dict[str, St
                 raise StoreInconsistent(f"the list of {prefix} has {one.name} twice, and would not end")
             if not one.name.startswith(f"{prefix}/"):
                 raise StoreInconsistent(f"the list of {prefix} has {one.name}, which is not below it")
+            if ordered and one.name.encode() < last.encode():
+                raise StoreInconsistent(
+                    f"the list of {prefix} is not in order: it has {one.name} after {last}, and may lack others"
+                )
             found[one.name] = one
+            last = one.name
     return found
 
 

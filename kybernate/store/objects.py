@@ -101,13 +101,18 @@ class RemoteObjects(WholeParts):
         title: str = "",
         singly: Callable[[], ObjectStore] | None = None,
         ca: bytes | None = None,
+        ordered: bool = True,
     ) -> None:
-        """`singly` opens the store so that each deletion is a request; `ca` are CAs besides the system's."""
+        """`singly` opens the store so that each deletion is a request; `ca` are CAs besides the system's.
+
+        `ordered` says that lists come in order: of all services, but not of a directory.
+        """
         self._store = store
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._signed = SignedRanges(store, ca)
         self._signs = False
         self._singly = singly
+        self._ordered = ordered
         self._conditions = True  # until the service has refused one
         self.title = title or str(store)
         self.ranged = True
@@ -186,7 +191,7 @@ class RemoteObjects(WholeParts):
             return replace(self._stored(meta), version=_version(meta["version"]))
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
-        for one in await whole_list(self._pages, prefix):
+        for one in await whole_list(self._pages, prefix, ordered=self._ordered):
             yield one
 
     async def _pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[Stored]]:

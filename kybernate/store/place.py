@@ -61,7 +61,7 @@ def open_store(place: StorePlace, index: Path | str = TEMPORARY) -> ChunkStore:
             raise StoreInvalid(f"{place.url} cannot be opened: {str(error).partition(chr(10))[0]}") from error
 
     singly = (lambda: opened(disable_bulk_delete="true")) if scheme.startswith("s3") else None
-    objects = RemoteObjects(opened(), title=place.url, singly=singly, ca=ca)
+    objects = RemoteObjects(opened(), title=place.url, singly=singly, ca=ca, ordered=scheme != "file")
     return ChunkStore(objects, read_key(place.key, encrypted=place.encrypted), index)
 
 

@@ -15,12 +15,14 @@ from typing import TypeVar
 
 from kybernate_shim.linux.kernel_text import lines_of, plain, text_of
 from kybernate_shim.linux.own_thread import in_own_thread
+from kybernate_shim.linux.unix_sockets import own_names
 
 T = TypeVar("T")
 LOOK_SECONDS = 10.0
 VARIABLES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "WORLD_SIZE")
 MOST_ENVIRONMENT = 8 << 20  # bytes; what exec takes with the usual limit of the stack
 LIBRARIES = ("libcuda.so", "libnccl", "nvshmem_bootstrap", "nvshmem_transport")
+SOCKET_MARKS = (MPS_MARK, NCCL_MARK) = ("nvidia-mps", "nccl-socket")
 ESTABLISHED = "01"
 UNIFIED_DEVICE = "/nvidia-uvm"
 POOL_BYTES = 2 << 20  # of that device, the driver maps a pool of semaphores of this size into every process
@@ -30,9 +32,10 @@ POOL_BYTES = 2 << 20  # of that device, the driver maps a pool of semaphores of 
 class Evidence:
     """One process. `libraries`, `segments` (in /dev/shm) and `descriptors` are paths, as the process sees them.
 
-    `sockets` are names of UNIX sockets in its network namespace; `peers` the pids, of those looked at, to which it has
-    a TCP connection; `managed_bytes` what it maps of the unified-memory device, the driver's own pool left out;
-    `imports` how many handles and mappings it has of other processes' memory, where the preload library counts them.
+    `sockets` are names with one of SOCKET_MARKS, of UNIX sockets that it has open or is connected to; `peers` the pids,
+    of those looked at, to which it has a TCP connection; `managed_bytes` what it maps of the unified-memory device, the
+    driver's own pool left out; `imports` how many handles and mappings it has of other processes' memory, where the
+    preload library counts them.
     """
 
     pid: int
@@ -95,8 +98,8 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
             name=plain(text_of(process / "comm").strip()),
             libraries=frozenset(path for path in files if Path(path).name.startswith(LIBRARIES)),
             segments=frozenset(path for path in files if path.startswith("/dev/shm/")),
-            descriptors=frozenset(_links(process / "fd")),
-            sockets=frozenset(_unix_sockets(process)),
+            descriptors=(links := frozenset(_links(process / "fd"))),
+            sockets=frozenset(own_names(pid, links, SOCKET_MARKS)),
             environment=_variables(_environment(process)),
             peers=peers,
             managed_bytes=_managed_bytes(maps),
@@ -134,12 +137,6 @@ def _links(directory: Path) -> Iterator[str]:
             yield str(entry.readlink())
         except OSError:
             continue  # closed while we looked
-
-
-def _unix_sockets(process: Path) -> Iterator[str]:
-    for line in lines_of(text_of(process / "net/unix"))[1:]:
-        if len(words := line.split(None, 7)) == 8:
-            yield words[7]
 
 
 def _variables(environ: bytes) -> dict[str, str]:

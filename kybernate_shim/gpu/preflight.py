@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from kybernate_shim.arena.imports import imports_of
 from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.errors import cuda_memory_imported
-from kybernate_shim.gpu.evidence import Evidence
+from kybernate_shim.gpu.evidence import MPS_MARK, NCCL_MARK, Evidence
 from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
 from kybernate_shim.linux.cgroup.headroom import Headroom
@@ -140,7 +140,7 @@ def _partitions(subject: Subject) -> Iterator[Objection]:
             certain=True,
         )
     for process in subject.cuda:
-        if path := next((path for path in process.descriptors | process.sockets if "nvidia-mps" in path), ""):
+        if path := next((path for path in process.descriptors | process.sockets if MPS_MARK in path), ""):
             yield Objection("MPS", f"process {process.pid} has {path} open", "run without the MPS daemon", certain=True)
         elif directory := process.environment.get("CUDA_MPS_PIPE_DIRECTORY"):
             yield Objection(
@@ -218,8 +218,8 @@ def _communicator_signs(process: Evidence, users: Sequence[Evidence]) -> Iterato
     """Yield what shows that `process` has one, with another of the library's `users` where it takes two."""
     if segment := next((path for path in sorted(process.segments) if path.startswith("/dev/shm/nccl-")), ""):
         yield f"process {process.pid} shares {segment}"
-    if socket := next((name for name in sorted(process.sockets) if "nccl-socket" in name), ""):
-        yield f"its pod listens on the UNIX socket {socket}"
+    if socket := next((name for name in sorted(process.sockets) if NCCL_MARK in name), ""):
+        yield f"process {process.pid} has the UNIX socket {socket}"
     for peer in sorted(process.peers & {user.pid for user in users}):
         yield f"process {process.pid} has a TCP connection to process {peer}"
     if process.environment.get("WORLD_SIZE", "1") not in ("", "0", "1"):

@@ -16,6 +16,7 @@ from kybernate_shim.oci.runtime import ProcessGone, RuntimeFailed, RuntimeTimedO
 from kybernate_shim.oci.select import RuntimeMissing
 from kybernate_shim.oci.spec import SpecInvalid
 from kybernate_shim.task.destination import StdioInvalid
+from kybernate_shim.task.lifecycle import InvalidMove
 from kybernate_shim.task.outcomes import OperationIdInvalid
 from kybernate_shim.ttrpc import Code, RpcError
 from kybernate_shim.undo import in_words
@@ -97,6 +98,14 @@ def rpc_error(error: Exception) -> RpcError:
     code = code_of(error) if isinstance(error, KINDS) else Code.UNKNOWN
     phrase = PHRASES.get(code, "")
     return RpcError(code, f"{in_words(error)}: {phrase}" if phrase else in_words(error))
+
+
+def task_error(error: Exception) -> RpcError:
+    """Return the answer of containerd's Task service: a call that the state forbids has no code there.
+
+    containerd's own shim has none for it, and what clients make of an answer, they make of its codes.
+    """
+    return RpcError(Code.UNKNOWN, in_words(error)) if isinstance(error, InvalidMove) else rpc_error(error)
 
 
 def markdown_table() -> str:

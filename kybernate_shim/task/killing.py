@@ -23,7 +23,8 @@ class Killing:
         """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
         container = self._container
         process = container.process(exec_id)
-        if process.reaped or (process is container.init and container.exits.of_init is not None and not all):
+        whole = all and not exec_id  # the others of the container may outlive init, where they share a pid namespace
+        if not whole and (process.reaped or (process is container.init and container.exits.of_init is not None)):
             raise ProcessGone("process already finished")
         if not exec_id:
             await self._kill_init(signal, all=all)

@@ -30,10 +30,14 @@ MOVES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
+class InvalidMove(Refused):
+    """The container is in a state that does not allow the call; nothing was changed."""
+
+
 def after(state: str, move: str) -> str:
-    """Return the state that follows `move`. Raises Refused where the table has none."""
+    """Return the state that follows `move`. Raises InvalidMove where the table has none."""
     try:
         return MOVES[state][move]
     except KeyError:
         remedy = "; `kybernate release` lets it run on" if state == "held" else ""
-        raise Refused(f"cannot {move} a {state} container{remedy}") from None
+        raise InvalidMove(f"cannot {move} a {state} container{remedy}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kybernate_shim.linux.children import Exit
-from kybernate_shim.task.lifecycle import after
+from kybernate_shim.task.lifecycle import InvalidMove, after
 from kybernate_shim.task.stdio import Stdio, StdioConfig
 
 
@@ -57,7 +57,10 @@ class Process:
         """Set the size of the terminal, if it has one; remembered where there is no stdio yet.
 
         containerd's CRI passes the client's size on as soon as it has it, which may be before an exec is started.
+        Raises InvalidMove for an exec that has ended; for init that is no error, as with containerd's own shim.
         """
+        if self.id and self.exit is not None:
+            raise InvalidMove("cannot resize a stopped container")  # in the words of containerd's own shim
         self._size = width, height
         if self.stdio is not None:
             self.stdio.resize(width, height)

@@ -27,7 +27,7 @@ from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
 from kybernate_shim.oci.bundle import Bundle
-from kybernate_shim.task.codes import KINDS, rpc_error
+from kybernate_shim.task.codes import KINDS, rpc_error, task_error
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.prepare import prepare
 from kybernate_shim.task.process import Process
@@ -88,7 +88,7 @@ class TaskService:
             "Shutdown": (wire.ShutdownRequest, self.shutdown),
         }
         return {
-            name: Method(request, translated(handle, self.log), cancellable=name == "Wait")
+            name: Method(request, translated(handle, self.log, task_error), cancellable=name == "Wait")
             for name, (request, handle) in table.items()
         }
 
@@ -260,8 +260,10 @@ class TaskService:
         return self.container(id).process(exec_id)
 
 
-def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callable[[Any, Call], Awaitable[Message]]:
-    """Give the errors of the inner modules their RPC codes, and `log` the call's steps if it is to be traced.
+def translated(
+    handle: Callable[[Any], Awaitable[Message]], log: Log, coded: Callable[[Exception], RpcError] = rpc_error
+) -> Callable[[Any, Call], Awaitable[Message]]:
+    """Give the errors of the inner modules the RPC codes by `coded`, and `log` the call's steps if it is to be traced.
 
     An error of a kind that codes.py does not know is UNKNOWN, and logged.
     """
@@ -272,7 +274,7 @@ def translated(handle: Callable[[Any], Awaitable[Message]], log: Log) -> Callabl
             with traced(call.method, log):
                 return await handle(request)
         except Exception as error:
-            answer = rpc_error(error)
+            answer = coded(error)
             if answer.code is Code.UNKNOWN and not isinstance(error, KINDS):
                 log.error("call.failed", method=call.method, error=answer.message)
             raise answer from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from kybernate_shim.known_versions import KNOWN
 from tests.lab.node import Containerd
 from tests.system.ctr import KYBERNATE, Ctr, eventually
 
@@ -31,7 +33,8 @@ def daemons(ctr: Ctr) -> list[psutil.Process]:
 
 
 def make_cold() -> None:
-    """End the fork server, as on a node that has just booted."""
+    """End the fork server and forget what was asked of programs, as on a node that has just booted."""
+    shutil.rmtree(KNOWN, ignore_errors=True)
     for process in named(FORK_SERVER):
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)

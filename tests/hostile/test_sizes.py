@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import grpc
+import psutil
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -71,6 +72,43 @@ def test_container_that_is_larger_than_a_message_is_named(tenant: Tenant) -> Non
         assert idle in dict(containerd.records(NAMESPACE))
         with pytest.raises(RecordTooLarge):
             containerd.find(idle)
+
+
+def test_record_without_task_and_snapshot_hides_no_other() -> None:
+    """Only containerd knows its name, and says it in a list alone, which it cannot send."""
+    ctr = Ctr()
+    id = ctr.new_id("hidden.")
+    headers = (("containerd-namespace", ctr.namespace),)
+    with ctr.running(*SLEEP) as other, Containerd() as containerd:
+        stub = containers_pb2_grpc.ContainersStub(containerd.channel)
+        record = containers_pb2.Container(id=id, runtime=containers_pb2.Container.Runtime(name=ctr.runtime))
+        record.spec.CopyFrom(AnyMessage(type_url="types.containerd.io/opencontainers/runtime-spec/1/Spec", value=b"{}"))
+        stub.Create(containers_pb2.CreateContainerRequest(container=record), metadata=headers, timeout=20)
+        try:
+            with enlarged(ctr.namespace, id):
+                assert {other, id} <= ids(ctr.namespace)
+                assert listed(ctr.namespace)[other] == ""
+                assert other in run(["kybernate", "status", other])
+                assert f"record of container {id} is larger" in refused("kybernate", "status", id)
+        finally:
+            stub.Delete(containers_pb2.DeleteContainerRequest(id=id), metadata=headers, timeout=20)
+
+
+def test_shims_that_are_stopped_keep_no_other_from_being_listed() -> None:
+    """containerd waits 2 s for each, one after another; the command's call of it ends after 20 s."""
+    ctr = Ctr()
+    with ExitStack() as ending:
+        stopped = [ending.enter_context(ctr.running(*SLEEP)) for _ in range(12)]
+        other = ending.enter_context(ctr.running(*SLEEP))
+        shims = [psutil.Process(ctr.pid(id)).parent() for id in stopped]
+        for shim in shims:
+            assert shim is not None
+            shim.suspend()
+            ending.callback(shim.resume)
+        found = {one["container"]: one for one in json.loads(run(["kybernate", "ps", "--json"]))}
+        assert found[other]["problem"] == ""
+        assert {id for id in stopped if found[id]["problem"]} == set(stopped)
+        assert other in run(["kybernate", "status", other])
 
 
 @contextmanager

@@ -199,7 +199,8 @@ class Cri:
         return self.call("ContainerStatus", wire.ContainerStatusRequest(container_id=id)).status
 
     def state(self, id: str) -> str:
-        return str(wire.ContainerState.Name(self.status(id).state)).removeprefix("CONTAINER_")
+        """Return the state by the name that CRI gives it, as CONTAINER_RUNNING."""
+        return str(wire.ContainerState.Name(self.status(id).state))
 
     def exec(self, id: str, *command: str, seconds: int = 30) -> tuple[int, str]:
         answer = self.call("ExecSync", wire.ExecSyncRequest(container_id=id, cmd=command, timeout=seconds))

@@ -26,9 +26,9 @@ from kybernate.export.credentials import credentials_for
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
-from kybernate.node.containerd import spec_of
 from kybernate.node.failure import Failure
 from kybernate.node.reading import FileOdd
+from kybernate.node.specs import spec_of
 from kybernate.registry import beside, paging
 from kybernate.registry.beside import BesideInvalid
 from kybernate.registry.failures import PageTokenInvalid
@@ -83,6 +83,7 @@ READS: Final = {
     "kybernate/client/errors.py": "metadata of 8 KiB at most; DecodeError is caught",
     "kybernate/client/queries.py": "an answer of the agent's, as large as the channel lets it be",
     "kybernate/export/archives.py": "headers are bounded as they are read",
+    "kybernate/client/contexts.py": OPERATOR,
     "kybernate/install/containerd.py": OPERATOR,
     "kybernate/node/runtimes.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,

@@ -42,6 +42,7 @@ from kybernate.node.containerd import (
 )
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import named_kybernate
+from kybernate.node.specs import Spec, is_large, spec_of
 from kybernate_shim.messages import process_pb2
 
 if TYPE_CHECKING:
@@ -281,7 +282,8 @@ class Containers:
                 self._remove(kept)
                 return
             task, problem = await self._task(key, kept)
-            one = known(key[0], record, task, await self._pod_labels(key, record, kept))
+            spec = await asyncio.to_thread(spec_of, record) if is_large(record) else spec_of(record)
+            one = known(key[0], record, task, await self._pod_labels(key, record, kept, spec), spec)
             if problem:
                 reported = Reported(problem=problem, foreign=not named_kybernate(one.container))
             else:
@@ -316,12 +318,14 @@ class Containers:
             return kept.reported
         return await self._ask(container, self._containerd.address)
 
-    async def _pod_labels(self, key: Key, record: containers_pb2.Container, kept: _Kept) -> Mapping[str, str]:
+    async def _pod_labels(
+        self, key: Key, record: containers_pb2.Container, kept: _Kept, spec: Spec
+    ) -> Mapping[str, str]:
         """Return the labels of the container's pod, which its sandbox has."""
         if record.labels.get(KIND) == "sandbox":
             kept.pod_labels = {name: record.labels[name] for name in OF_PODS if name in record.labels}
             return kept.pod_labels
-        group = group_of(record)
+        group = group_of(record.id, spec)
         if group == record.id:
             return {}
         sandbox = self._kept.get((key[0], group))

@@ -9,16 +9,16 @@ from typing import Any
 from kybernate.agent.inventory.workload import workload_of
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import containers_pb2
-from kybernate.node.containerd import described, spec_of
+from kybernate.node.containerd import described
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.restore import RESTORED_FROM
+from kybernate.node.specs import VISIBLE_DEVICES, Spec, spec_of
 from kybernate_shim.messages import process_pb2
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.oci.annotations import RESTORE_FROM
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 HELD = "held"
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES="
 NO_DEVICES = frozenset({"", "void", "none"})
 LONGEST_TEXT = 1024  # characters of a text in a message: image, annotations and labels are as long as a tenant likes
 POLL_SECONDS, LONGEST_POLL_SECONDS = 1.0, 30.0
@@ -48,9 +48,11 @@ def known(
     record: containers_pb2.Container,
     task: process_pb2.Process | None,
     pod_labels: Mapping[str, str],
+    spec: Spec | None = None,
 ) -> Known:
-    """Return what is kept of a record; `pod_labels` are those of its pod's sandbox."""
-    spec, container = spec_of(record), described(namespace, record, task)
+    """Return what is kept of a record; `pod_labels` are those of its pod's sandbox, `spec` is as for `described`."""
+    spec = spec_of(record) if spec is None else spec
+    container = described(namespace, record, task, spec)
     annotations = _texts(spec.get("annotations"))
     own = (annotations.get(f"{RESTORE_FROM}.{container.name}") if container.name else "") or ""
     return Known(

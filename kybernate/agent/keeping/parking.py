@@ -56,7 +56,7 @@ class Parking:
     def park(self, image: str, container: str, namespace: str) -> None:
         """Label an image as that of a parked container. Blocks; raises Failure."""
         with Containerd(self._address) as containerd:
-            task = containerd.tasks(namespace).get(container)
+            task = containerd.task(namespace, container)
         output = task.stdout if task is not None else ""
         log = {LOG: output.removeprefix(FILE)} if output.startswith(FILE) else {}
         self._catalogue().label(image, {PARKED: container, NAMESPACE: namespace, **log})
@@ -89,8 +89,7 @@ class Parking:
             known = containerd.container(parked.namespace, parked.id)
             if known is None:
                 return True
-            tasks = containerd.tasks(parked.namespace)
-            task = tasks.get(parked.id)
+            task = containerd.task(parked.namespace, parked.id)
             if task is not None and task.pid and known[0].live:
                 return False
             remove(containerd, known[0])

@@ -7,6 +7,7 @@ a restart of the agent is the same call as beginning.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -115,7 +116,8 @@ class ShimVerbs:
             digest = image_digest(containerd, container.namespace, container.image)
         limit = ProbeLimit(wanted.max_freeze)
         if not wanted.max_freeze and container.pod:
-            limit = limit_by_probes(self._node.pod_of(container.pod_namespace, container.pod), container.name)
+            pod = self._node.pod_of(container.pod_namespace, container.pod)
+            limit = limit_by_probes(pod, container.name, time.time())
         return wire.CheckpointRequest(
             id=container.id,
             path=operation.target.image,

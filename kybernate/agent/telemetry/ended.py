@@ -15,8 +15,12 @@ class Ended:
     of them, the first message is the last one."""
 
     def __init__(self, hears: Iterable[Callable[[wire.Operation], object]]) -> None:
-        self._hears = tuple(hears)
+        self._hears = list(hears)
         self._active: set[str] = set()
+
+    def hear(self, hear: Callable[[wire.Operation], object]) -> None:
+        """Hand operations that end from now on to one more."""
+        self._hears.append(hear)
 
     def __call__(self, operation: wire.Operation) -> None:
         if operation.state not in FINAL:

@@ -102,7 +102,7 @@ def start_of(
 ) -> Start:
     """Return what a container of a pod starts from. `runs` are its earlier ones in this pod, the oldest first.
 
-    `images` are those of the pod's namespace on this node. Raises Refused.
+    `images` are those of the pod's namespace that are known on this node. Raises Refused.
     """
     own = [image for image in images if who.uid and (image.pod_uid, image.container_name) == (who.uid, who.container)]
     if not own and not runs:
@@ -149,14 +149,14 @@ def _first(wanted: Wanted, who: Requester, images: Sequence[KnownImage]) -> Star
         )
     there = [image for image in images if (image.pod, image.container_name) == (who.pod, who.container)]
     if not there:
-        return Start("", f"there is no image of container {who.container} of a pod {who.pod} on this node")
+        return Start("", f"there is no image of container {who.container} of a pod {who.pod}")
     return Start(_newest(there).name, f"the newest image of container {who.container} of a pod {who.pod}")
 
 
 def _latest_of(name: str, wanted: Wanted, images: Sequence[KnownImage]) -> Start:
     anchor = next((image for image in images if image.name == name), None)
     if anchor is None:
-        return Start(name, f"{wanted.by} names it, and no image of this node descends from it")
+        return Start(name, f"{wanted.by} names it, and no image that is known here descends from it")
     family = _descendants(anchor, images)
     heads = [one for one in family if not any(_follows(later, one, images) for later in family)]
     if len(heads) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,6 +150,45 @@ def test_list_that_is_cut_is_refused_and_no_pack_deleted(
 
     run(scenario())
     assert same(directory, tmp_path / "back")
+
+
+def backwards(content: bytes) -> bytes:
+    """Return a list whose objects come in the reverse order."""
+    objects = iter(ONE.findall(content)[::-1])
+    return ONE.sub(lambda one: next(objects), content)
+
+
+def with_a_key_twice(content: bytes) -> bytes:
+    return ONE.sub(lambda one: one[0] * 2, content, count=1)
+
+
+def with_a_key_of_others(content: bytes) -> bytes:
+    return ONE.sub(lambda one: one[0] + KEY_OF_LIST.sub(rb"\1~of-others", one[0]), content)
+
+
+KEY_OF_LIST = re.compile(rb"(<Key>(?:[^<]*/)?(?:packs|images|writers|notes|index))/[^<]*")
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [(backwards, "is not in order"), (with_a_key_twice, "twice"), (with_a_key_of_others, "which is not below it")],
+)
+def test_collection_refuses_a_list_that_lies_and_deletes_nothing(
+    place: StorePlace, service: FaultyServer, directory: Path, lie: Callable[[bytes], bytes], said: str
+) -> None:
+    async def scenario() -> None:
+        target = await with_one_image(place, directory)
+        for id in "234":
+            await store(target, image(directory, id, 1), Transfer())
+        packs = await target.packs()
+        service.lists = lie
+        for _ in range(2):
+            with pytest.raises(StoreInconsistent, match=said):
+                await collect(target, grace=0)
+        service.lists = None
+        assert await target.packs() == packs
+
+    run(scenario())
 
 
 def test_list_that_repeats_its_page_is_refused(place: StorePlace, service: FaultyServer, directory: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -61,6 +62,7 @@ class FakeContainerd:
         self.most_bytes = 16 << 20  # of a message, as containerd's
         self.on_task: Callable[[str, str], object] = lambda namespace, id: None
         self.created: list[tasks_pb2.CreateTaskRequest] = []
+        self.silent: set[tuple[str, str]] = set()  # containers whose shims do not answer
         self.exit_status = 0
         self.ended = threading.Event()  # what Wait waits for; a signal ends every container
         self.ended.set()
@@ -167,8 +169,9 @@ class Containers(Service, containers_pb2_grpc.ContainersServicer):
     def ListStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         namespace = namespace_of(context)
         without = set(re.findall('id!="([^"]*)"', ",".join(request.filters)))
+        among = re.findall('id~="([^"]*)"', ",".join(request.filters))
         for (where, id), record in sorted(self.fake.containers.items()):
-            if where == namespace and id not in without:
+            if where == namespace and id not in without and all(re.search(one, id) for one in among):
                 yield self.fits(containers_pb2.ListContainerMessage(container=record), context)
 
     def fits(self, message: Message, context: Any) -> Message:
@@ -194,9 +197,18 @@ class Containers(Service, containers_pb2_grpc.ContainersServicer):
 class Tasks(Service, tasks_pb2_grpc.TasksServicer):
     def List(self, request: Any, context: Any) -> Any:  # noqa: N802
         namespace = namespace_of(context)
+        while self.fake.silent and context.is_active():  # it waits for each shim in turn
+            time.sleep(0.01)
         return tasks_pb2.ListTasksResponse(
             tasks=[task for (where, _), task in self.fake.tasks.items() if where == namespace]
         )
+
+    def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
+        key = (namespace_of(context), request.container_id)
+        task = found(self.fake.tasks, key, "task", context)
+        if key in self.fake.silent:
+            task = process_pb2.Process(container_id=task.container_id, id=task.id, status=process_pb2.UNKNOWN)
+        return tasks_pb2.GetResponse(process=task)
 
     def Create(self, request: Any, context: Any) -> Any:  # noqa: N802
         namespace = self.fake.note("tasks.create", context)

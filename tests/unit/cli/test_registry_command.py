@@ -90,7 +90,7 @@ def test_missing_libraries_are_named(node: Node, url: str, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     for name in [name for name in sys.modules if name.startswith("kybernate.registry.") and "location" not in name]:
         monkeypatch.delitem(sys.modules, name)
-    shown = node.run("registry", "status", "--url", url, status=1).stderr
+    shown = node.run("registry", "status", "--url", url, status=6).stderr
     assert "needs sqlalchemy, which is not installed" in shown
     assert "extra `agent`" in shown
 

@@ -115,7 +115,7 @@ def test_status_without_a_name_is_ps(node: Node) -> None:
 def test_status_of_what_the_shim_does_not_know(node: Node) -> None:
     node.containerd.add("ghost")
     node.shim("ghost")
-    assert "is unknown to its shim" in node.run("status", "ghost", status=1).stderr
+    assert "is unknown to its shim" in node.run("status", "ghost", status=3).stderr
 
 
 def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> None:
@@ -139,12 +139,29 @@ def test_environments_of_all_containers_need_not_fit_into_one_message(node: Node
     assert len(node.json("ps")) == 8
 
 
-def test_container_is_found_by_its_whole_id_though_no_list_can_be_read(node: Node) -> None:
+def test_records_too_large_without_task_and_snapshot_hide_no_other(node: Node) -> None:
     node.containerd.most_bytes = 1 << 14
-    node.containerd.add("c")
-    node.shim("c").add("c")
-    node.containerd.add("a", environment="x" * (1 << 15), state="")  # neither task nor snapshot has its name
-    node.run("ps", status=1)
+    large = ["a", "app.b-1_x", "app.b-1_y"]
+    for id in ("app.b", "c"):
+        node.containerd.add(id)
+        node.shim(id).add(id)
+    for id in large:
+        node.containerd.add(id, environment="x" * (1 << 15), state="")  # neither has its name
+    assert [one["container"] for one in node.json("ps")] == ["app.b", "c"]
+    assert node.run("status", "c").exit_code == 0
+    for id in large:
+        assert f"record of container {id} is larger" in node.run("status", id, status=1).stderr
+
+
+def test_shims_that_do_not_answer_are_not_waited_for_one_after_another(node: Node) -> None:
+    """containerd's list asks each of them in turn; where it does not come, all are asked together."""
+    for id in ("a", "b", "c", "d"):
+        node.containerd.add(id)
+        node.shim(id).add(id)
+    node.containerd.silent = {("default", "a"), ("default", "b")}
+    listed = {one["container"]: one for one in node.json("ps")}
+    assert {id: one["problem"] for id, one in listed.items() if id in "cd"} == {"c": "", "d": ""}
+    assert set(listed) == {"a", "b", "c", "d"}
     assert node.run("status", "c").exit_code == 0
 
 

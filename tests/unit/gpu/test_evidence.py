@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,3 +127,28 @@ def test_names_that_are_no_text_are_seen_of_it_and_of_others_in_its_network(tmp_
     assert seen.environment["NCCL_P2P_DISABLE"] == "1"
     assert seen.name == "\\udcfe name"
     assert {os.fsencode(name) for name in bound} == {b"@bad \xff name", os.fsencode(tmp_path) + b"/socket\xff"}
+
+
+@pytest.mark.parametrize("name", ["\0nvidia-mps/control", "{directory}/nvidia-mps"])
+def test_socket_is_of_those_that_have_it_open_or_are_connected_to_it(name: str, tmp_path: Path) -> None:
+    """All processes of a node with `hostNetwork` see each other's names, and may take any."""
+    address = name.format(directory=tmp_path)
+    shown = address.replace("\0", "@")
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(address)
+        server.listen()
+        client.connect(address)
+        accepted, _ = server.accept()
+        argv = [sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"]
+        neighbour = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        user = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[client.fileno()])
+        try:
+            for process in (neighbour, user):
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"1\n"
+            seen = {one.pid: one.sockets for one in look([os.getpid(), neighbour.pid, user.pid])}
+            assert seen == {os.getpid(): {shown}, neighbour.pid: frozenset(), user.pid: {shown}}
+        finally:
+            accepted.close()
+            neighbour.communicate()
+            user.communicate()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
@@ -31,8 +33,8 @@ def service(answer: Callable[[list[str]], Sequence[Sequence[str]]], names: Seque
     return pages
 
 
-def listed(pages: Pages) -> list[str]:
-    return [one.name for one in asyncio.run(whole_list(pages, "packs"))]
+def listed(pages: Pages, *, ordered: bool = True) -> list[str]:
+    return [one.name for one in asyncio.run(whole_list(pages, "packs", ordered=ordered))]
 
 
 @given(st.integers(1, 9), st.lists(st.sampled_from(NAMES), unique=True).map(sorted))
@@ -65,6 +67,51 @@ def test_list_that_ignores_its_end_is_whole() -> None:
         yield stored(NAMES)  # also where what is behind the last one was asked for
 
     assert listed(pages) == NAMES
+
+
+def test_list_that_is_not_in_order_is_refused() -> None:
+    """What is behind its last name would be little, and show nothing of what the list lacks."""
+    with pytest.raises(StoreInconsistent, match="not in order: it has packs/2 after packs/6"):
+        listed(service(lambda right: [[right[0], right[6], right[2]] if len(right) == 7 else right]))
+
+
+def test_list_of_a_directory_has_no_order() -> None:
+    assert sorted(listed(service(lambda right: [right[::-1]]), ordered=False)) == NAMES
+
+
+def shuffled(right: list[str], order: random.Random) -> list[str]:
+    return order.sample(right, len(right))
+
+
+LIES: dict[str, Callable[[list[str], random.Random], list[str]]] = {
+    "none": lambda right, _: right,
+    "cut": lambda right, order: right[: order.randrange(len(right))] if right else right,
+    "shuffled": shuffled,
+    "a key twice": lambda right, order: sorted([*right, order.choice(right)]) if right else right,
+    "a page twice": lambda right, _: right + right,
+    "of others": lambda right, order: [*right, order.choice(["packs", "packs2/1", "images/1", "../packs/1", ""])],
+    "all": lambda _, __: NAMES,
+    "nothing": lambda _, __: [],
+}
+
+
+@given(st.lists(st.sampled_from(sorted(LIES)), min_size=2, max_size=24), st.randoms(use_true_random=False))
+def test_no_lie_of_a_service_is_taken_for_a_whole_list(lies: list[str], order: random.Random) -> None:
+    """Each answer has a lie of its own. One list is honest where it says nothing, its check another one."""
+    left = itertools.chain(lies, itertools.repeat("none"))
+    told: list[str] = []
+
+    async def pages(prefix: str, after: str) -> AsyncIterator[Sequence[Stored]]:
+        told.append(next(left))
+        yield stored(LIES[told[-1]]([name for name in NAMES if name > after], order))
+
+    try:
+        found = listed(pages)
+    except StoreInconsistent:
+        assert set(told) != {"none"}
+    else:
+        behind_was_hidden = told[-1] in ("cut", "nothing") and told[-2] in ("cut", "nothing")
+        assert found == NAMES or behind_was_hidden
 
 
 def test_list_of_another_prefix_is_refused() -> None:

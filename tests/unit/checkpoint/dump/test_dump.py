@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.checkpoint import bound_sockets, dump_plan
-from kybernate_shim.checkpoint import dump as dumping
+from kybernate_shim.checkpoint import bound_sockets, dump_plan, frozen_state
 from kybernate_shim.checkpoint.dump_request import Dumped
 from kybernate_shim.checkpoint.image.store import read_image
 from kybernate_shim.errors import Failed, Refused
@@ -26,13 +25,13 @@ def test_container_that_goes_on_is_thawed_after_criu(target: FakeTarget) -> None
 
 
 def test_container_does_not_wait_for_the_disk(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = dumping.finish
+    finish = frozen_state.finish
 
     def noted(*arguments: Any) -> Dumped:
         target.steps.append("manifest")
         return finish(*arguments)
 
-    monkeypatch.setattr(dumping, "finish", noted)
+    monkeypatch.setattr(frozen_state, "finish", noted)
     run(target)
     assert target.steps == ["freeze", "checkpoint", "thaw", "manifest"]
 
@@ -63,7 +62,7 @@ def test_image_of_a_container_that_criu_has_ended_too_early_stays(
     def fails(*arguments: object) -> None:
         raise FileNotFoundError("/proc/7/root")
 
-    monkeypatch.setattr(dumping, "make_restorable", fails)
+    monkeypatch.setattr(frozen_state, "make_restorable", fails)
     with pytest.raises(Failed, match=r"could not be completed: /proc/7/root.*keep it until a restore"):
         run(target, exit=True, tcp="established")
     assert read_image(target.image).manifest.tcp == "established"
@@ -75,7 +74,7 @@ def test_last_copy_stays_when_even_its_manifest_cannot_be_written(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(dumping, "finish", full)
+    monkeypatch.setattr(frozen_state, "finish", full)
     with pytest.raises(Failed, match="no space"):
         run(target, exit=True, tcp="established")
     assert (target.image / "inventory.img").exists()
