@@ -34,12 +34,14 @@ COMMANDS = {
     "evict": "tiers",
     "pin": "tiers",
     "unpin": "tiers",
+    "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",
     "context": "context",
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "page": "page",
     "proxy": "proxy",
 }
 

@@ -35,7 +35,8 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
         "NotInStore", "OperationNotFound",
     ),
     ExitCode.REFUSED: (
-        "AccessDenied", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers", "ImageInUse",
+        "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers",
+        "ImageInUse",
         "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable",
         "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours",
         "NothingToCancel", "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "Refused",

@@ -155,7 +155,7 @@ def test_address_is_given_or_of_the_environment(given: str, environment: dict[st
 
 
 def test_tcp_needs_tls(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="node-1:7443: TCP needs TLS"):
+    with pytest.raises(ValueError, match="node-1:7443 needs TLS"):
         target_of("node-1:7443")
     with pytest.raises(AgentUnreachable, match="cannot be read"):
         Agent("node-1:7443", tls=Tls(tmp_path / "ca", tmp_path / "crt", tmp_path / "key"))
