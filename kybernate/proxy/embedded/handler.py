@@ -1,0 +1,259 @@
+"""Answers requests: checks, routes, holds, passes on. The order of these steps is this module's subject."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from ipaddress import ip_network
+from math import inf
+from typing import Any, Final, Protocol
+
+from aiohttp import ClientSession, web
+from multidict import CIMultiDict
+
+from kybernate.proxy import progress
+from kybernate.proxy.api_errors import Refusal
+from kybernate.proxy.embedded import headers as rules
+from kybernate.proxy.embedded.body import Body
+from kybernate.proxy.embedded.exchange import Exchange, api_of_request, head_of
+from kybernate.proxy.embedded.upgrade import pass_upgrade, wants_upgrade
+from kybernate.proxy.embedded.upstream import Upstreams
+from kybernate.proxy.engine import Admission, Engine, Refused
+from kybernate.proxy.filters import filtered
+from kybernate.proxy.holding import Phase
+from kybernate.proxy.keys import KEY_HEADERS, Quota, key_in, owner_of
+from kybernate.proxy.models_list import one_model, whole_list
+from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, Router, ToModel, ToPeer
+from kybernate.proxy.settings import Model, Peer, Route, Settings
+from kybernate_shim.logs import Log
+
+MODEL: Final = frozenset({"model"})
+MODEL_AND_STREAM: Final = frozenset({"model", "stream"})
+NO_KEYS: Final[frozenset[str]] = frozenset()
+
+
+class Observer(Protocol):
+    """Is given each request that has ended: metrics, and the access log."""
+
+    def ended(self, exchange: Exchange) -> None: ...
+
+
+class Handler:
+    """Answers each request. `keys` are those of the routes' files: names by hashes, by path."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        client: ClientSession,
+        keys: Mapping[str, Mapping[str, str]],
+        peer_keys: Mapping[str, str],
+        observer: Observer,
+        log: Log,
+    ) -> None:
+        self._settings, self._engine, self._observer, self._log = settings, engine, observer, log
+        self._router = Router(settings)
+        self._keys, self._peer_keys = keys, peer_keys
+        self._upstreams = Upstreams(client, settings.limits.send_seconds)
+        self.trusted = [ip_network(one) for one in settings.trusted]
+        self._quota = Quota()
+        self._progressing = any(model.progress != "none" for model in settings.models)
+        self._draw: Callable[[], float] = random.random
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        protocol: Any = request.protocol
+        protocol.head_arrived()
+        exchange = self._exchange(request)
+        try:
+            return await self._answered(exchange)
+        except Refused as refused:
+            return await exchange.refuse(refused.refusal)
+        except ConnectionError:
+            exchange.reason = exchange.reason or "client_gone"
+            return exchange.abort()
+        except asyncio.CancelledError:
+            exchange.reason = "client_gone"
+            raise
+        finally:
+            self._observer.ended(exchange)
+
+    def _exchange(self, request: web.BaseRequest) -> Exchange:
+        head, target = head_of(request)
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        address = peer[0] if isinstance(peer, tuple) else "unix"
+        trusted = rules.is_trusted(address, self.trusted) or address == "unix"
+        client = address
+        if trusted and (before := head.headers.get("x-forwarded-for")):
+            client = before.rpartition(",")[2].strip()
+        return Exchange(request, rules.request_id_of(head.headers), client, trusted, head, api_of_request(head), target)
+
+    async def _answered(self, exchange: Exchange) -> web.StreamResponse:
+        request, head = exchange.request, exchange.head
+        headers = CIMultiDict(request.headers)
+        if mistake := rules.mistake_in(head.method, request.version, request._message.path, headers):
+            raise Refused(mistake)
+        route = self._router.matching(head)
+        self._require_key(exchange, route)
+        decision = self._router.route(head, route, None, self._engine.load, self._draw())
+        if isinstance(decision, ToModel) and (probe := self._probe(head, decision.model)) is not None:
+            return probe
+        self._require_quota(exchange, route)
+        if isinstance(decision, Refusal) and head.path == "/health" and head.method == "GET":
+            return web.Response(text="ok\n")
+        body = Body(request, self._settings.limits)
+        fields: Mapping[str, Any] = {}
+        if isinstance(decision, NeedBody) or (self._progressing and body.exists):
+            fields = await body.fields(MODEL_AND_STREAM if self._progressing else MODEL)
+        if isinstance(decision, NeedBody):
+            decision = self._router.route(head, route, str(fields.get("model", "")), self._engine.load, self._draw())
+        drop = KEY_HEADERS if route is not None and route.keys else NO_KEYS
+        return await self._decided(exchange, decision, body, headers, drop, bool(fields.get("stream")))
+
+    async def _decided(
+        self,
+        exchange: Exchange,
+        decision: Decision,
+        body: Body,
+        headers: CIMultiDict[str],
+        drop: frozenset[str],
+        streams: bool,
+    ) -> web.StreamResponse:
+        match decision:
+            case ToModel(model):
+                exchange.model = model.name
+                passed = self._headers(exchange, headers, drop)
+                return await self._to_model(exchange, model, body, passed, headers, streams)
+            case ToPeer(peer):
+                exchange.model = f"peer {peer.name}"
+                return await self._to_peer(exchange, peer, body, self._headers(exchange, headers, drop))
+            case ListModels(name):
+                return self._list(name)
+            case Refusal():
+                raise Refused(decision)
+        raise AssertionError(decision)
+
+    # -- who may
+
+    def _require_key(self, exchange: Exchange, route: Route | None) -> None:
+        if route is None or route.keys is None:
+            return
+        owner = owner_of(key_in(exchange.head.headers), self._keys[str(route.keys)])
+        if owner is None:
+            raise Refused(Refusal(401, "invalid_api_key", "the key is missing or unknown"))
+        exchange.owner = owner
+
+    def _require_quota(self, exchange: Exchange, route: Route | None) -> None:
+        if route is None or not route.quota:
+            return
+        caller = f"{id(route)} {exchange.owner or exchange.client}"
+        if seconds := self._quota.take(caller, route.quota, time.monotonic()):
+            words = f"more than {route.quota} requests a minute"
+            raise Refused(Refusal(429, "rate_limit_exceeded", words, seconds))
+
+    # -- where to
+
+    def _probe(self, head: Head, model: Model) -> web.StreamResponse | None:
+        """Return the answer of a probe whose model is not awake; it neither wakes the model nor is it activity."""
+        if head.method not in ("GET", "HEAD") or self._engine.held[model.name].phase == Phase.AWAKE:
+            return None
+        probe = next((one for one in model.probes if one.path == head.path), None)
+        return None if probe is None else web.Response(status=probe.status, text=probe.body)
+
+    def _list(self, name: str) -> web.StreamResponse:
+        phases = {one: held.phase for one, held in self._engine.held.items()}
+        found = one_model(self._settings, phases, name) if name else whole_list(self._settings, phases)
+        if found is None:
+            raise Refused(Refusal(404, "model_not_found", f"the model `{name}` does not exist"))
+        return web.Response(text=json.dumps(found), content_type="application/json")
+
+    def _headers(self, exchange: Exchange, headers: CIMultiDict[str], drop: frozenset[str]) -> CIMultiDict[str]:
+        scheme = "https" if exchange.request.secure else "http"
+        return rules.for_upstream(
+            headers, client=self._peer_of(exchange), scheme=scheme, request_id=exchange.id, trusted=exchange.trusted,
+            drop=drop,
+        )  # fmt: skip
+
+    @staticmethod
+    def _peer_of(exchange: Exchange) -> str:
+        peer = exchange.request.transport.get_extra_info("peername") if exchange.request.transport else None
+        return peer[0] if isinstance(peer, tuple) else "127.0.0.1"
+
+    async def _to_peer(
+        self, exchange: Exchange, peer: Peer, body: Body, headers: CIMultiDict[str]
+    ) -> web.StreamResponse:
+        headers.popall("Host", None)
+        if key := self._peer_keys.get(peer.name):
+            for name in KEY_HEADERS:
+                headers.popall(name, None)
+            headers["Authorization"] = f"Bearer {key}"
+        left = min(rules.seconds_of_client(exchange.head.headers) or 30.0, 30.0)
+        return await self._upstreams.pass_on(exchange, body, None, peer.url, headers, left, lambda: None)
+
+    async def _to_model(
+        self,
+        exchange: Exchange,
+        model: Model,
+        body: Body,
+        headers: CIMultiDict[str],
+        original: CIMultiDict[str],
+        streams: bool,
+    ) -> web.StreamResponse:
+        if exchange.head.path in {one.path for one in model.probes}:  # of a model that is awake: no activity
+            return await self._upstreams.pass_on(exchange, body, None, model.upstream, headers, 5.0, lambda: None)
+        content = await self._filtered(model, body)
+        deadline = rules.seconds_of_client(exchange.head.headers) or inf
+        with await self._admitted(exchange, model, len(body.prefix), deadline, streams) as admission:
+            left = min(deadline, model.queue.age) - admission.waited
+            if wants_upgrade(original):
+                return await pass_upgrade(exchange, model.upstream, headers)
+            return await self._upstreams.pass_on(exchange, body, content, model.upstream, headers, left, lambda: None)
+
+    async def _filtered(self, model: Model, body: Body) -> bytes | None:
+        if not body.exists or not (model.filters or model.upstream_model):
+            return None
+        if "json" not in body.kind:
+            return None
+        try:
+            return filtered(await body.read_whole(), model.filters, model.upstream_model)
+        except ValueError as error:
+            raise Refused(Refusal(400, "bad_json", f"the body is no JSON object: {error}")) from error
+
+    # -- waiting
+
+    async def _admitted(self, exchange: Exchange, model: Model, size: int, deadline: float, streams: bool) -> Admission:
+        if passed := self._engine.try_pass(model.name):
+            return passed
+        if streams and model.progress != "none":
+            admission = await self._admitted_with_progress(exchange, model, size, deadline)
+        else:
+            admission = await self._engine.wait(model.name, bytes=size, deadline=deadline)
+        exchange.waited, exchange.cold = admission.waited, admission.cold
+        exchange.wake_ms = round(admission.waited * 1000)
+        return admission
+
+    async def _admitted_with_progress(self, exchange: Exchange, model: Model, size: int, deadline: float) -> Admission:
+        """Wait, and say so in the stream from time to time."""
+        engine, name, began = self._engine, model.name, asyncio.get_running_loop().time()
+        cold = engine.held[name].phase != Phase.AWAKE
+        id, future = engine.enqueue(name, bytes=size, deadline=deadline)
+        try:
+            while not future.done():
+                await asyncio.wait((future,), timeout=model.progress_every)
+                if not future.done():
+                    answer = exchange.answer or await exchange.begin_stream()
+                    await answer.write(self._words(exchange, model, engine.place_in_queue(name, id), began))
+            future.result()
+        except BaseException:
+            engine.leave(name, id)
+            raise
+        return engine.admitted(name, id, began, cold)
+
+    def _words(self, exchange: Exchange, model: Model, place: int, began: float) -> bytes:
+        seconds = asyncio.get_running_loop().time() - began
+        if model.progress == "comments" or not exchange.head.path.endswith("/chat/completions"):
+            return progress.comment(place, seconds)
+        left = max(0.0, self._engine.usual_wake(model.name) - seconds)
+        return progress.chunk(model.name, exchange.id, int(time.time()), place, seconds, left)

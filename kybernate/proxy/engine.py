@@ -1,0 +1,339 @@
+"""The one writer of what is held: carries out what `holding.decide` says, by clock, wakes and data planes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from kybernate.node.failure import Failure
+from kybernate.proxy import holding
+from kybernate.proxy.api_errors import Refusal
+from kybernate.proxy.holding import Drain, Held, Phase, Refuse, Release, Reopen, Suspend, Ticket, Wake
+from kybernate.proxy.models import Models, SuspendFailed, WakeFailed, port_accepts
+from kybernate.proxy.routing import Load
+from kybernate.proxy.settings import Model
+from kybernate_shim.logs import Log
+
+LOOK_SECONDS: Final = 0.02  # between two looks at what another data plane has in flight, while a model drains
+WATCH_PAUSE: Final = 1.0
+
+
+class Refused(Exception):
+    """A request that waited is answered with `refusal`."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class Gate(Protocol):
+    """Another data plane, which passes requests of awake models by itself."""
+
+    async def open(self, name: str) -> None:
+        """Have it pass a model's requests."""
+        ...
+
+    async def close(self, name: str) -> None:
+        """Have it give them to this process."""
+        ...
+
+    async def in_flight(self, name: str) -> int:
+        """Return how many it has passed that have not ended."""
+        ...
+
+
+class Figures(Protocol):
+    """What is counted."""
+
+    def woke(self, name: str, outcome: str, seconds: float) -> None: ...
+
+    def suspended(self, name: str, outcome: str, seconds: float) -> None: ...
+
+
+@dataclass
+class Admission:
+    """The right to pass one request on, until the end of its `with`.
+
+    `waited` is seconds in the queue; `cold` says that the model was not awake when the request came.
+    """
+
+    held: Held
+    waited: float
+    cold: bool
+    _ended: Callable[[Held], None]
+
+    def __enter__(self) -> Admission:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended(self.held)
+
+
+class Engine:
+    """Holds the requests of all models. Everything here runs in one event loop."""
+
+    def __init__(
+        self, source: Models, models: Iterable[Model], figures: Figures, log: Log, gate: Gate | None = None
+    ) -> None:
+        self._source, self._figures, self._log, self.gate = source, figures, log, gate
+        self.held = {
+            one.name: Held(one, Phase.ABSENT if one.container else Phase.AWAKE, closed=gate is None) for one in models
+        }
+        self._ids = count(1)
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._last_wake: dict[str, float] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._gates = {name: asyncio.Lock() for name in self.held}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self.seen = asyncio.Event()  # the source has said something of its models
+
+    # -- what a data plane asks
+
+    def load(self, name: str) -> Load:
+        """Return how a model is; one of a peer is always awake."""
+        if (held := self.held.get(name)) is None:
+            return Load(True, 0, 0, 0)
+        in_flight = held.in_flight + held.elsewhere
+        return Load(held.phase == Phase.AWAKE, in_flight, len(held.waiting), held.model.concurrency)
+
+    def place_in_queue(self, name: str, id: int) -> int:
+        """Return the place of a ticket among those that wait, from 1 on; 0 where it waits no more."""
+        return next((place for place, one in enumerate(self.held[name].waiting, 1) if one == id), 0)
+
+    def usual_wake(self, name: str) -> float:
+        """Return how many seconds the last wake of a model took, 0 where there was none."""
+        return self._last_wake.get(name, 0.0)
+
+    def try_pass(self, name: str) -> Admission | None:
+        """Admit a request that need not wait."""
+        held = self.held[name]
+        if not holding.can_pass(held):
+            return None
+        holding.began(held, self._loop.time())
+        return Admission(held, 0.0, False, self._ended)
+
+    def enqueue(self, name: str, *, bytes: int, deadline: float) -> tuple[int, asyncio.Future[None]]:
+        """Let a request wait; `deadline` is in seconds from now. The future ends when it may pass, or with Refused.
+
+        A caller that gives up before calls `leave`, one that was released calls `admitted`. Raises Refused.
+        """
+        held, now = self.held[name], self._loop.time()
+        ticket = Ticket(next(self._ids), bytes, now, now + min(deadline, held.model.queue.age))
+        if refusal := holding.offer(held, ticket, now):
+            raise Refused(refusal)
+        holding.arrived(held, ticket)
+        future = self._futures[ticket.id] = self._loop.create_future()
+        self._step(held)
+        return ticket.id, future
+
+    def leave(self, name: str, id: int) -> None:
+        """Take a request out of the queue whose client is gone; one that was released meanwhile has ended."""
+        held, future = self.held[name], self._futures.pop(id, None)
+        if future is None:
+            return
+        if id in held.waiting:
+            holding.left(held, id)
+            self._step(held)
+        elif future.done() and not future.cancelled() and future.exception() is None:
+            self._ended(held)
+
+    async def wait(self, name: str, *, bytes: int = 0, deadline: float = inf) -> Admission:
+        """Return once a request may be passed on. Raises Refused; a caller that is cancelled leaves the queue."""
+        if passed := self.try_pass(name):
+            return passed
+        began, cold = self._loop.time(), self.held[name].phase != Phase.AWAKE
+        id, future = self.enqueue(name, bytes=bytes, deadline=deadline)
+        try:
+            await future
+        except BaseException:
+            self.leave(name, id)
+            raise
+        return self.admitted(name, id, began, cold)
+
+    def admitted(self, name: str, id: int, began: float, cold: bool) -> Admission:
+        """Return the admission of a ticket whose future has ended well."""
+        del self._futures[id]
+        return Admission(self.held[name], self._loop.time() - began, cold, self._ended)
+
+    def want_suspended(self, name: str) -> None:
+        """Suspend a model as soon as it has nothing in flight, however short it was idle."""
+        held = self.held[name]
+        held.suspend_wanted = held.phase in (Phase.AWAKE, Phase.DRAINING)
+        self._step(held)
+
+    # -- what it does
+
+    async def run(self) -> None:
+        """Follow the states of the models, without an end."""
+        while True:
+            try:
+                async for name, phase in self._source.watch():
+                    self._observe(self.held[name], phase)
+                    self.seen.set()
+            except Failure as error:
+                self._log.warning("proxy.watch_failed", error=str(error))
+            await asyncio.sleep(WATCH_PAUSE)
+
+    async def close(self) -> None:
+        """Refuse all that wait, and end."""
+        for held in self.held.values():
+            for id in list(held.waiting):
+                refusal = Refusal(503, "proxy_stopped", "the proxy is being stopped", held.model.retry_after)
+                self._refuse(held, id, refusal)
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def elsewhere(self, name: str, in_flight: int, *, used: bool) -> None:
+        """Take what another data plane has in flight, and whether it passed anything since it was last asked."""
+        held = self.held[name]
+        held.elsewhere = in_flight
+        if in_flight or used:
+            held.busy_until = self._loop.time()
+        self._step(held)
+
+    def _ended(self, held: Held) -> None:
+        holding.ended(held, self._loop.time())
+        self._step(held)
+
+    def _observe(self, held: Held, phase: Phase) -> None:
+        """Take what the source sees, unless the model is in the middle of what this engine does with it."""
+        own = held.phase in (Phase.WAKING, Phase.SUSPENDING)
+        if phase == held.phase or (own and phase != Phase.ABSENT):
+            return
+        if phase == Phase.AWAKE:
+            if held.phase != Phase.DRAINING:
+                self._begin(held, Phase.WAKING, self._wake(held, ask=False))
+            return
+        if phase != Phase.WAKING:
+            self._move(held, phase)
+            self._step(held)
+
+    def _step(self, held: Held) -> None:
+        """Carry out what is to be done now, and look again when that may change by itself."""
+        while actions := holding.decide(held, self._loop.time()):
+            for action in actions:
+                self._carry_out(held, action)
+        name = held.model.name
+        if timer := self._timers.pop(name, None):
+            timer.cancel()
+        if (when := holding.next_time(held)) < inf:
+            self._timers[name] = self._loop.call_at(when, self._step, held)
+
+    def _carry_out(self, held: Held, action: holding.Action) -> None:
+        match action:
+            case Release(id):
+                holding.left(held, id)
+                holding.began(held, self._loop.time())
+                self._futures[id].set_result(None)
+            case Refuse(id, refusal):
+                self._refuse(held, id, refusal)
+            case Wake():
+                self._begin(held, Phase.WAKING, self._wake(held, ask=True))
+            case Drain():
+                self._begin(held, Phase.DRAINING, self._drain(held))
+            case Reopen(given_up):
+                held.suspend_wanted = held.suspend_wanted and not given_up
+                self._move(held, Phase.AWAKE)
+            case Suspend():
+                self._begin(held, Phase.SUSPENDING, self._suspend(held))
+
+    def _refuse(self, held: Held, id: int, refusal: Refusal) -> None:
+        holding.left(held, id)
+        future = self._futures.pop(id)
+        if not future.done():
+            future.set_exception(Refused(refusal))
+
+    def _begin(self, held: Held, phase: Phase, work: Coroutine[Any, Any, None]) -> None:
+        self._move(held, phase)
+        self._spawn(work)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _move(self, held: Held, phase: Phase) -> None:
+        was, name = held.phase, held.model.name
+        holding.moved(held, phase, self._loop.time())
+        self._log.debug("proxy.model_moved", model=name, phase=phase, was=was)
+        if self.gate is None:
+            held.closed = True
+        elif Phase.AWAKE in (was, phase) and was != phase:
+            self._spawn(self._set_gate(held))
+
+    async def _set_gate(self, held: Held) -> None:
+        """Open or close the other data plane as the model is by now; tasks of one model take turns."""
+        assert self.gate is not None
+        name = held.model.name
+        async with self._gates[name]:
+            is_open = held.phase == Phase.AWAKE
+            try:
+                await (self.gate.open(name) if is_open else self.gate.close(name))
+            except OSError as error:
+                self._log.warning("proxy.gate_failed", model=name, error=str(error))
+                return  # what is not known to be closed is not suspended
+            held.closed = not is_open
+            if not is_open:
+                held.elsewhere = await self.gate.in_flight(name)
+        self._step(held)
+
+    async def _drain(self, held: Held) -> None:
+        while held.phase == Phase.DRAINING and self.gate is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                held.elsewhere = await self.gate.in_flight(held.model.name)
+            except OSError:
+                continue
+            self._step(held)
+
+    async def _wake(self, held: Held, *, ask: bool) -> None:
+        """Wake a model and wait for its port; `ask` is false where something else has woken it."""
+        model, began = held.model, self._loop.time()
+        reason, stage = "", "its container"
+        try:
+            async with asyncio.timeout(model.wake_timeout or None):
+                if ask:
+                    await self._source.wake(model)
+                stage = f"its port, {model.upstream},"
+                await port_accepts(model.upstream)
+        except WakeFailed as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = f"{stage} was not ready within {model.wake_timeout:.0f} s"
+        now = self._loop.time()
+        self._figures.woke(model.name, "failed" if reason else "woken", now - began)
+        if held.phase != Phase.WAKING:  # it has vanished meanwhile
+            self._step(held)
+            return
+        if reason:
+            self._log.warning("proxy.wake_failed", model=model.name, error=reason)
+            holding.wake_failed(held, reason, now)
+        else:
+            self._last_wake[model.name] = now - began
+            self._log.info("proxy.model_resumed", model=model.name, wake_ms=round((now - began) * 1000, 1))
+            self._move(held, Phase.AWAKE)
+        self._step(held)
+
+    async def _suspend(self, held: Held) -> None:
+        model, began = held.model, self._loop.time()
+        outcome = "suspended"
+        try:
+            await self._source.suspend(model)
+        except SuspendFailed as error:
+            outcome = "failed"
+            self._log.warning("proxy.suspend_failed", model=model.name, error=str(error))
+        self._figures.suspended(model.name, outcome, self._loop.time() - began)
+        if held.phase == Phase.SUSPENDING:
+            self._move(held, Phase.ASLEEP if outcome == "suspended" else Phase.AWAKE)
+        self._step(held)

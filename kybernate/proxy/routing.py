@@ -1,0 +1,144 @@
+"""Which model a request is for: a pure function of its head, the fields of its body, and how busy the models are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kybernate.proxy.api_errors import Refusal
+from kybernate.proxy.settings import Model, Peer, Route, Selector, Settings
+
+BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH"})
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is known of a request before its body. `path` is without the query, names of `headers` are lower case."""
+
+    method: str
+    host: str
+    path: str
+    headers: Mapping[str, str]
+    model_in_query: str = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a model is: whether it is awake, the requests that it has and that wait, and how many it takes (0: any)."""
+
+    awake: bool
+    in_flight: int
+    waiting: int
+    concurrency: int
+
+    @property
+    def busy(self) -> bool:
+        return self.waiting > 0 or 0 < self.concurrency <= self.in_flight
+
+
+@dataclass(frozen=True)
+class ToModel:
+    """Pass it to a model."""
+
+    model: Model
+
+
+@dataclass(frozen=True)
+class ToPeer:
+    """Pass it to another host."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class ListModels:
+    """Answer with the list of models, or with the one that is named."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class NeedBody:
+    """The model is named in the body."""
+
+
+Decision = ToModel | ToPeer | ListModels | NeedBody | Refusal
+Loads = Callable[[str], Load]
+
+
+class Router:
+    """The routes of some settings, prepared for look-ups."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._routes = settings.routes
+        self._targets: dict[str, Model | Peer | Selector] = {}
+        for model in settings.models:
+            self._targets |= dict.fromkeys((model.name, *model.aliases), model)
+        self._targets |= {one.name: one for one in settings.selectors}
+        for peer in settings.peers:
+            self._targets |= dict.fromkeys(peer.models, peer)
+
+    def matching(self, head: Head) -> Route | None:
+        """Return the first route that a request meets."""
+        return next((route for route in self._routes if _meets(head, route)), None)
+
+    def route(self, head: Head, route: Route | None, model: str | None, loads: Loads, draw: float) -> Decision:
+        """Decide about a request that meets `route`.
+
+        `model` is the one that its body names: None while the body was not read, "" where it names none. `draw` is a
+        random number from 0 to 1, by which weights choose.
+        """
+        if route is None:
+            return Refusal(404, "no_route", f"no route for {head.host}{head.path}")
+        if route.to:
+            return self._to(route.to, loads, draw)
+        if head.path == "/v1/models" or head.path.startswith("/v1/models/"):
+            return ListModels(head.path.removeprefix("/v1/models").strip("/"))
+        name = head.model_in_query or model
+        if name is None:
+            if head.method in BODY_METHODS:
+                return NeedBody()
+            return Refusal(404, "no_route", f"{head.method} {head.path} names no model and has no route of its own")
+        if not name:
+            return Refusal(400, "model_missing", "the request names no model: its body needs the field `model`")
+        return self._to(name, loads, draw)
+
+    def _to(self, name: str, loads: Loads, draw: float) -> Decision:
+        target = self._targets.get(name)
+        if isinstance(target, Selector):
+            target = self._targets[_choose(target, loads, draw)]
+        if isinstance(target, Model):
+            return ToModel(target)
+        if isinstance(target, Peer):
+            return ToPeer(target)
+        return Refusal(404, "model_not_found", f"the model `{name}` does not exist")
+
+
+def _meets(head: Head, route: Route) -> bool:
+    return (
+        (not route.hosts or head.host in route.hosts)
+        and (not route.paths or any(below(head.path, path) for path in route.paths))
+        and all(head.headers.get(name) == value for name, value in route.headers.items())
+    )
+
+
+def below(path: str, top: str) -> bool:
+    """Return whether a path is `top` or below it: /v1 has /v1/models and not /v10."""
+    return path == top or path.startswith(top if top.endswith("/") else top + "/")
+
+
+def _choose(selector: Selector, loads: Loads, draw: float) -> str:
+    """Return the model that a selector stands for now. A model of a peer is always awake and never busy."""
+    match selector.choose:
+        case "warm":
+            awake = [name for name in selector.of if loads(name).awake]
+            return next((name for name in awake if not loads(name).busy), (awake or selector.of)[0])
+        case "spillover":
+            return next((name for name in selector.of if not loads(name).busy), selector.of[0])
+    at = draw * sum(selector.weights)
+    for name, weight in zip(selector.of, selector.weights, strict=True):
+        at -= weight
+        if at < 0:
+            return name
+    return next(name for name, weight in zip(selector.of, selector.weights, strict=True) if weight)

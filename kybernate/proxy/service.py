@@ -1,0 +1,168 @@
+"""The proxy's parts put together: engine, data plane, TCP ports and the administrator's port, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import ClientSession, web
+
+from kybernate.proxy.document import ProxySettingsInvalid, read_text
+from kybernate.proxy.embedded.connection import Connections
+from kybernate.proxy.embedded.exchange import Exchange
+from kybernate.proxy.embedded.handler import Handler
+from kybernate.proxy.embedded.tcp import TcpPort
+from kybernate.proxy.embedded.upstream import session
+from kybernate.proxy.engine import Engine, Gate
+from kybernate.proxy.keys import read_keys
+from kybernate.proxy.metrics import AccessLog, Metrics, States
+from kybernate.proxy.models import Models
+from kybernate.proxy.settings import Model, Selector, Settings
+from kybernate_shim.logs import Log
+
+BACKLOG = 4096
+
+
+@dataclass
+class Observers:
+    """Passes each request that has ended to metrics and access log."""
+
+    metrics: Metrics
+    access: AccessLog | None
+
+    def ended(self, exchange: Exchange) -> None:
+        self.metrics.ended(exchange)
+        if self.access is not None:
+            self.access.ended(exchange)
+
+
+@dataclass
+class Service:
+    """A running proxy. `port`, `admin_port` and `tcp_ports` are those that it listens on."""
+
+    engine: Engine
+    metrics: Metrics
+    client: ClientSession
+    connections: Connections
+    servers: list[asyncio.Server] = field(default_factory=list)
+    runners: list[web.ServerRunner] = field(default_factory=list)
+    tcp: list[TcpPort] = field(default_factory=list)
+    tcp_ports: list[int] = field(default_factory=list)
+    port: int = 0
+    admin_port: int = 0
+    watching: asyncio.Task[None] | None = None
+
+    async def close(self, *, drain: float = 5.0) -> None:
+        """Accept no more, refuse those that are held, give those that are answered some seconds, and end."""
+        for server in self.servers:
+            server.close()
+        for port in self.tcp:
+            await port.close()
+        if self.watching is not None:
+            self.watching.cancel()
+        await self.engine.close()
+        await self.connections.shutdown(drain)
+        for runner in self.runners:
+            await runner.cleanup()
+        await self.client.close()
+
+
+async def start(
+    settings: Settings, source: Models, log: Log, *, gate: Gate | None = None, socket: Path | None = None
+) -> Service:
+    """Start a proxy: it listens when this returns. With `socket` on that UNIX socket, behind another data plane.
+
+    Raises ProxySettingsInvalid where a file of keys or an address cannot be used.
+    """
+    metrics = Metrics(one.name for one in settings.models)
+    engine = Engine(source, settings.models, metrics, log, gate)
+    metrics.registry.register(States(engine))
+    client = session()
+    access = AccessLog(settings.access_log) if settings.access_log else None
+    keys = {str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys}
+    peer_keys = {one.name: read_text(one.key_file).strip() for one in settings.peers if one.key_file}
+    handler = Handler(settings, engine, client, keys, peer_keys, Observers(metrics, access), log)
+    connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
+    service = Service(engine, metrics, client, connections)
+    try:
+        await _listen(service, settings, log, socket)
+    except BaseException:
+        await service.close()
+        raise
+    service.watching = asyncio.create_task(engine.run())
+    return service
+
+
+async def _listen(service: Service, settings: Settings, log: Log, socket: Path | None) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        if socket is not None:
+            service.servers.append(await loop.create_unix_server(service.connections, socket, backlog=BACKLOG))
+        else:
+            server = await loop.create_server(service.connections, *settings.listen, backlog=BACKLOG)
+            service.servers.append(server)
+            service.port = int(server.sockets[0].getsockname()[1])
+        for route in settings.tcp:
+            port = TcpPort(route, _model_of(settings, route.to), service.engine, log)
+            service.tcp.append(port)
+            service.tcp_ports.append(await port.start())
+        if settings.admin is not None:
+            service.admin_port = await _administer(service, settings.admin)
+    except OSError as error:
+        raise ProxySettingsInvalid(f"an address cannot be listened on: {error}") from error
+
+
+def _model_of(settings: Settings, name: str) -> Model:
+    """Return the model of a TCP route, which has no request that could choose among several."""
+    selectors: Mapping[str, Selector] = {one.name: one for one in settings.selectors}
+    wanted = selectors[name].of[0] if name in selectors else name
+    found = next((one for one in settings.models if wanted in (one.name, *one.aliases)), None)
+    if found is None:
+        raise ProxySettingsInvalid(f"tcp: to: {name} is no model of this proxy")
+    return found
+
+
+async def _administer(service: Service, listen: tuple[str, int]) -> int:
+    """Serve metrics, health and states to the administrator, and take requests to suspend."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        path = request._message.path.partition("?")[0]
+        if path == "/metrics":
+            return web.Response(body=service.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        if path == "/health":
+            ready = service.engine.seen.is_set() or all(
+                not held.model.container for held in service.engine.held.values()
+            )
+            return web.Response(status=200 if ready else 503, text="ok\n" if ready else "no word of the agent yet\n")
+        if path == "/state":
+            return web.Response(text=json.dumps(_state(service), indent=1), content_type="application/json")
+        words = path.strip("/").split("/")
+        if request._message.method == "POST" and words[0] == "suspend" and words[-1] in service.engine.held:
+            service.engine.want_suspended(words[-1])
+            return web.Response(status=202, text="suspended once nothing is in flight\n")
+        return web.Response(status=404, text="/metrics, /health, /state, and POST /suspend/MODEL\n")
+
+    runner = web.ServerRunner(web.Server(answer, access_log=None))
+    await runner.setup()
+    service.runners.append(runner)
+    await web.TCPSite(runner, *listen).start()
+    return int(runner.addresses[0][1])
+
+
+def _state(service: Service) -> dict[str, object]:
+    return {
+        name: {
+            "state": held.phase,
+            "waiting": len(held.waiting),
+            "in_flight": held.in_flight + held.elsewhere,
+            "failure": held.failure,
+        }
+        for name, held in service.engine.held.items()
+    }
+
+
+def _log_defect(log: Log, error: BaseException | None) -> None:
+    log.error("proxy.request_failed", error=str(error), exc_info=error)

@@ -1,0 +1,105 @@
+"""The agent's words, made into phases of models."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kybernate.client.asynchronous import AsyncAgent
+from kybernate.messages import agent_pb2 as wire
+from kybernate.proxy.agent_models import AgentModels, is_of, phase_of
+from kybernate.proxy.holding import Phase
+from kybernate.proxy.models import SuspendFailed, WakeFailed
+from kybernate.proxy.settings import Model
+from tests.fakes.agent import FakeAgent
+
+QWEN = Model("qwen", "http://h", container="ai/qwen-0")
+
+
+def container(gpu: str = "attached", state: str = "running", **more: object) -> wire.Container:
+    names = {"id": "c1", "namespace": "k8s.io", "title": "ai/qwen-0/server", "pod_namespace": "ai", "pod": "qwen-0"}
+    return wire.Container(**names, state=state, gpu=gpu, **more)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "state", "phase"),
+    [
+        ("attached", "running", Phase.AWAKE), ("", "running", Phase.AWAKE), ("suspended", "running", Phase.ASLEEP),
+        ("suspending", "running", Phase.SUSPENDING), ("resuming", "running", Phase.WAKING),
+        ("checkpointing", "running", Phase.AWAKE), ("suspended", "paused", Phase.ASLEEP), ("", "stopped", Phase.ABSENT),
+        ("stuck", "running", Phase.ASLEEP), ("partly suspended", "running", Phase.ASLEEP),
+        ("", "created", Phase.ABSENT),
+    ],
+)  # fmt: skip
+def test_phase_is_that_of_the_container(gpu: str, state: str, phase: Phase) -> None:
+    assert phase_of([container(gpu, state)]) == phase
+
+
+def test_newest_container_counts() -> None:
+    old, new = container("suspended"), container("attached")
+    new.started.seconds = 5
+    assert phase_of([new, old]) == Phase.AWAKE
+    assert phase_of([]) == Phase.ABSENT
+
+
+def test_container_is_named_by_id_title_or_pod() -> None:
+    for name in ("c1", "ai/qwen-0/server", "ai/qwen-0", "qwen-0"):
+        assert is_of(container(), Model("m", "http://h", container=name))
+    assert not is_of(container(), Model("m", "http://h", container="qwen"))
+    assert not is_of(container(), Model("m", "http://h", container="c1", namespace="default"))
+    assert not is_of(wire.Container(id="c2", pod_namespace="ai"), Model("m", "http://h", container="ai/"))
+
+
+def change(one: wire.Container, *, removed: bool = False) -> wire.Change:
+    return wire.Change(container=one, removed=removed)
+
+
+def test_watch_says_each_phase_once(tmp_path: Path) -> None:
+    async def watched() -> list[tuple[str, Phase]]:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        fake.changes = [
+            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_BEGIN),
+            change(container("suspended")),
+            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_END),
+            change(container("suspended", operation="resume")),
+            change(container("attached")),
+            change(container("attached", sandbox=True, state="stopped")),
+            change(container("attached"), removed=True),
+        ]
+        try:
+            async with AsyncAgent(str(fake.socket)) as agent:
+                found = []
+                async for one in AgentModels(agent, [QWEN]).watch():
+                    found.append(one)
+                    if len(found) == 3:
+                        break
+                return found
+        finally:
+            fake.stop()
+
+    assert asyncio.run(watched()) == [("qwen", Phase.ASLEEP), ("qwen", Phase.AWAKE), ("qwen", Phase.ABSENT)]
+
+
+def test_wake_and_suspend_are_operations_of_the_agent(tmp_path: Path) -> None:
+    async def asked() -> list[str]:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        fake.script = lambda id: [wire.Operation(id=id, verb="resume", state=wire.SUCCEEDED)]
+        try:
+            async with AsyncAgent(str(fake.socket)) as agent:
+                models = AgentModels(agent, [QWEN])
+                await models.wake(QWEN)
+                await models.suspend(QWEN)
+                names = [f"{type(one).__name__} {one.name}" for one in fake.requests if hasattr(one, "name")]
+                error = wire.Error(type="NoRoom", message="no room on the GPU")
+                fake.script = lambda id: [wire.Operation(id=id, verb="resume", state=wire.FAILED, error=error)]
+                with pytest.raises(WakeFailed, match="no room on the GPU"):
+                    await models.wake(QWEN)
+                with pytest.raises(SuspendFailed, match="no room on the GPU"):
+                    await models.suspend(QWEN)
+                return names
+        finally:
+            fake.stop()
+
+    assert asyncio.run(asked()) == ["ResumeRequest ai/qwen-0", "SuspendRequest ai/qwen-0"]
