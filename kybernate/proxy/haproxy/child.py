@@ -19,6 +19,7 @@ from kybernate_shim.logs import Log
 
 START_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 1.0
+LOOKS: Final = 10
 
 
 class HaproxyUnusable(Failure):
@@ -114,7 +115,9 @@ class Child:
         self._watch(process.pid)
         try:
             async with asyncio.timeout(START_SECONDS):
-                while await self._running() != process.pid:
+                looks = 0  # the socket is the old one's as well until that has stopped listening
+                while looks < (LOOKS if old else 1):
+                    looks = looks + 1 if await self._running() == process.pid else 0
                     if process.poll() is not None:
                         raise HaproxyUnusable(f"HAProxy ended: {self._last_words()}")
                     await asyncio.sleep(0.01)

@@ -84,7 +84,7 @@ class HaproxyPlane:
             try:
                 found = await self.child.api.traffic()
             except OSError as error:
-                self._log.debug("proxy.traffic_unread", error=str(error))
+                self._log.debug("traffic.not_listed", error=str(error))
                 continue
             for name in self.direct:
                 if (traffic := found.get(backend_of(name))) is not None:

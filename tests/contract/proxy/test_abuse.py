@@ -103,7 +103,7 @@ async def test_client_that_sends_its_head_slowly_is_cut_off(standing_proxy: Stan
         reader, writer = await asyncio.open_connection("127.0.0.1", stand.port)
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nX-A: ")
         answer = await reader.read()  # ends only because the proxy closes
-        assert not answer or answer.split(b" ")[1] == b"408"
+        assert answer.split(b" ")[1] == b"408"
         writer.close()
 
 
@@ -134,7 +134,7 @@ async def test_connections_of_one_client_are_limited(standing_proxy: Standing) -
             writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         answer = await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        assert not answer or answer.split(b" ")[1] == b"429"
+        assert (not answer) if stand.plane == "haproxy" else answer.split(b" ")[1] == b"429"
         kept.pop()[1].close()
         for _ in range(500):
             if b" 200 " in (await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"))[:20]:
