@@ -9,7 +9,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,11 +16,12 @@ import psutil
 import pytest
 
 from kybernate.agent.journal import Journal
-from kybernate.agent.operations.model import Checkpoint, Fault, Operation, State, Submission, Target
-from kybernate.agent.operations.store import MOST_LIST, SCHEMA, Store
+from kybernate.agent.operations.store import MOST_LIST, SCHEMA, _insert
 from kybernate.agent.service.operations import MOST_LIST_BYTES
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages import agent_pb2_grpc as services
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.model import Fault, Operation, State, Target
 from tests.hostile.tenant import Tenant
 from tests.hostile.test_agent import CHECKPOINT, IMAGES, SELF, SLEEP, first_process
 from tests.system import node_agent
@@ -87,25 +87,26 @@ def acts(channel: grpc.Channel) -> object:
 def filled(directory: Path) -> None:
     """Write the journal of an agent whose tenants have asked for thousands of operations after another one's."""
 
-    async def fill() -> None:
-        store = Store(Journal(directory / "journal.db", SCHEMA))
-        for number in range(MANY):
-            id = f"{number:026}"
-            container = "small" if number == 0 else f"big{number % 4}"
-            operation = Operation(
-                id=id,
-                arguments=Checkpoint(container, path=f"/images/{number}"),
-                target=Target(namespace="k8s.io", container=container, title=container),
-                created=time.time(),
-                labels={f"label{one}": "x" * 250 for one in range(200)},
-                revision=1,
-            )
-            added = await store.add(operation, Submission(operation.arguments), pending=MANY)
-            fault = Fault("ShimRefused", "y" * 2000)
-            await store.write(replace(added, state=State.FAILED, ended=time.time(), fault=fault))
+    def operation(number: int) -> Operation:
+        container = "small" if number == 0 else f"big{number % 4}"
+        return Operation(
+            id=f"{number:026}",
+            arguments=Checkpoint(container, path=f"/images/{number}"),
+            target=Target(namespace="k8s.io", container=container, title=container),
+            created=time.time(),
+            ended=time.time(),
+            state=State.FAILED,
+            fault=Fault("ShimRefused", "y" * 2000),
+            labels={f"label{one}": "x" * 250 for one in range(200)},
+            revision=1,
+        )
 
     directory.mkdir(parents=True, mode=0o700)
-    asyncio.run(fill())
+    journal = Journal(directory / "journal.db", SCHEMA)
+    try:
+        asyncio.run(journal.run(lambda connection: [_insert(connection, operation(one)) for one in range(MANY)]))
+    finally:
+        journal.close()
 
 
 def test_thousands_of_large_operations_are_listed_in_parts_and_hide_no_others(place: Path) -> None:
