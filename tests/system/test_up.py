@@ -1,7 +1,8 @@
-"""`kybernate up`: models of a file behind one address, that come back without loading, and leave nothing after `down`."""
+"""`kybernate up`: models behind one address that come back without loading, and a `down` that leaves nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,11 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
+from kybernate.messages import cri_runtime_pb2
 from kybernate.up import program
 from kybernate.up.pods import LOGS, Pods, Running
 from kybernate_shim.config import Config
 from tests.system import node_agent
 from tests.system.checkpoints import PYTHON
+from tests.system.cri import Cri
 from tests.system.ctr import eventually
 from tests.system.node_agent import NodeAgent
 
@@ -43,6 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print("loaded", loaded, flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+ARGUMENTS = f"-c, {json.dumps(SERVER)}, '${{PORT}}', '${{MODEL}}'"
 
 
 @dataclass
@@ -83,11 +87,11 @@ class Machine:
 
 
 def of_image(name: str) -> str:
-    return f"  {name}: {{image: '{PYTHON}', command: [python3, -c, {SERVER!r}, '${{PORT}}', '${{MODEL}}'], user: 1000}}"
+    return f"  {name}: {{image: '{PYTHON}', command: [python3, {ARGUMENTS}], user: 1000}}"
 
 
 def of_host(name: str) -> str:
-    return f"  {name}: {{command: [/usr/bin/python3, -c, {SERVER!r}, '${{PORT}}', '${{MODEL}}'], user: 1000}}"
+    return f"  {name}: {{command: [/usr/bin/python3, {ARGUMENTS}], user: 1000}}"
 
 
 def ask(model: str, text: str = "hello") -> Any:
@@ -121,8 +125,11 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def ready(machine: Machine, *models: str) -> dict[str, str]:
     """Wait until models answer and have their templates; return what each was loaded with."""
     for model in models:
-        eventually(lambda name=model: loaded(name), seconds=90)
-        eventually(lambda name=model: f"{name}: ready at" in machine.log(), seconds=90)
+        try:
+            eventually(lambda name=model: loaded(name), seconds=90)
+            eventually(lambda name=model: f"{name}: ready at" in machine.log(), seconds=90)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{machine.log()}") from error
     return {model: loaded(model) for model in models}
 
 
@@ -149,8 +156,9 @@ def test_models_come_back_without_loading(machine: Machine) -> None:
 
     os.kill(program.running_process(PROJECT), signal.SIGKILL)
     eventually(lambda: not program.running_process(PROJECT))
-    for running in machine.pods().values():
-        subprocess.run(["crictl", "stopp", running.pod], check=True, capture_output=True)
+    with Cri() as cri:
+        for running in machine.pods().values():
+            cri.call("StopPodSandbox", cri_runtime_pb2.StopPodSandboxRequest(pod_sandbox_id=running.pod))
     machine.up()
     for name in before:
         eventually(lambda name=name: loaded(name), seconds=90)
