@@ -13,27 +13,11 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Missing, Unavailable
 
 FILE = Path("models.yaml")
 START_SECONDS = 20.0
 STOP_SECONDS = 30.0
-
-
-class UpNotInstalled(Failure):
-    """A package that `kybernate up` needs is not installed."""
-
-    advice = "pip install 'kybernate[all]' into the environment of this command"
-
-
-class UpNotStarted(Failure):
-    """`kybernate up -d` has ended before it kept the models."""
-
-
-class LogMissing(Failure):
-    """A model has written no output yet, or there is no such model."""
-
-    advice = "`kybernate up --check` lists the models of a file"
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +39,10 @@ def up(
     try:
         from kybernate.up import models_file, program  # what it loads, no other command needs
     except ImportError as error:
-        raise UpNotInstalled(f"`kybernate up` cannot be loaded: {error}") from error
+        raise Unavailable(
+            f"`kybernate up` cannot be loaded: {error}",
+            advice="pip install 'kybernate[all]' into the environment of this command",
+        ) from error
     if schema:
         typer.echo(json.dumps(models_file.schema(), indent=2))
         return
@@ -76,7 +63,7 @@ def up(
         return
     import asyncio
 
-    from kybernate.agent.logs import open_log
+    from kybernate.logs import open_log
 
     asyncio.run(program.keep(file, os.environ, agent, _say, open_log("warning")))
 
@@ -118,7 +105,10 @@ def logs(
                     return
                 time.sleep(0.2)
     except FileNotFoundError as error:
-        raise LogMissing(f"{path} does not exist") from error
+        raise Missing(
+            f"{path} does not exist",
+            advice="the program has written nothing yet, or there is no such model: `kybernate up --check` lists them",
+        ) from error
 
 
 def _say(model: str, text: str) -> None:
@@ -130,7 +120,7 @@ def _write_example(file: Path, text: str) -> None:
         with file.open("x") as written:
             written.write(text)
     except OSError as error:
-        raise UpNotStarted(f"{file} was not written: {error.strerror}", state="nothing was changed") from error
+        raise Unavailable(f"{file} was not written: {error.strerror}", state="nothing was changed") from error
     typer.echo(f"wrote {file}")
 
 
@@ -146,7 +136,7 @@ def _detach(file: Path, project: str, agent: str) -> None:
         unit = ["systemd-run", f"--unit=kybernate-up-{project}", "--collect", "--property=Restart=always"]
         started = subprocess.run([*unit, *command], check=False, capture_output=True, text=True)
         if started.returncode != 0:
-            raise UpNotStarted(f"systemd-run: {started.stderr.strip()}")
+            raise Unavailable(f"systemd-run: {started.stderr.strip()}")
     else:
         with log.open("ab") as output:
             subprocess.Popen(
@@ -155,6 +145,6 @@ def _detach(file: Path, project: str, agent: str) -> None:
     end = time.monotonic() + START_SECONDS
     while not (process := program.running_process(project)):
         if time.monotonic() > end:
-            raise UpNotStarted(f"no process keeps the models after {START_SECONDS:.0f} s", advice=f"look at {log}")
+            raise Unavailable(f"no process keeps the models after {START_SECONDS:.0f} s", advice=f"look at {log}")
         time.sleep(0.05)
     typer.echo(f"process {process} keeps the models of {project}; its log is {log}")

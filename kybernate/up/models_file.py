@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 from kybernate.proxy import document as doc
 from kybernate.proxy.document import Item, ProxySettingsInvalid, Section
 
@@ -22,12 +22,6 @@ VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 FIRST_PORT: Final = 18_000  # of models that name none: one after the other, in the order of the file
 OWN_VARIABLES: Final = frozenset({"PORT", "MODEL"})  # are set for each model, and stay for its command
 MODES: Final = ("ro", "rw")
-
-
-class ModelsFileInvalid(Failure):
-    """models.yaml cannot be used. Each line of the message begins with FILE:LINE:COLUMN. Nothing was changed."""
-
-    advice = "correct the file; `kybernate up --check` reads it without starting anything"
 
 
 @dataclass(frozen=True)
@@ -90,20 +84,28 @@ class ModelsFile:
 
 
 def load(path: Path, environment: Mapping[str, str]) -> ModelsFile:
-    """Return what a file says. Raises ModelsFileInvalid."""
+    """Return what a file says. Raises Invalid."""
     try:
         return parse(doc.read_text(path), str(path), environment)
     except ProxySettingsInvalid as failure:
-        raise ModelsFileInvalid(str(failure)) from failure
+        raise _invalid(failure) from failure
 
 
 def parse(text: str, name: str, environment: Mapping[str, str]) -> ModelsFile:
-    """Return what a text says; `environment` is what `${NAME}` stands for. Raises ModelsFileInvalid."""
+    """Return what a text says; `environment` is what `${NAME}` stands for. Raises Invalid."""
     values = dict(environment)
     try:
         return doc.read_document(text, name, lambda item: _file(item, Path(name).parent, values))
     except ProxySettingsInvalid as failure:
-        raise ModelsFileInvalid(str(failure)) from failure
+        raise _invalid(failure) from failure
+
+
+def _invalid(failure: ProxySettingsInvalid) -> Invalid:
+    return Invalid(
+        str(failure),
+        state="nothing was changed",
+        advice="correct the file; `kybernate up --check` reads it without starting anything",
+    )
 
 
 def _file(item: Item, directory: Path, values: dict[str, str]) -> ModelsFile:

@@ -21,7 +21,7 @@ from kybernate.messages import cri_images_pb2 as image_messages
 from kybernate.messages import cri_runtime_pb2 as wire
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused, Unavailable
 from kybernate.up.models_file import Entry
 
 PROJECT: Final = "kybernate.io/up"
@@ -38,10 +38,6 @@ NANOSECONDS: Final = 1e9
 EMPTY: Final = "kybernate.io/up/empty:1"
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # as images name them
 HOST: Final = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sbin", "/usr")
-
-
-class PodRefused(Failure):
-    """containerd did not do what `kybernate up` asked for. What is there of the model stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class Pods:
         return bool(self._call(self._images.ImageStatus, request).HasField("image"))
 
     def pull(self, entry: Entry) -> None:
-        """Get a model's image; that of a command without one is made. Raises PodRefused."""
+        """Get a model's image; that of a command without one is made. Raises Refused and Unavailable."""
         if entry.image:
             request = image_messages.PullImageRequest(image=config.ImageSpec(image=entry.image))
             self._call(self._images.PullImage, request, PULL_SECONDS)
@@ -93,7 +89,7 @@ class Pods:
             subprocess.run(imported, input=_empty_image(), check=True, capture_output=True, timeout=CALL_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", b"") or str(error).encode()
-            raise PodRefused(f"the empty image was not imported: {said.decode(errors='replace').strip()}") from error
+            raise Refused(f"the empty image was not imported: {said.decode(errors='replace').strip()}") from error
 
     # -- pods
 
@@ -130,7 +126,10 @@ class Pods:
         )
 
     def start(self, entry: Entry, template: str = "") -> None:
-        """Start a model's program, from a template where one is named. Raises PodRefused, with nothing left of it."""
+        """Start a model's program, from a template where one is named.
+
+        Raises Refused and Unavailable, with nothing left of it.
+        """
         pod = self._pod(entry)
         Path(pod.log_directory).mkdir(parents=True, exist_ok=True)
         run = wire.RunPodSandboxRequest(config=pod, runtime_handler=HANDLER)
@@ -145,7 +144,7 @@ class Pods:
             raise
 
     def remove(self, running: Running) -> None:
-        """Stop and remove a pod. Raises PodRefused."""
+        """Stop and remove a pod. Raises Refused and Unavailable."""
         if running.container and running.running:
             stop = wire.StopContainerRequest(container_id=running.container, timeout=STOP_SECONDS)
             self._call(self._runtime.StopContainer, stop)
@@ -216,10 +215,10 @@ def _translated() -> Iterator[None]:
     except grpc.RpcError as error:
         code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
-            raise PodRefused(
+            raise Unavailable(
                 "containerd does not answer", advice="`kybernate doctor` examines it; `kybernate up` tries again"
             ) from error
-        raise PodRefused(f"containerd: {error.details()}") from error
+        raise Refused(f"containerd: {error.details()}") from error
 
 
 def _empty_image() -> bytes:

@@ -21,7 +21,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from kybernate.client import AgentRefused
 from kybernate.client.asynchronous import AsyncAgent
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused, Unavailable
 from kybernate.proxy import service
 from kybernate.proxy.agent_models import AgentModels
 from kybernate.proxy.settings import Model
@@ -29,7 +29,7 @@ from kybernate.proxy.settings import Settings as ProxySettings
 from kybernate.up.lifecycle import Done, Seen, Step, decide, failures_after
 from kybernate.up.models_file import Entry, ModelsFile, load
 from kybernate.up.pods import Pods, Running
-from kybernate_shim.logs import Log
+from kybernate.logs import Log
 
 LOCKS: Final = Path("/run/kybernate/up")
 POLL_SECONDS: Final = 1.0  # between two looks at what runs
@@ -38,12 +38,6 @@ WARM_UP_SECONDS: Final = 600.0
 TEMPLATE_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 5.0  # after containerd or the agent refused a step
 Say = Callable[[str, str], None]  # a model's name, and a sentence about it
-
-
-class UpRunning(Failure):
-    """Another `kybernate up` keeps the models of this project."""
-
-    advice = "stop it, or name another project in the file"
 
 
 @dataclass
@@ -177,7 +171,7 @@ class Keeper:
     # -- steps
 
     async def _await_health(self, kept: Kept) -> None:
-        """Return when the program answers its health check, or has ended. Raises NotHealthy."""
+        """Return when the program answers its health check, or has ended. Raises Unavailable."""
         entry, end = kept.entry, time.monotonic() + kept.entry.start_timeout
         url = f"http://127.0.0.1:{entry.port}{entry.health}"
         while time.monotonic() < end:
@@ -192,7 +186,7 @@ class Keeper:
             if there is None or not there.running:
                 return  # the next look says with which status
             await asyncio.sleep(HEALTH_SECONDS)
-        raise NotHealthy(
+        raise Unavailable(
             f"{url} was not answered with success for {entry.start_timeout:.0f} s",
             state="the program still runs",
             advice="look at `kybernate logs`; `health` and `start-timeout` of the model may be wrong",
@@ -207,9 +201,9 @@ class Keeper:
             async with self._session.post(url, data=entry.warm_up.body, headers=headers, timeout=limit) as answer:
                 if answer.status >= 300:
                     text = (await answer.content.read(500)).decode(errors="replace")
-                    raise NotHealthy(f"{url} answered {answer.status}: {text}", state="the program keeps running")
+                    raise Unavailable(f"{url} answered {answer.status}: {text}", state="the program keeps running")
         except (ClientError, TimeoutError) as error:
-            raise NotHealthy(f"{url} did not answer: {error}", state="the program keeps running") from error
+            raise Unavailable(f"{url} did not answer: {error}", state="the program keeps running") from error
 
     async def _settle(self, entry: Entry) -> None:
         """Suspend a model's GPU memory; a program that has none is ready as it is."""
@@ -229,10 +223,6 @@ class Keeper:
 
     def _pod_name(self, entry: Entry) -> str:
         return f"{self._project}/{entry.name}"
-
-
-class NotHealthy(Failure):
-    """A model's program does not answer as the file says it does."""
 
 
 def proxy_settings(file: ModelsFile) -> ProxySettings:
@@ -255,7 +245,7 @@ def proxy_settings(file: ModelsFile) -> ProxySettings:
 async def keep(path: Path, environment: Mapping[str, str], agent_address: str, say: Say, log: Log) -> None:
     """Keep the models of a file until SIGTERM or SIGINT; SIGHUP reads it again. What runs stays.
 
-    Raises ModelsFileInvalid, UpRunning and AgentUnreachable.
+    Raises Invalid, Refused and AgentUnreachable.
     """
     file = load(path, environment)
     stopped, changed = asyncio.Event(), asyncio.Event()
@@ -303,7 +293,7 @@ def _reread(path: Path, environment: Mapping[str, str], file: ModelsFile, say: S
 
 
 def down(project: str, say: Say) -> None:
-    """Remove the containers of a project. Raises PodRefused, and UpRunning while `kybernate up` keeps them."""
+    """Remove the containers of a project. Raises Failure, and Refused while `kybernate up` keeps them."""
     with _only_one(project):
         pods = Pods(project)
         for name, running in pods.list().items():
@@ -326,14 +316,17 @@ def running_process(project: str) -> int:
 
 @contextmanager
 def _only_one(project: str) -> Iterator[None]:
-    """Hold the lock of a project, which ends with the process whatever ends that. Raises UpRunning."""
+    """Hold the lock of a project, which ends with the process whatever ends that. Raises Refused."""
     LOCKS.mkdir(parents=True, exist_ok=True)
     with (LOCKS / f"{project}.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise UpRunning(f"process {file.read() or '?'} keeps the models of the project {project}") from error
+            raise Refused(
+                f"process {file.read() or '?'} keeps the models of the project {project}",
+                advice="stop it, or name another project in the file",
+            ) from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

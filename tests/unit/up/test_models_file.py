@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from kybernate.up.models_file import EXAMPLE, FIRST_PORT, ModelsFileInvalid, Mount, WarmUp, parse, schema
+from kybernate.node.failure import Invalid
+from kybernate.up.models_file import EXAMPLE, FIRST_PORT, Mount, WarmUp, parse, schema
 
 GOOD = """\
 project: home
@@ -68,12 +69,12 @@ def test_file_is_read_as_it_is_meant() -> None:
     ],
 )
 def test_mistake_is_reported_with_its_place(text: str, problem: str) -> None:
-    with pytest.raises(ModelsFileInvalid, match=problem):
+    with pytest.raises(Invalid, match=problem):
         parse(text, "models.yaml", {})
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    with pytest.raises(ModelsFileInvalid) as caught:
+    with pytest.raises(Invalid) as caught:
         parse("models:\n  a: {port: 1}\n  b: {image: x, port: none}\n", "m.yaml", {})
     assert len(re.findall(r"^m\.yaml:\d+:\d+: ", str(caught.value), re.MULTILINE)) == 2
 
