@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kybernate.node.failure import Missing, Unavailable
+from kybernate_shim.logs import LineWriter, Log, number_of
 
 FILE = Path("models.yaml")
 START_SECONDS = 20.0
@@ -63,9 +64,8 @@ def up(
         return
     import asyncio
 
-    from kybernate.logs import open_log
-
-    asyncio.run(program.keep(file, os.environ, agent, _say, open_log("warning")))
+    log = Log(LineWriter(sys.stderr.fileno()).write, number_of("warning"), {})
+    asyncio.run(program.keep(file, os.environ, agent, _say, log))
 
 
 def down(

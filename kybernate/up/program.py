@@ -29,7 +29,7 @@ from kybernate.proxy.settings import Settings as ProxySettings
 from kybernate.up.lifecycle import Done, Seen, Step, decide, failures_after
 from kybernate.up.models_file import Entry, ModelsFile, load
 from kybernate.up.pods import Pods, Running
-from kybernate.logs import Log
+from kybernate_shim.logs import Log
 
 LOCKS: Final = Path("/run/kybernate/up")
 POLL_SECONDS: Final = 1.0  # between two looks at what runs
