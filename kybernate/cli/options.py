@@ -9,12 +9,14 @@ from kybernate.cli.declared import Argument, Option
 
 ContainerName = Annotated[
     str,
-    Argument("CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]."),
+    Argument("CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER].", "a_container"),
 ]
 ImageName = Annotated[
     str,
     Argument(
-        "IMAGE", "Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; or its directory."
+        "IMAGE",
+        "Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; its id; or its directory.",
+        "an_image",
     ),
 ]
 Namespace = Annotated[

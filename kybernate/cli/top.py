@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kybernate.cli.agents import required_agent
 from kybernate.cli.formats import moment, until_interrupted
-from kybernate.cli.ops import done, state_of, subject
+from kybernate.cli.ops import done, state_of, subject_of
 from kybernate.cli.output import age, printable, size
 from kybernate.client import Agent, AgentUnreachable
 from kybernate.client.requests import Backoff, has_ended
@@ -224,7 +224,9 @@ def _operations(operations: Iterable[wire.Operation], now: float) -> Table:
         begun = age(now - moment(one.created))
         what = printable(one.error.message) if one.error.message else progress.step
         name = f"{one.verb} {one.id}"
-        table.add_row(name, printable(subject(one)), _coloured(state_of(one)), what, bar, done(progress), left, begun)
+        table.add_row(
+            name, printable(subject_of(one)), _coloured(state_of(one)), what, bar, done(progress), left, begun
+        )
     return table
 
 

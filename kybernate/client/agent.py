@@ -73,6 +73,7 @@ class Agent(Verbs[Operation]):
     def __init__(self, address: str = "", *, tls: Tls | None = None) -> None:
         target = target_of(address, tls)
         self.address = target.address
+        self.call_seconds = CALL_SECONDS  # for each call's answer
         self._channel = target.channel()
 
     def __enter__(self) -> Agent:
@@ -160,7 +161,7 @@ class Agent(Verbs[Operation]):
     def _call(self, query: Query[Reply]) -> Reply:
         call = self._channel.unary_unary(*sent(query))
         with translated(self.address):
-            return call(query.request, timeout=CALL_SECONDS)
+            return call(query.request, timeout=self.call_seconds)
 
     def _stream(self, query: Query[Reply], timeout: float | None) -> Iterator[Reply]:
         call = self._channel.unary_stream(*sent(query))

@@ -66,6 +66,7 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
     def __init__(self, address: str = "", *, tls: Tls | None = None) -> None:
         target = target_of(address, tls)
         self.address = target.address
+        self.call_seconds = CALL_SECONDS  # for each call's answer
         self._channel = target.aio_channel()
 
     async def __aenter__(self) -> AsyncAgent:
@@ -152,7 +153,7 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
     async def _call(self, query: Query[Reply]) -> Reply:
         call = self._channel.unary_unary(*sent(query))
         with translated(self.address):
-            return await call(query.request, timeout=CALL_SECONDS)
+            return await call(query.request, timeout=self.call_seconds)
 
     async def _stream(self, query: Query[Reply], timeout: float | None) -> AsyncIterator[Reply]:
         call = self._channel.unary_stream(*sent(query))
