@@ -23,6 +23,8 @@ COMMANDS = {
     "suspend": "suspend",
     "resume": "suspend",
     "swap": "swap",
+    "wake": "wake",
+    "sleep": "wake",
     "ops": "ops",
     "wait": "ops",
     "cancel": "ops",
@@ -36,6 +38,7 @@ COMMANDS = {
     "rm": "catalogue",
     "pin": "tiers",
     "unpin": "tiers",
+    "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",
     "context": "context",
@@ -43,12 +46,13 @@ COMMANDS = {
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "page": "page",
     "proxy": "proxy",
 }
 
 # The groups of the help. A command that is in none of them is in the last one.
 GROUPS = {
-    "Containers": ("ps", "status", "checkpoint", "restore", "release", "suspend", "resume", "swap"),
+    "Containers": ("ps", "status", "checkpoint", "restore", "release", "suspend", "resume", "swap", "sleep", "wake"),
     "Images": (
         *("images", "inspect", "label", "pin", "unpin", "rm", "import", "export", "push", "pull", "encrypt", "decrypt"),
     ),
@@ -61,7 +65,8 @@ GROUPS = {
 BY_AGENT = frozenset(
     {
         "cancel", "checkpoint", "demote", "events", "evict", "images", "label", "ops", "pin", "prefetch", "promote",
-        "ps", "release", "restore", "resume", "rm", "status", "suspend", "swap", "top", "unpin", "version", "wait",
+        "ps", "release", "restore", "resume", "rm", "sleep", "status", "suspend", "swap", "top", "unpin", "version",
+        "wait", "wake",
     }
 )  # fmt: skip
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.asking import require_agreement
-from kybernate.cli.options import ADDRESS, Address, Json
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.options import ADDRESS, Address
 from kybernate.cli.output import show_json
 from kybernate.install.containerd import installed, planned, set_up
 
@@ -40,7 +41,7 @@ def containerd(
         ),
     ] = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Add the handler `kybernate` to containerd's configuration, restart containerd, and run a container.
 
@@ -50,7 +51,7 @@ def containerd(
     found = installed(config)
     changed, difference = planned(found)
     shown = {"containerd": ".".join(map(str, found.release)), "config": str(found.files.main), "difference": difference}
-    if not as_json:
+    if output == Format.TABLE or output == Format.WIDE:
         typer.echo(f"containerd {shown['containerd']}, configured by {shown['config']}")
         typer.echo(difference or "the handler kybernate is configured")
     if dry_run:
