@@ -18,7 +18,9 @@ from kybernate.cli.options import AGENT
 from kybernate.cli.reporting import is_expected, report
 from kybernate_shim import __version__
 
-UNSAID = re.compile(r"; (?:required|x>=[\d.]+)(?=\])|  \[(?:required|x>=[\d.]+)\]")  # the usage and the metavar say it
+UNSAID = re.compile(
+    r"; (?:required|(?:[\d.]+<=)?x[<>]=[\d.]+)(?=\])|  \[(?:required|(?:[\d.]+<=)?x[<>]=[\d.]+)\]"
+)  # the usage and the metavar say it
 LONGEST = 200  # characters of a command's first sentence
 HELP = "Checkpoint, restore and suspend the containers of this node."
 

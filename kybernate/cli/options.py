@@ -27,8 +27,6 @@ Address = Annotated[
     str, Option(("--address", "-a"), "containerd's socket.", metavar="SOCKET", envvar="CONTAINERD_ADDRESS")
 ]
 
-Json = Annotated[bool, Option(("--json",), "Print JSON.")]
-
 Wait = Annotated[
     bool,
     Option(("--wait/--no-wait",), "Wait for the end; without, print the id of the agent's operation."),

@@ -11,7 +11,6 @@ import typer
 from kybernate.cli.asking import require_agreement
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.options import ADDRESS, Address
-from kybernate.cli.output import show_json
 from kybernate.install.containerd import installed, planned, set_up
 
 
@@ -51,12 +50,12 @@ def containerd(
     found = installed(config)
     changed, difference = planned(found)
     shown = {"containerd": ".".join(map(str, found.release)), "config": str(found.files.main), "difference": difference}
-    if output == Format.TABLE or output == Format.WIDE:
+    if not (output.is_document or output == Format.NAME):
         typer.echo(f"containerd {shown['containerd']}, configured by {shown['config']}")
         typer.echo(difference or "the handler kybernate is configured")
     if dry_run:
-        if as_json:
-            show_json({**shown, "changed": list(map(str, changed)), "restarted": False, "verified": False})
+        document = {"changed": list(map(str, changed)), "restarted": False, "verified": False, "pending": ""}
+        show_document({**shown, **document}, output, "\n".join(map(str, changed)))
         return
     if changed:
         require_agreement("write this and restart containerd?", yes=yes, state="nothing was changed")
@@ -67,17 +66,16 @@ def containerd(
         address=address,
         step=lambda words: typer.echo(words, err=True),
     )
-    if as_json:
-        show_json(
-            {
-                **shown,
-                "changed": list(done.changed),
-                "restarted": done.restarted,
-                "verified": done.verified,
-                "pending": done.pending,
-            }
-        )
-    elif done.pending:
+    document = {
+        **shown,
+        "changed": list(map(str, done.changed)),
+        "restarted": done.restarted,
+        "verified": done.verified,
+        "pending": done.pending,
+    }
+    if show_document(document, output, "\n".join(map(str, done.changed))):
+        return
+    if done.pending:
         typer.echo(done.pending)
     else:
         typer.echo("a container ran under Kybernate: pods with runtimeClassName: kybernate will")
