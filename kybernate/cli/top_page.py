@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
@@ -55,6 +55,8 @@ class TopPage(App[None]):
         ("z", "sort('size')", "Size"),
         ("a", "sort('age')", "Age"),
         ("r", "reverse", "Reverse"),
+        Binding("pagedown", "page(1)", show=False, priority=True),  # of the page; a table has the keys else
+        Binding("pageup", "page(-1)", show=False, priority=True),
     ]
     ENABLE_COMMAND_PALETTE = False
     FOLLOWER = "follow the agent"  # name of the thread
@@ -131,6 +133,11 @@ class TopPage(App[None]):
         """Reverse the order."""
         self.reversed = not self.reversed
         self.draw()
+
+    def action_page(self, direction: int) -> None:
+        """Scroll the page up or down by a screen."""
+        scroll = self.query_one(VerticalScroll)
+        scroll.scroll_to(y=scroll.scroll_y + direction * scroll.size.height, animate=False)
 
     def action_help(self) -> None:
         """Show or hide the help."""
