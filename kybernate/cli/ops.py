@@ -98,7 +98,7 @@ def ops(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest N.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most the newest N.")] = 100,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue, and print each change.")] = False,
     output: Output = Format.TABLE,
 ) -> None:  # fmt: skip
@@ -188,11 +188,14 @@ def show_details(one: wire.Operation, format: Format) -> None:
 def wait(
     operations: OperationIds,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Give up waiting after that.", show_default="no limit")
+        float, typer.Option(min=0, metavar="SECONDS", help="Stop waiting after that time.", show_default="no limit")
     ] = 0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Wait until operations have ended; fails when one of them has failed."""
+    """Wait until operations have ended.
+
+    Fails when one of them has failed; the exit code is that of the failure.
+    """
     end = time.monotonic() + timeout if timeout else None
     with required_agent() as agent:
         ended = []

@@ -29,7 +29,7 @@ Address = Annotated[
 
 Wait = Annotated[
     bool,
-    Option(("--wait/--no-wait",), "Wait for the end; without, print the id of the agent's operation."),
+    Option(("--wait/--no-wait",), "Wait for the end, or print the id of the operation and return."),
 ]
 
 # Of every command that calls the agent, before or after the command's name.

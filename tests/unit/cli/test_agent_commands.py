@@ -136,7 +136,7 @@ def test_events_are_listed_oldest_first(node: Node, agent: FakeAgent) -> None:
     ]
     assert [line.split()[-1] for line in node.run("events", "--since", "90m").stdout.splitlines()[1:]] == ["2", "3"]
     assert "vram_bytes=7" in node.run("events", "-o", "wide").stdout
-    assert "is no duration" in node.run("events", "--since", "soon", status=2).stderr
+    assert "is not a duration" in node.run("events", "--since", "soon", status=2).stderr
 
 
 def test_top_prints_its_page_for_scripts(node: Node, agent: FakeAgent) -> None:
