@@ -42,7 +42,8 @@ class Connection(RequestHandler):
         if client and not is_trusted(client, self._server.trusted):
             self._counted = client
             self._server.clients[client] += 1
-            if self._server.clients[client] > self._server.limits.per_client:
+            most = self._server.limits.per_client
+            if most and self._server.clients[client] > most:
                 self._end(TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
