@@ -156,7 +156,7 @@ async def test_client_that_hangs_up_with_a_large_body_waits_no_more(embedded_pro
     async with embedded_proxy("routes: [{to: qwen}]") as stand:
         stand.models.may_wake.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", stand.port)
-        writer.write(b"POST /sink HTTP/1.1\r\nHost: h\r\nContent-Length: 50000000\r\n\r\n" + bytes(400_000))
+        writer.write(b"POST /sink HTTP/1.1\r\nHost: h\r\nContent-Length: 50000000\r\n\r\n" + bytes(700_000))
         await stand.until(lambda: stand.held().waiting)
         writer.close()
         await stand.until(lambda: not stand.held().waiting, "it has left the queue")
