@@ -18,7 +18,10 @@ END_SECONDS = 5.0
 
 
 class FakeAgent(
-    agent_pb2_grpc.InventoryServicer, agent_pb2_grpc.OperationsServicer, agent_pb2_grpc.CheckpointsServicer
+    agent_pb2_grpc.InventoryServicer,
+    agent_pb2_grpc.OperationsServicer,
+    agent_pb2_grpc.CheckpointsServicer,
+    agent_pb2_grpc.ActivityServicer,
 ):
     """Serves on `socket`. Every request is in `requests`; operations and their states are the test's."""
 
@@ -43,6 +46,7 @@ class FakeAgent(
         agent_pb2_grpc.add_InventoryServicer_to_server(self, self._server)
         agent_pb2_grpc.add_OperationsServicer_to_server(self, self._server)
         agent_pb2_grpc.add_CheckpointsServicer_to_server(self, self._server)
+        agent_pb2_grpc.add_ActivityServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.socket}")
         self._server.start()
 
@@ -100,10 +104,14 @@ class FakeAgent(
         return self._begun("swap", request, context, container=request.leaving, other_container=request.coming)
 
     def Wake(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
-        return self._begin("wake", request, context, container=request.name)
+        return self._begun("wake", request, context, container=request.name)
 
     def Sleep(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
-        return self._begin("sleep", request, context, container=request.name)
+        return self._begun("sleep", request, context, container=request.name)
+
+    def ReportActivity(self, request: Any, context: Any) -> wire.ReportActivityResponse:  # noqa: N802
+        self._answer(request, context)
+        return wire.ReportActivityResponse(containers=1)
 
     def DeleteImage(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
         return self._begun("delete", request, context, image=request.image)
