@@ -114,12 +114,6 @@ class Agent(Verbs[Operation]):
         """
         yield from self._stream(queries.watch(kinds, revision, instance), timeout)
 
-    def report_activity(
-        self, container: str, in_flight: int, *, namespace: str = "", lasts: float = 0
-    ) -> wire.ReportActivityResponse:
-        """Say how many requests a container answers now; it holds for `lasts` seconds, 0 means as the agent says."""
-        return self._call(queries.report_activity(container, namespace, in_flight, lasts))
-
     # -- operations
 
     def operation(self, id: str) -> Operation:

@@ -105,12 +105,6 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
         async for change in self._stream(queries.watch(kinds, revision, instance), timeout):
             yield change
 
-    async def report_activity(
-        self, container: str, in_flight: int, *, namespace: str = "", lasts: float = 0
-    ) -> wire.ReportActivityResponse:
-        """Say how many requests a container answers now; it holds for `lasts` seconds, 0 means as the agent says."""
-        return await self._call(queries.report_activity(container, namespace, in_flight, lasts))
-
     # -- operations
 
     async def operation(self, id: str) -> AsyncOperation:

@@ -14,7 +14,6 @@ from kybernate.proxy.holding import Phase
 from kybernate.proxy.models import SuspendFailed, WakeFailed
 from kybernate.proxy.settings import Model
 
-REPORT_SECONDS: Final = 15.0
 KINDS: Final = ("container",)
 PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
     "suspending": Phase.SUSPENDING,
@@ -81,12 +80,6 @@ class AgentModels:
         except Failure as error:
             raise SuspendFailed(str(error), state=error.state, advice=error.advice) from error
         self._phases[model.name] = Phase.ASLEEP  # which the Watch may say a little later
-
-    async def report(self, model: Model, in_flight: int) -> None:
-        """Report requests in flight, which hold for longer than until the next report."""
-        await self._agent.report_activity(
-            model.container, in_flight, namespace=model.namespace, lasts=REPORT_SECONDS if in_flight else 0
-        )
 
     def _take(self, container: wire.Container, removed: bool) -> None:
         if removed:

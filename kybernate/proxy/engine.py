@@ -21,7 +21,6 @@ from kybernate_shim.logs import Log
 
 LOOK_SECONDS: Final = 0.02  # between two looks at what another data plane has in flight, while a model drains
 WATCH_PAUSE: Final = 1.0
-REPORT_PAUSE: Final = 5.0
 
 
 class Refused(Exception):
@@ -182,22 +181,6 @@ class Engine:
             except Failure as error:
                 self._log.warning("proxy.watch_failed", error=str(error))
             await asyncio.sleep(WATCH_PAUSE)
-
-    async def report(self) -> None:
-        """Say from time to time what is in flight, and once that nothing is any more; without an end."""
-        said: dict[str, int] = {}
-        while True:
-            await asyncio.sleep(REPORT_PAUSE)
-            for name, held in self.held.items():
-                now = max(held.in_flight, held.elsewhere)
-                if not held.model.container or not (now or said.get(name)):
-                    continue
-                try:
-                    await self._source.report(held.model, now)
-                except Failure as error:
-                    self._log.debug("activity.not_reported", model=name, error=str(error))
-                else:
-                    said[name] = now
 
     async def close(self) -> None:
         """Refuse all that wait, and end."""

@@ -39,10 +39,6 @@ class Models(Protocol):
         """Return once its GPU is free. Raises SuspendFailed."""
         ...
 
-    async def report(self, model: Model, in_flight: int) -> None:
-        """Say how many requests it answers now; repeated while there are any. Raises Failure."""
-        ...
-
 
 def place_of(upstream: str) -> tuple[str, int]:
     """Return host and port of an address."""

@@ -107,7 +107,7 @@ async def start(settings: Settings, source: Models, log: Log) -> Service:
     except BaseException:
         await service.close()
         raise
-    service.watching += [asyncio.create_task(engine.run()), asyncio.create_task(engine.report())]
+    service.watching.append(asyncio.create_task(engine.run()))
     return service
 
 

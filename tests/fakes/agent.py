@@ -18,10 +18,7 @@ END_SECONDS = 5.0
 
 
 class FakeAgent(
-    agent_pb2_grpc.InventoryServicer,
-    agent_pb2_grpc.OperationsServicer,
-    agent_pb2_grpc.CheckpointsServicer,
-    agent_pb2_grpc.ActivityServicer,
+    agent_pb2_grpc.InventoryServicer, agent_pb2_grpc.OperationsServicer, agent_pb2_grpc.CheckpointsServicer
 ):
     """Serves on `socket`. Every request is in `requests`; operations and their states are the test's."""
 
@@ -46,7 +43,6 @@ class FakeAgent(
         agent_pb2_grpc.add_InventoryServicer_to_server(self, self._server)
         agent_pb2_grpc.add_OperationsServicer_to_server(self, self._server)
         agent_pb2_grpc.add_CheckpointsServicer_to_server(self, self._server)
-        agent_pb2_grpc.add_ActivityServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.socket}")
         self._server.start()
 
@@ -108,10 +104,6 @@ class FakeAgent(
 
     def Sleep(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
         return self._begun("sleep", request, context, container=request.name)
-
-    def ReportActivity(self, request: Any, context: Any) -> wire.ReportActivityResponse:  # noqa: N802
-        self._answer(request, context)
-        return wire.ReportActivityResponse(containers=1)
 
     def DeleteImage(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
         return self._begun("delete", request, context, image=request.image)

@@ -15,9 +15,9 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from kybernate.agent.operations.model import Checkpoint, Fault, Operation, State, Submission, Target
 
 from kybernate.agent.journal import Journal
+from kybernate.agent.operations.model import Checkpoint, Fault, Operation, State, Submission, Target
 from kybernate.agent.operations.store import MOST_LIST, SCHEMA, Store
 from kybernate.agent.service.operations import MOST_LIST_BYTES
 from kybernate.messages import agent_pb2 as wire

@@ -43,7 +43,6 @@ class FakeModels:
         self.may_wake.set()
         self.may_sleep.set()
         self.failure = ""
-        self.reports: list[tuple[str, int]] = []
         self.hooks: list[Callable[[], Any]] = []
         self._changes: asyncio.Queue[tuple[str, Phase]] = asyncio.Queue()
 
@@ -73,9 +72,6 @@ class FakeModels:
         if self.failure:
             raise SuspendFailed(self.failure)
         self.change(model.name, Phase.ASLEEP)
-
-    async def report(self, model: Model, in_flight: int) -> None:
-        self.reports.append((model.name, in_flight))
 
 
 @dataclass

@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
-import pytest
 
-from kybernate.proxy import engine
 from kybernate.proxy.holding import Phase
 from tests.contract.proxy.conftest import Standing
 from tests.contract.proxy.stand import CHAT, Stand
@@ -239,18 +237,6 @@ async def test_stream_is_never_suspended(standing_proxy: Standing) -> None:
             stand.upstream.may_end.set()
             assert b"data: second" in await answer.read()
         await stand.until(lambda: stand.models.calls["suspend qwen"] > suspends, "suspended afterwards")
-
-
-async def test_requests_in_flight_are_reported_and_their_end(
-    standing_proxy: Standing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "REPORT_PAUSE", 0.02)
-    async with standing_proxy("routes: [{to: qwen}]", phase=Phase.AWAKE) as stand:
-        async with stand.client.get(f"{stand.url}/stream") as answer:
-            await stand.until(lambda: ("qwen", 1) in stand.models.reports)
-            stand.upstream.may_end.set()
-            await answer.read()
-        await stand.until(lambda: stand.models.reports[-1] == ("qwen", 0))
 
 
 async def test_drain_that_does_not_end_is_undone(standing_proxy: Standing) -> None:
