@@ -26,28 +26,20 @@ class ExitCode(IntEnum):
 
 # By the names of classes; the row of a parent holds for what derives from it. Everything else is FAILED.
 NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
-    ExitCode.USAGE: (
-        "Invalid", "KindUnknown", "LabelInvalid", "PageTokenInvalid", "RequestInvalid",
-    ),
+    ExitCode.USAGE: ("Invalid", "KindUnknown", "LabelInvalid", "PageTokenInvalid", "RequestInvalid"),
     ExitCode.NOT_FOUND: (
-        "ContainerNotFound", "ContextUnknown", "ImageNotFound", "ImageNotInTier", "ImageNotRegistered",
-        "ImageNotStored", "ImageUnknown", "KeyUnknown", "Missing", "NoImageThere", "NoSuchImage", "NoTask",
-        "NotInStore", "OperationNotFound",
+        "ContainerNotFound", "ImageNotFound", "ImageNotInTier", "ImageNotRegistered", "ImageNotStored",
+        "Missing", "NoImageThere", "NoTask", "NotInStore", "OperationNotFound",
     ),
     ExitCode.REFUSED: (
-        "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers",
-        "ImageInUse",
-        "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable",
-        "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours",
-        "NothingToCancel", "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "Refused",
-        "RootUnreadable", "ShimDenied", "ShimTooOld", "StoreDenied", "TooManyCalls", "TooManyOperations",
+        "AccessDenied", "ImageAmbiguous", "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused",
+        "KeysUnreadable", "NameAmbiguous", "NotKybernate", "NotYours", "NothingToCancel", "PathClaimed",
+        "PlaceBusy", "QuotaReached", "Refused", "ShimTooOld", "StoreDenied", "TooManyCalls", "TooManyOperations",
     ),
     ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
     ExitCode.UNAVAILABLE: (
-        "AgentNotInstalled", "AgentStopping", "AgentUnreachable", "ContainerdUnreachable", "DriverUnavailable",
-        "ExportNotInstalled", "ImageRegistryUnreachable", "JournalUnusable", "NoAgent", "PeerFailed",
-        "RegistryNotInstalled", "RegistryUnreachable", "ShimGone", "StoreNotInstalled", "StoreUnreachable",
-        "Unavailable",
+        "AgentStopping", "AgentUnreachable", "ContainerdUnreachable", "ImageRegistryUnreachable",
+        "JournalUnusable", "PeerFailed", "RegistryUnreachable", "ShimGone", "StoreUnreachable", "Unavailable",
     ),
     ExitCode.INTERRUPTED: ("Interrupted",),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from kybernate.export.archives import export, unpack
 from kybernate.node.deleting import delete_with_copy, trash_of
 from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
-from kybernate.node.importing import ImageNotWhole, NotImported, admit, examine
+from kybernate.node.importing import IMAGE_NOT_WHOLE_ADVICE, NotImported, admit, examine
 from kybernate.node.places import open_image
 from kybernate.node.privileges import SpecOdd, privileges_of
 from kybernate.node.verdict import problems_with
@@ -105,7 +105,7 @@ def _import(attempt: Attempt) -> Result:
         try:
             privileges_of(examined.spec, examined.manifest)
         except SpecOdd as error:
-            raise ImageNotWhole(f"{source}: {error}", state="nothing was imported") from error
+            raise Failure(f"{source}: {error}", state="nothing was imported", advice=IMAGE_NOT_WHOLE_ADVICE) from error
         attempt.step("import")
         move = archived or source.is_relative_to(config.checkpoint_root)
         count, staging = attempt.counted("import"), _staging(operation).name

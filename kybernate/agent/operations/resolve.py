@@ -32,13 +32,12 @@ from kybernate.agent.operations.model import (
 from kybernate.agent.storage.arrivals import Elsewhere
 from kybernate.export.archives import manifest_in
 from kybernate.node.containerd import Containerd
-from kybernate.node.deleting import NotDeleted
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.filesystem import nearest_existing
 from kybernate.node.importing import NotImported, target_of
 from kybernate.node.lookup import ID_LENGTH, KnownContainer
-from kybernate.node.places import PlaceTaken, locate, new_place, open_image, short_name
-from kybernate.node.restore import IdTaken
+from kybernate.node.places import PLACE_TAKEN_ADVICE, locate, new_place, open_image, short_name
+from kybernate.node.restore import ID_TAKEN_ADVICE
 from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, namespace_for, plan_of, trusted_spec
 from kybernate.node.shim import NoTask
 from kybernate.node.trusted import known_keys, ring_of, signature_of
@@ -214,12 +213,12 @@ def _restore_from_elsewhere(node: Node, id: str, arguments: Restore, found: Else
 
 
 def _restore_target(node: Node, id: str, arguments: Restore, source: Source) -> Target:
-    """Return the new container of a restore. Raises IdTaken."""
+    """Return the new container of a restore. Raises Refused."""
     name = arguments.name or f"{_source_name(source)}-{id}"
     namespace = namespace_for(source, wish_of(arguments, name))
     with Containerd(node.address) as containerd:
         if containerd.container(namespace, name) is not None:
-            raise IdTaken(f"container {name} exists in containerd's namespace {namespace}")
+            raise Refused(f"container {name} exists in containerd's namespace {namespace}", advice=ID_TAKEN_ADVICE)
     return Target(namespace=namespace, container=name, title=name, holds=(f"container {namespace}/{name}",))
 
 
@@ -243,7 +242,7 @@ def _delete(node: Node, arguments: Delete) -> Target:
     image, config = _image(node, arguments.image), Config.load()
     roots = [root for root, _ in config.image_roots]
     if not any(image.is_relative_to(root) and image != root for root in roots):
-        raise NotDeleted(
+        raise Failure(
             f"{image} lies neither below the checkpoint root nor below a trusted root",
             state="it is as it was",
             advice="remove the directory by hand",
@@ -297,7 +296,7 @@ def _is_signed(image: Image, config: Config) -> bool:
 def _export(node: Node, arguments: Export) -> Target:
     image, archive = _image(node, arguments.image), Path(_absolute(arguments.path))
     if os.path.lexists(archive):
-        raise PlaceTaken(f"{archive} exists", state="nothing was exported")
+        raise Refused(f"{archive} exists", state="nothing was exported", advice=PLACE_TAKEN_ADVICE)
     if not archive.parent.is_dir():
         raise RequestInvalid(f"{archive.parent} is no directory", state="nothing was exported")
     target = Target(image=str(image), archive=str(archive), shares=(_held(image),), copies=(_disk(image),))
