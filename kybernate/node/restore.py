@@ -80,24 +80,24 @@ class CreatedTask:
 
 
 def saved_spec(checkpoint: Image, encryption_key: Path | None = None) -> dict[str, Any]:
-    """Return the OCI spec that the checkpoint image holds, with the digest that its manifest lists. Raises Failure.
+    """Return the OCI spec that the checkpoint image holds, with the digest that its manifest lists. Raises Refused.
 
     The bytes that are compared are those that are parsed.
     """
     file = next((one for one in checkpoint.manifest.files if one.name == SAVED_SPEC), None)
     if file is None:
-        raise Failure(
+        raise Refused(
             f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be created again from it",
             advice=SPEC_MISSING_ADVICE,
         )
     try:
         spec = bounded_json.parse(_listed(checkpoint, file, encryption_key), most_bytes=MOST_SPEC)
     except (FileOdd, DigestUnknown, VramError, OSError, ValueError, RecursionError) as error:
-        raise Failure(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}", advice=SPEC_MISSING_ADVICE) from error
+        raise Refused(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}", advice=SPEC_MISSING_ADVICE) from error
     except (KeyUnusable, CheckpointInvalid) as error:
-        raise Failure(f"{checkpoint.path}: {SAVED_SPEC} cannot be decrypted: {error}", advice=KEY_ADVICE) from error
+        raise Refused(f"{checkpoint.path}: {SAVED_SPEC} cannot be decrypted: {error}", advice=KEY_ADVICE) from error
     if not isinstance(spec, dict):
-        raise Failure(f"{checkpoint.path / SAVED_SPEC} is not an OCI spec", advice=SPEC_MISSING_ADVICE)
+        raise Refused(f"{checkpoint.path / SAVED_SPEC} is not an OCI spec", advice=SPEC_MISSING_ADVICE)
     return spec
 
 

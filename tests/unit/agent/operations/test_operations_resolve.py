@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 
-from kybernate.agent.operations.errors import RequestInvalid
-from kybernate.agent.operations.model import (
-    Arguments,
-    Checkpoint,
-    Delete,
-    Export,
-    Import,
-    Restore,
-    Swap,
-    Verify,
-)
-from kybernate.agent.operations.resolve import ImageNotFound, ImagePinned
-from kybernate.agent.storage.arrivals import Elsewhere
 from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import ContainerNotFound
 from kybernate.node.shim import NoTask
 from kybernate.store.tiers.tier import Ref
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.delete import Delete, ImagePinned
+from kybernate.verbs.errors import RequestInvalid
+from kybernate.verbs.export import Export
+from kybernate.verbs.importing import Import
+from kybernate.verbs.model import Arguments
+from kybernate.verbs.node import Elsewhere
+from kybernate.verbs.places import ImageNotFound
+from kybernate.verbs.restore import Restore
+from kybernate.verbs.swap import Swap
+from kybernate.verbs.verify import Verify
 from kybernate_shim.checkpoint.image.manifest import Source
 from tests.unit.agent.operations.hands import ID, Hands
 from tests.unit.cli.conftest import Node as FakeNode
