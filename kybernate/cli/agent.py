@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Failure
-
-
-class AgentNotInstalled(Failure):
-    """A package that the agent needs is not installed."""
-
-    advice = "pip install 'kybernate[agent]' into the environment of this command"
+from kybernate.node.failure import Unavailable
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +26,10 @@ def agent(
         from kybernate.agent import program  # what it loads, no other command needs
         from kybernate.agent.settings import Settings
     except ImportError as error:
-        raise AgentNotInstalled(f"the agent cannot be loaded: {error}") from error
+        raise Unavailable(
+            f"the agent cannot be loaded: {error}",
+            advice="pip install 'kybernate[agent]' into the environment of this command",
+        ) from error
     if not check:
         program.run(config)
         return

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kybernate import addresses
 from kybernate.cli.formats import moment
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused, Unavailable
 
 if TYPE_CHECKING:
     from kybernate.client import Agent, Operation
@@ -21,22 +21,7 @@ if TYPE_CHECKING:
 OFF, LOCAL = "none", "local"  # instead of a name: no agent, and this node's own
 
 
-class HereOnly(Failure):
-    """The command works on this node alone."""
-
-    advice = "run it on that node, or choose this one with `--agent local`"
-
-
-class NoAgent(Failure):
-    """The command is about what only an agent knows, and none runs here."""
-
-    advice = "start one with `systemctl start kybernate-agent` or `kybernate agent`"
-
-
-class AgentClosed(Failure):
-    """The agent's socket, or its directory, is closed to the user who runs the command."""
-
-    advice = "run as root; members of the group `kybernate` may look, and change nothing"
+NO_AGENT_ADVICE: Final = "start one with `systemctl start kybernate-agent` or `kybernate agent`"
 
 
 def chosen() -> str:
@@ -57,7 +42,7 @@ def _files_of_contexts() -> tuple[str, str]:
 
 
 def is_remote() -> bool:
-    """Return whether commands call the agent of another machine. Raises ContextUnknown and ContextsInvalid."""
+    """Return whether commands call the agent of another machine. Raises Missing and Failure."""
     named = chosen()
     if named in ("", OFF):
         return False
@@ -67,9 +52,13 @@ def is_remote() -> bool:
 
 
 def require_here(what: str) -> None:
-    """Refuse what the command itself does on this node, where another node's agent is chosen. Raises HereOnly."""
+    """Refuse what the command itself does on this node, where another node's agent is chosen. Raises Refused."""
     if is_remote():
-        raise HereOnly(f"{what}, and {chosen()} is the agent of another node", state="nothing was done")
+        raise Refused(
+            f"{what}, and {chosen()} is the agent of another node",
+            state="nothing was done",
+            advice="run it on that node, or choose this one with `--agent local`",
+        )
 
 
 def agent_here(address: str = addresses.CONTAINERD) -> Agent | None:
@@ -92,14 +81,17 @@ def _agent(address: str) -> Agent:
 
 
 def _answers() -> bool:
-    """Return whether a process accepts connections: a killed agent leaves its socket. Raises AgentClosed."""
+    """Return whether a process accepts connections: a killed agent leaves its socket. Raises Refused."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(addresses.AGENT)
         except PermissionError as error:
-            raise AgentClosed(f"this user may not connect to the agent on {addresses.AGENT}") from error
+            raise Refused(
+                f"this user may not connect to the agent on {addresses.AGENT}",
+                advice="run as root; members of the group `kybernate` may look, and change nothing",
+            ) from error
         except OSError:
             return False
     return True
@@ -117,18 +109,20 @@ def agent_or_none(address: str = addresses.CONTAINERD) -> Iterator[Agent | None]
 
 
 def require_wait(wait: bool) -> None:
-    """Refuse --no-wait where the command itself does the work. Raises NoAgent."""
+    """Refuse --no-wait where the command itself does the work. Raises Unavailable."""
     if not wait:
-        raise NoAgent("--no-wait needs an agent, and none runs on this node", state="nothing was begun")
+        raise Unavailable(
+            "--no-wait needs an agent, and none runs on this node", state="nothing was begun", advice=NO_AGENT_ADVICE
+        )
 
 
 @contextmanager
 def required_agent() -> Iterator[Agent]:
-    """Connect to the agent. Raises NoAgent where none runs."""
+    """Connect to the agent. Raises Unavailable where none runs."""
     agent = agent_here()
     if agent is None:
         place = addresses.AGENT if chosen() != OFF else f"${addresses.AGENT_VARIABLE}"
-        raise NoAgent(f"no agent runs on this node: nothing listens on {place}")
+        raise Unavailable(f"no agent runs on this node: nothing listens on {place}", advice=NO_AGENT_ADVICE)
     with agent:
         yield agent
 

@@ -6,19 +6,15 @@ import sys
 
 import typer
 
-from kybernate.node.failure import Failure
-
-
-class NotAgreed(Failure):
-    """The question was not answered with yes, or there was no terminal to ask it on."""
+from kybernate.node.failure import Refused
 
 
 def require_agreement(question: str, *, yes: bool, state: str) -> None:
-    """Ask on the terminal, unless `yes`. Raises NotAgreed; `state` says what is true then."""
+    """Ask on the terminal, unless `yes`. Raises Refused; `state` says what is true then."""
     if yes:
         return
     if not is_terminal():
-        raise NotAgreed(
+        raise Refused(
             "this needs a confirmation, and stdin is not a terminal", state=state, advice="use --yes in scripts"
         )
     try:
@@ -26,7 +22,7 @@ def require_agreement(question: str, *, yes: bool, state: str) -> None:
     except typer.Abort:  # Ctrl-C, or the end of the input
         agreed = False
     if not agreed:
-        raise NotAgreed("not confirmed", state=state)
+        raise Refused("not confirmed", state=state)
 
 
 def is_terminal() -> bool:

@@ -61,9 +61,10 @@ def a_tier(incomplete: str) -> list[str]:
 def a_context(incomplete: str) -> list[str]:
     """Return the names of contexts that begin so."""
     from kybernate.cli.agents import LOCAL
-    from kybernate.client.contexts import ContextsInvalid, load
+    from kybernate.client.contexts import load
+    from kybernate.node.failure import Failure
 
-    with suppress(ContextsInvalid):
+    with suppress(Failure):
         return [one for one in (*sorted(load().by_name), LOCAL) if one.startswith(incomplete)]
     return []
 

@@ -13,8 +13,9 @@ from kybernate.cli.options import ImageName
 from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.told import tell_agent
+from kybernate.node import failure
 from kybernate.node.failure import Failure
-from kybernate.node.places import ImageUnusable, locate, unfound
+from kybernate.node.places import locate, unfound
 from kybernate_shim.checkpoint.image.counter import Counter
 from kybernate_shim.checkpoint.image.encrypted import CipherRun
 from kybernate_shim.checkpoint.image.encryption_in_place import Outcome, decrypt_image, encrypt_image
@@ -29,16 +30,6 @@ KeyFile = Annotated[
         "--key", metavar="FILE", help="File with the keys.", show_default="`encryption_key` of the node's configuration"
     ),
 ]
-
-
-class NoKey(Failure):
-    """This node has no key for images."""
-
-    advice = f"name a file with --key, or set `encryption_key` in {DEFAULT_PATH}; `openssl rand -hex 32` makes a key"
-
-
-class NotChanged(Failure):
-    """The image could not be encrypted or decrypted; it is whole in the form that it had."""
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +47,11 @@ def encrypt(image: ImageName, key: KeyFile = None, output: Output = Format.TABLE
     config = Config.load()
     file = key or config.encryption_key
     if file is None:
-        raise NoKey("this node has no key for checkpoint images")
+        raise failure.Refused(
+            "this node has no key for checkpoint images",
+            advice=f"name a file with --key, or set `encryption_key` in {DEFAULT_PATH}; `openssl rand -hex 32` makes"
+            " a key",
+        )
     _change("encrypt", image, lambda directory, run: encrypt_image(directory, file, config, run), output=output)
 
 
@@ -90,6 +85,6 @@ def _changed(verb: str, name: str, work: Work, run: CipherRun) -> tuple[Image, O
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except Damaged as error:
-        raise ImageUnusable(f"cannot {verb} the image: {error}", state="the image is as it was") from error
+        raise Failure(f"cannot {verb} the image: {error}", state="the image is as it was") from error
     except (Refused, NoRoom, OSError) as error:
-        raise NotChanged(f"cannot {verb} the image: {error}", state="the image is as it was") from error
+        raise Failure(f"cannot {verb} the image: {error}", state="the image is as it was") from error

@@ -26,13 +26,10 @@ class ExitCode(IntEnum):
 
 # By the names of classes; the row of a parent holds for what derives from it. Everything else is FAILED.
 NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
-    ExitCode.USAGE: (
-        "Invalid", "KindUnknown", "LabelInvalid", "PageTokenInvalid", "RequestInvalid",
-    ),
+    ExitCode.USAGE: ("Invalid", "KindUnknown", "LabelInvalid", "PageTokenInvalid", "RequestInvalid"),
     ExitCode.NOT_FOUND: (
-        "ContainerNotFound", "ContextUnknown", "ImageNotFound", "ImageNotInTier", "ImageNotRegistered",
-        "ImageNotStored", "ImageUnknown", "KeyUnknown", "Missing", "NoImageThere", "NoSuchImage", "NoTask",
-        "NotInStore", "OperationNotFound",
+        "ContainerNotFound", "ImageNotFound", "ImageNotInTier", "ImageNotRegistered", "ImageNotStored",
+        "Missing", "NoImageThere", "NoTask", "NotInStore", "OperationNotFound",
     ),
     ExitCode.REFUSED: (
         "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers",
@@ -45,10 +42,8 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ),
     ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
     ExitCode.UNAVAILABLE: (
-        "AgentNotInstalled", "AgentStopping", "AgentUnreachable", "ContainerdUnreachable", "DriverUnavailable",
-        "ExportNotInstalled", "ImageRegistryUnreachable", "JournalUnusable", "NoAgent", "PeerFailed",
-        "RegistryNotInstalled", "RegistryUnreachable", "ShimGone", "StoreNotInstalled", "StoreUnreachable",
-        "Unavailable",
+        "AgentStopping", "AgentUnreachable", "ContainerdUnreachable", "ImageRegistryUnreachable",
+        "JournalUnusable", "PeerFailed", "RegistryUnreachable", "ShimGone", "StoreUnreachable", "Unavailable",
     ),
     ExitCode.INTERRUPTED: ("Interrupted",),
 }  # fmt: skip

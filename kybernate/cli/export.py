@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,7 +15,7 @@ from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.export.layers import Compression
 from kybernate.node.audited import audit, image_ref
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Unavailable
 from kybernate.node.places import open_image
 from kybernate_shim.checkpoint.image.copies import in_use
 from kybernate_shim.checkpoint.image.store import Image
@@ -30,10 +30,7 @@ class Kind(StrEnum):
     CHECKPOINTCTL = "checkpointctl"
 
 
-class ExportNotInstalled(Failure):
-    """The libraries of `push`, `pull` and compressed layouts are not there."""
-
-    advice = "install the package with its extra `oci`"
+EXPORT_NOT_INSTALLED_ADVICE: Final = "install the package with its extra `oci`"
 
 
 Compressed = Annotated[
@@ -108,12 +105,12 @@ def compression_of(image: Image, wanted: Compression | None) -> Compression:
 
 
 def require_libraries(compression: Compression) -> None:
-    """Raise ExportNotInstalled where a layout cannot be compressed so."""
+    """Raise Unavailable where a layout cannot be compressed so."""
     try:
         if compression == Compression.ZSTD:
             import zstandard  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ExportNotInstalled(f"{error.name} is not installed") from error
+        raise Unavailable(f"{error.name} is not installed", advice=EXPORT_NOT_INSTALLED_ADVICE) from error
 
 
 def audited(image: Image, target: str) -> None:

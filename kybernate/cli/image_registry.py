@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.export import ExportNotInstalled
+from kybernate.cli.export import EXPORT_NOT_INSTALLED_ADVICE
+from kybernate.node.failure import Unavailable
 
 if TYPE_CHECKING:
     from kybernate.export.registry_client import Connection
@@ -36,13 +37,13 @@ Parallel = Annotated[
 def connection(
     host: str, *, plain_http: bool, ca: Path | None, file: Path | None, parallel: int, mount_from: str = ""
 ) -> Connection:
-    """Return how a registry is reached. Raises ExportNotInstalled and Failure."""
+    """Return how a registry is reached. Raises Unavailable and Failure."""
     try:
         import zstandard  # noqa: F401
 
         from kybernate.export.registry_client import Connection
     except ModuleNotFoundError as error:
-        raise ExportNotInstalled(f"{error.name} is not installed") from error
+        raise Unavailable(f"{error.name} is not installed", advice=EXPORT_NOT_INSTALLED_ADVICE) from error
     from kybernate.export.credentials import credentials_for
 
     return Connection(credentials_for(host, file), plain_http, ca, mount_from, parallel)

@@ -14,17 +14,11 @@ from kybernate.cli.formats import Format, Output
 from kybernate.cli.image_table import ImageEntry
 from kybernate.client import Agent
 from kybernate.client.errors import AgentRefused
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Missing
 from kybernate_shim.config import Config
 
 UNFINISHED = "unfinished"
 PATTERN = frozenset("*?[")
-
-
-class NoSuchImage(Failure):
-    """No image has one of the names."""
-
-    advice = "`kybernate images --all` lists all images"
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +73,9 @@ def images(
             listed += _found(namespace, without=listed) if everything and agent is not None else []
     shown = [one for one in listed if everything or one.image.states != [UNFINISHED]]
     if missing := [name for name in names or [] if not any(one.is_named(name) for one in shown)]:
-        raise NoSuchImage(f"no checkpoint image has the name {', '.join(missing)}")
+        raise Missing(
+            f"no checkpoint image has the name {', '.join(missing)}", advice="`kybernate images --all` lists all images"
+        )
     shown = [one for one in shown if not names or any(one.is_named(name) for name in names)]
     if quiet:
         for place in (place for one in shown for place in _places(one)):
@@ -119,7 +115,7 @@ def _registered(
 
 
 def _found(namespace: str, without: Iterable[ImageEntry] = ()) -> list[ImageEntry]:
-    """Return the images in the directories of this node, except those of `without`. Raises RootUnreadable."""
+    """Return the images in the directories of this node, except those of `without`. Raises Refused."""
     from kybernate.node.images import MOST_ENTRIES, inventory
 
     config = Config.load()

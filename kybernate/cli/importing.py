@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.asking import NotAgreed, require_agreement
+from kybernate.cli.asking import require_agreement
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import INDENT, show_columns, show_fields, size
 from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.told import tell_agent
-from kybernate.node.importing import Examined, ImageNotWhole, Imported, NotImported, admit, examine, target_of
+from kybernate.node.failure import Failure, Refused
+from kybernate.node.importing import IMAGE_NOT_WHOLE_ADVICE, Examined, Imported, NotImported, admit, examine, target_of
 from kybernate.node.places import locate
 from kybernate.node.privileges import SpecOdd, SpecPrivileges, privileges_of
 from kybernate.node.trusted import Signed, known_keys, ring_of, signature_of
@@ -106,7 +107,7 @@ def bring_in(source: Path, wanted: Wanted, config: Config, *, quiet: bool) -> di
     Nothing is shown if `quiet`, and so nothing can be asked. Raises what a user is shown.
     """
     if quiet and not wanted.yes:
-        raise NotAgreed("this needs a confirmation", state=NOTHING, advice="use --yes, or another output")
+        raise Refused("this needs a confirmation", state=NOTHING, advice="use --yes, or another output")
     examined = _examined(source, wanted.origin)
     asks = _asks(examined)
     chosen = _namespace(examined, wanted, config)
@@ -135,7 +136,7 @@ def _asks(examined: Examined) -> SpecPrivileges:
     try:
         return privileges_of(examined.spec, examined.manifest)
     except SpecOdd as error:
-        raise ImageNotWhole(f"{examined.directory}: {error}", state=NOTHING) from error
+        raise Failure(f"{examined.directory}: {error}", state=NOTHING, advice=IMAGE_NOT_WHOLE_ADVICE) from error
 
 
 def _admitted(examined: Examined, target: Path, namespace: str, config: Config, wanted: Wanted) -> Imported:

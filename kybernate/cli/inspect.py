@@ -13,7 +13,8 @@ from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, size
 from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
-from kybernate.node.places import ImageUnusable, locate, open_image, unfound
+from kybernate.node.failure import Failure
+from kybernate.node.places import locate, open_image, unfound
 from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
 from kybernate.node.verdict import SIGNATURE, problems_with
 from kybernate_shim.checkpoint.image.codec import to_json
@@ -62,7 +63,7 @@ def inspect(
             with unpacked(place, Config.load()) as found:
                 _inspect(str(found.path), place, check=check, output=output)
         except ArtefactOdd as error:
-            raise ImageUnusable(f"{place} is no archive of an image: {error}", advice=error.advice) from error
+            raise Failure(f"{place} is no archive of an image: {error}", advice=error.advice) from error
     else:
         _inspect(image, place, check=check, output=output)
 
@@ -88,9 +89,9 @@ def _verified(name: str) -> list[Problem]:
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
-        raise ImageUnusable(f"damaged checkpoint image: {error}", advice="it cannot be restored") from error
+        raise Failure(f"damaged checkpoint image: {error}", advice="it cannot be restored") from error
     except KeyUnusable as error:
-        raise ImageUnusable(f"cannot verify: {error}", state="without --verify, no key is needed") from error
+        raise Failure(f"cannot verify: {error}", state="without --verify, no key is needed") from error
 
 
 def _show_problems(path: Path, problems: list[Problem], *, output: Format) -> None:

@@ -11,15 +11,11 @@ import typer
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import show_columns, size
 from kybernate.cli.progress import Bar
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate_shim.config import DEFAULT_PATH, Config
 from kybernate_shim.vram_io import image_pool as files
 from kybernate_shim.vram_io.image_pool_filling import PoolUnavailable, fill
 from kybernate_shim.vram_io.thread_pool import CopyOptions
-
-
-class NoPool(Failure):
-    """There is none on this node, or it cannot be filled."""
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +34,7 @@ def pool(
     """
     settings = Config.load().gpu
     if settings.image_pool is None or not settings.image_pool_files:
-        raise NoPool(
+        raise Refused(
             "this node has no pool of memory for images",
             advice=f"set `gpu.image_pool` and `gpu.image_pool_files` in {DEFAULT_PATH}",
         )
@@ -61,4 +57,4 @@ def _fill(directory: Path, wanted: tuple[int, ...]) -> None:
         with Bar(f"fill {directory}") as bar:
             fill(directory, wanted, threads=CopyOptions().threads, on_progress=lambda done: bar.count(done, total))
     except PoolUnavailable as error:
-        raise NoPool(str(error), state="checkpoints into memory work, but are slower") from error
+        raise Refused(str(error), state="checkpoints into memory work, but are slower") from error

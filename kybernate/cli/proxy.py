@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Failure
-
-
-class ProxyNotInstalled(Failure):
-    """A package that the proxy needs is not installed."""
-
-    advice = "pip install 'kybernate[proxy,agent]' into the environment of this command"
+from kybernate.node.failure import Unavailable
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +28,10 @@ def proxy(
     try:
         from kybernate.proxy import program, settings  # what it loads, no other command needs
     except ImportError as error:
-        raise ProxyNotInstalled(f"the proxy cannot be loaded: {error}") from error
+        raise Unavailable(
+            f"the proxy cannot be loaded: {error}",
+            advice="pip install 'kybernate[proxy,agent]' into the environment of this command",
+        ) from error
     if print_config:
         from kybernate.proxy.haproxy.plane import printed
 

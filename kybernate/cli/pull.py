@@ -21,7 +21,7 @@ from kybernate.cli.told import tell_agent
 from kybernate.export.errors import NotPulled
 from kybernate.export.layers import Compression
 from kybernate.export.reference import parsed
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.node.importing import target_of
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
@@ -30,12 +30,6 @@ from kybernate_shim.trust.keys import Key
 if TYPE_CHECKING:
     from kybernate.export.pull import Fetched
     from kybernate.export.sources import Source
-
-
-class NameMissing(Failure):
-    """The image has no name that can be used here."""
-
-    advice = "give a name after the reference"
 
 
 def register(app: typer.Typer) -> None:
@@ -149,7 +143,9 @@ def _keep(found: Fetched, wanted: Wanted, config: Config, output: Format) -> Non
 
     wanted = replace(wanted, name=wanted.name or found.name)
     if not wanted.name:
-        raise NameMissing(f"{wanted.origin} does not say how the image was called")
+        raise Refused(
+            f"{wanted.origin} does not say how the image was called", advice="give a name after the reference"
+        )
     key = vouching_key(found.image, config)
     if key is not None and wanted.namespace in ("", found.image.manifest.source.namespace):
         _admit(found, wanted, key, config, output)

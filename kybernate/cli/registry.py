@@ -14,7 +14,7 @@ from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import show_columns, show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.store import run_in_store, store_place
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Unavailable
 from kybernate.registry.location import registry_url
 from kybernate.store.errors import StoreDenied, StoreInconsistent, StoreInvalid, StoreUnreachable
 from kybernate_shim.config import Config
@@ -32,12 +32,6 @@ Url = Annotated[
         "--url", metavar="URL", help="The registry's database: sqlite:////PATH or postgresql://…", show_default="node's"
     ),
 ]
-
-
-class RegistryNotInstalled(Failure):
-    """The libraries of the registry are not there."""
-
-    advice = "install the package with its extra `agent`"
 
 
 def register(app: typer.Typer) -> None:
@@ -129,11 +123,14 @@ def _indexed(catalogue: Catalogue) -> Stored | None:
 
 @contextmanager
 def _opened(url: str) -> Iterator[Catalogue]:
-    """Open the registry that the agent uses, under the agent's name of the node. Raises RegistryNotInstalled."""
+    """Open the registry that the agent uses, under the agent's name of the node. Raises Unavailable."""
     try:
         from kybernate.registry.catalogue import Catalogue
     except ModuleNotFoundError as error:
-        raise RegistryNotInstalled(f"the registry needs {error.name}, which is not installed") from error
+        raise Unavailable(
+            f"the registry needs {error.name}, which is not installed",
+            advice="install the package with its extra `agent`",
+        ) from error
     settings = Settings.load()
     with Catalogue(url or settings.registry or registry_url(), node=settings.node_name) as catalogue:
         yield catalogue

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -23,10 +23,7 @@ WEEK = 7 * 86400.0
 HEADER = ("FROM", "IN", "PREFERRED")
 
 
-class NoSeats(Failure):
-    """The node has no configuration of seats, or one that cannot be used."""
-
-    advice = "docs/seats.md describes the configuration"
+NO_SEATS_ADVICE: Final = "docs/seats.md describes the configuration"
 
 
 File = Annotated[
@@ -44,7 +41,7 @@ def schedule(file: File = None, output: Output = Format.TABLE) -> None:
     configuration = configured(file)
     rules, now = configuration.rules, time.time()
     if not rules.windows:
-        raise NoSeats("no window is configured", advice="set `schedule` in the configuration of seats")
+        raise Failure("no window is configured", advice="set `schedule` in the configuration of seats")
     found = [Change(now, preferred(rules.windows, rules.zone, now)), *_week(configuration, now)]
 
     def row(one: Change) -> tuple[object, ...]:
@@ -55,13 +52,13 @@ def schedule(file: File = None, output: Output = Format.TABLE) -> None:
 
 
 def configured(file: Path | None) -> Configuration:
-    """Return the configuration of a file, else the agent's. Raises NoSeats."""
+    """Return the configuration of a file, else the agent's. Raises Failure."""
     try:
         found = read_file(file, zone_of("")) if file else configuration_of(Settings.load().seats)
     except SeatsInvalid as error:
-        raise NoSeats(str(error)) from error
+        raise Failure(str(error), advice=NO_SEATS_ADVICE) from error
     if found is None:
-        raise NoSeats("this node has no seats: `seats.file` is not set in agent.toml")
+        raise Failure("this node has no seats: `seats.file` is not set in agent.toml", advice=NO_SEATS_ADVICE)
     return found
 
 

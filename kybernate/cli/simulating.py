@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -26,10 +26,7 @@ HEADER = ("POLICY", "HITS", "HIT BYTES", "MOVED", "WAITED", "PREFETCHED", "IN VA
 NARROW = 5
 
 
-class TraceUnreadable(Failure):
-    """A file cannot be read as a trace."""
-
-    advice = "docs/tiers.md describes the formats"
+TRACE_UNREADABLE_ADVICE: Final = "docs/tiers.md describes the formats"
 
 
 class Slower(StrEnum):
@@ -86,13 +83,13 @@ def _read(traces: list[str], setup: Setup, image_size: int, idle: float) -> list
         try:
             return synthetic(first.removeprefix(SYNTHETIC), setup.rules.zone)
         except KeyError:
-            raise TraceUnreadable(f"there is no trace {first}", advice=f"there are {', '.join(MAKERS)}") from None
+            raise Failure(f"there is no trace {first}", advice=f"there are {', '.join(MAKERS)}") from None
     try:
         found = read_traces(map(_lines, traces), size=image_size, idle=idle)
     except (OSError, UnicodeDecodeError, TraceInvalid) as error:
-        raise TraceUnreadable(f"the trace cannot be read: {error}") from error
+        raise Failure(f"the trace cannot be read: {error}", advice=TRACE_UNREADABLE_ADVICE) from error
     if not found:
-        raise TraceUnreadable("the trace has no uses")
+        raise Failure("the trace has no uses", advice=TRACE_UNREADABLE_ADVICE)
     return found
 
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kybernate.cli.agents import NoAgent, agent_or_none, is_remote
+from kybernate.cli.agents import NO_AGENT_ADVICE, agent_or_none, is_remote
 from kybernate.cli.declared import Argument, Option
 from kybernate.cli.formats import NONE, Format, Output, Table, show_document, until_interrupted
 from kybernate.cli.moved import arena_document
 from kybernate.cli.options import ADDRESS, Address, Namespace
 from kybernate.cli.output import echo, printable, seconds, show_fields, size
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 
 # One of two ways is taken: by the agent, or by containerd and the shims. The commands load what it needs, no more.
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def ps(
                 _watch(agent, namespace, output)
             return
     if watch:
-        raise NoAgent("--watch needs an agent, and none runs on this node")
+        raise Unavailable("--watch needs an agent, and none runs on this node", advice=NO_AGENT_ADVICE)
     import asyncio
 
     from kybernate.node.containerd import Containerd

@@ -22,8 +22,8 @@ from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.simulating import simulate
 from kybernate.cli.told import tell_agent
-from kybernate.node.failure import Failure
-from kybernate.node.places import PlaceTaken, open_image
+from kybernate.node.failure import Refused, Unavailable
+from kybernate.node.places import PLACE_TAKEN_ADVICE, open_image
 from kybernate.node.trusted import known_keys, ring_of
 from kybernate.node.verdict import manifest_fault
 from kybernate_shim.config import Config
@@ -46,12 +46,6 @@ Url = Annotated[
         show_default="store.url of agent.toml",
     ),
 ]  # fmt: skip
-
-
-class StoreNotInstalled(Failure):
-    """The libraries of the store are not there."""
-
-    advice = "install the package with its extra `store`"
 
 
 def register(app: typer.Typer) -> None:
@@ -337,7 +331,7 @@ def _free_place() -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        raise PlaceTaken(str(error), state="nothing was changed") from None
+        raise Refused(str(error), state="nothing was changed", advice=PLACE_TAKEN_ADVICE) from None
 
 
 def store_place(url: str) -> StorePlace:
@@ -347,7 +341,9 @@ def store_place(url: str) -> StorePlace:
 
         from kybernate.store.place import StorePlace
     except ModuleNotFoundError as error:
-        raise StoreNotInstalled(f"the store needs {error.name}, which is not installed") from error
+        raise Unavailable(
+            f"the store needs {error.name}, which is not installed", advice="install the package with its extra `store`"
+        ) from error
     from kybernate.store.errors import StoreInvalid
 
     wanted = Settings.load().store

@@ -21,22 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from kybernate.client.target import LOCAL, Tls
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Missing
 
 SYSTEM: Final = Path("/etc/kybernate/client.toml")
 TLS_FILES: Final = ("ca", "certificate", "key")
 KEYS: Final = frozenset({"address", *TLS_FILES, "server_name"})
 MOST_BYTES: Final = 1 << 20
-
-
-class ContextUnknown(Failure):
-    """No file has a context of that name."""
-
-    advice = "`kybernate context ls` lists the contexts"
-
-
-class ContextsInvalid(Failure):
-    """A file of contexts cannot be read, or says something else than contexts."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +48,9 @@ class Contexts:
     tls: Tls | None = None  # for an address that is no context's
 
     def named(self, name: str) -> Context:
-        """Return a context. Raises ContextUnknown."""
+        """Return a context. Raises Missing."""
         if name not in self.by_name:
-            raise ContextUnknown(f"no context has the name {name!r}")
+            raise Missing(f"no context has the name {name!r}", advice="`kybernate context ls` lists the contexts")
         return self.by_name[name]
 
 
@@ -71,7 +61,7 @@ def user_file(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def load(files: Iterable[Path] = ()) -> Contexts:
-    """Return the contexts of the system's file and the user's. Raises ContextsInvalid."""
+    """Return the contexts of the system's file and the user's. Raises Failure."""
     documents = [(path, _document(path)) for path in tuple(files) or (SYSTEM, user_file()) if path.is_file()]
     shared: dict[str, Any] = {}
     named: dict[str, tuple[Path, dict[str, Any]]] = {}
@@ -88,7 +78,7 @@ def load(files: Iterable[Path] = ()) -> Contexts:
 
 
 def use(name: str, file: Path | None = None) -> Path:
-    """Make a context the current one in the user's file, and return the file. Raises ContextUnknown."""
+    """Make a context the current one in the user's file, and return the file. Raises Missing."""
     import tomlkit  # which keeps comments; no other call needs it
 
     if name != LOCAL:
@@ -102,7 +92,7 @@ def use(name: str, file: Path | None = None) -> Path:
         written.write_text(tomlkit.dumps(document))
         written.replace(path)
     except (OSError, ValueError) as error:
-        raise ContextsInvalid(f"{path} cannot be changed: {error}", state="the current context is as it was") from error
+        raise Failure(f"{path} cannot be changed: {error}", state="the current context is as it was") from error
     return path
 
 
@@ -111,25 +101,25 @@ def _document(path: Path) -> dict[str, Any]:
 
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ContextsInvalid(f"{path} is larger than {MOST_BYTES} bytes")
+            raise Failure(f"{path} is larger than {MOST_BYTES} bytes")
         document = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ContextsInvalid(f"{path} cannot be read: {error}") from error
+        raise Failure(f"{path} cannot be read: {error}") from error
     contexts = document.get("contexts", {})
     texts = [document.get(key, "") for key in ("current", *TLS_FILES)]
     if not isinstance(contexts, dict) or not all(isinstance(text, str) for text in texts):
-        raise ContextsInvalid(f"{path}: current, ca, certificate and key are texts, and contexts is a table")
+        raise Failure(f"{path}: current, ca, certificate and key are texts, and contexts is a table")
     if unknown := sorted(set(document) - {"current", "contexts", *TLS_FILES}):
-        raise ContextsInvalid(f"{path} has unknown keys: {', '.join(unknown)}")
+        raise Failure(f"{path} has unknown keys: {', '.join(unknown)}")
     return document
 
 
 def _context(name: str, path: Path, entry: Any, shared: Mapping[str, Path]) -> Context:
     known = isinstance(entry, dict) and set(entry) <= KEYS and all(isinstance(value, str) for value in entry.values())
     if not known or not entry.get("address"):
-        raise ContextsInvalid(f"{path}: context {name!r} needs an address, and may have {', '.join(sorted(KEYS))}")
+        raise Failure(f"{path}: context {name!r} needs an address, and may have {', '.join(sorted(KEYS))}")
     if name == LOCAL or not name or "/" in name or ":" in name:
-        raise ContextsInvalid(f"{path}: {name!r} cannot be the name of a context")
+        raise Failure(f"{path}: {name!r} cannot be the name of a context")
     files = {**shared, **{key: _beside(path, entry[key]) for key in TLS_FILES if key in entry}}
     return Context(name, entry["address"], path, _tls(files, entry.get("server_name", "")))
 

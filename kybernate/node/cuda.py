@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 from kybernate_shim.gpu import sequence
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
 from kybernate_shim.gpu.helper_answers import NodeGpu, State
@@ -19,14 +20,7 @@ VERBS = ("state", "lock", "checkpoint", "restore", "unlock", "suspend", "resume"
 NONE = "none"  # the state of a process that holds no CUDA state
 
 
-class StepFailed(Failure):
-    """The driver refused a step, or did not answer."""
-
-
-class DriverUnavailable(Failure):
-    """This node has no usable driver or no helper."""
-
-    advice = "`kybernate doctor` shows what is missing"
+DRIVER_UNAVAILABLE_ADVICE: Final = "`kybernate doctor` shows what is missing"
 
 
 @dataclass(frozen=True)
@@ -41,13 +35,13 @@ class Done:
 def run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path = SOCKET) -> Done:
     """Do one of VERBS on all `pids`; `timeout_ms` is for each step, 0 for the driver's usual limits.
 
-    Raises StepFailed, whose state says how the processes are now, and DriverUnavailable.
+    Raises Failure, whose state says how the processes are now, and Unavailable.
     """
     return asyncio.run(_run(verb, pids, timeout_ms, socket))
 
 
 def gpus(socket: Path = SOCKET) -> tuple[NodeGpu, ...]:
-    """Return the GPUs of the node. Raises DriverUnavailable."""
+    """Return the GPUs of the node. Raises Unavailable."""
 
     async def ask() -> tuple[NodeGpu, ...]:
         async with cuda_helper(socket) as helper:
@@ -56,7 +50,7 @@ def gpus(socket: Path = SOCKET) -> tuple[NodeGpu, ...]:
     try:
         return asyncio.run(ask())
     except CudaError as error:
-        raise DriverUnavailable(str(error)) from error
+        raise Unavailable(str(error), advice=DRIVER_UNAVAILABLE_ADVICE) from error
 
 
 async def _run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path) -> Done:
@@ -70,9 +64,9 @@ async def _run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path) ->
             steps = await _do(helper, verb, pids, limits)
             return Done(before, await _states(helper, pids), tuple(steps))
         except CudaUnavailable as error:
-            raise DriverUnavailable(str(error)) from error
+            raise Unavailable(str(error), advice=DRIVER_UNAVAILABLE_ADVICE) from error
         except CudaError as error:
-            raise StepFailed(in_words(error), state=await _states_in_words(helper, pids)) from error
+            raise Failure(in_words(error), state=await _states_in_words(helper, pids)) from error
 
 
 async def _do(helper: CudaHelper, verb: str, pids: Sequence[int], limits: sequence.StepSeconds) -> list[Step]:

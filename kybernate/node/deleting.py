@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate_shim.checkpoint.image.copies import root_of
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.config import Config
@@ -16,18 +16,8 @@ from kybernate_shim.linux.locks import held, try_lock_directory
 TRASH = ".deleted-"  # begins the name of a directory whose image is being deleted; no list of images shows it
 
 
-class NotDeleted(Failure):
-    """The image could not be deleted, or not all of it."""
-
-
-class ImageInUse(NotDeleted):
-    """A restore, or the agent of another node, reads the image at this moment."""
-
-    advice = "try again when it has been read"
-
-
 def delete(image: Path, name: str) -> None:
-    """Delete the image in the directory `image`. Raises NotDeleted, ImageInUse.
+    """Delete the image in the directory `image`. Raises Failure, Refused.
 
     The directory is first renamed: `name` makes that name unique, and a second call with it completes what a crash has
     left. What an earlier call has deleted is no error then.
@@ -37,7 +27,9 @@ def delete(image: Path, name: str) -> None:
         if os.path.lexists(image / NAME) and not trash.exists():
             with held(try_lock_directory(image)) as unused:
                 if not unused:
-                    raise ImageInUse(f"{image} is in use", state="it is as it was")
+                    raise Refused(
+                        f"{image} is in use", state="it is as it was", advice="try again when it has been read"
+                    )
                 image.rename(trash)
             sync(image.parent)
         if trash.exists():
@@ -45,7 +37,7 @@ def delete(image: Path, name: str) -> None:
             sync(image.parent)
     except OSError as error:
         state = "it is no image any more, but not all of its files are removed" if trash.exists() else "it is as it was"
-        raise NotDeleted(f"{image} cannot be deleted: {error}", state=state) from error
+        raise Failure(f"{image} cannot be deleted: {error}", state=state) from error
 
 
 def delete_with_copy(image: Path, name: str, config: Config) -> None:

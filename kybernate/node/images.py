@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.node.naming import Names, meant
 from kybernate.node.trusted import Openness, Signed, known_keys, openness_of, ring_of, signature_of, weak_files
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
@@ -46,12 +46,6 @@ STAGING = ".import-"  # begins the name of a directory that an import fills
 DEPTH = 8  # components of an image's name below its root, as in checkpoint/image/locate.py
 MOST_ENTRIES = 200_000  # of all directories above images together
 HARMLESS: tuple[State, ...] = ("open to others",)  # unless others can change the image, see `usable`
-
-
-class RootUnreadable(Failure):
-    """A directory of images cannot be looked at."""
-
-    advice = "run as root"
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ class Inventory:
 
 
 def inventory(config: Config) -> Inventory:
-    """Return all images of the node. Raises RootUnreadable and KeyUnusable."""
+    """Return all images of the node. Raises Refused and KeyUnusable."""
     ring = ring_of(known_keys(config))
     search = find_places(config)
     found = [judged(place, ring) for place in search.places]
@@ -141,7 +135,7 @@ class FoundPlaces:
 
 
 def find_places(config: Config) -> FoundPlaces:
-    """Return the directories of the node that may hold images. Raises RootUnreadable."""
+    """Return the directories of the node that may hold images. Raises Refused."""
     search = _Search()
     found: dict[Path, ImagePlace] = {}
     for root, trusted in config.image_roots:
@@ -152,7 +146,7 @@ def find_places(config: Config) -> FoundPlaces:
 
 
 def places_below(root: Path) -> list[Path]:
-    """Return the directories with a manifest below a root of images. Raises RootUnreadable."""
+    """Return the directories with a manifest below a root of images. Raises Refused."""
     found = (place.path for place in _Search().places(root, trusted=False))
     return [path for path in found if not path.name.startswith(STAGING) and os.path.lexists(path / NAME)]
 
@@ -177,7 +171,7 @@ def places_called(name: str, config: Config) -> list[Path]:
 def places_of_id(id: str, config: Config) -> list[Path]:
     """Return the images whose manifests have an id, or one that begins like it; what cannot be read is left out.
 
-    Raises RootUnreadable.
+    Raises Refused.
     """
     found: list[tuple[Path, str]] = []
     for place in find_places(config).places:
@@ -202,7 +196,7 @@ class _Search:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise RootUnreadable(f"{root} cannot be examined: {error.strerror}") from error
+            raise Refused(f"{root} cannot be examined: {error.strerror}", advice="run as root") from error
 
     def _below(self, root: Path, name: str, *, trusted: bool) -> Iterator[ImagePlace]:
         directories, files = self._entries(root / name)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kybernate.node.audited import audit, image_ref
 from kybernate.node.failure import Failure
@@ -66,10 +66,7 @@ SHOWN = 5
 Progress = Callable[[int, int], object]
 
 
-class ImageNotWhole(Failure):
-    """The image is not what its manifest says."""
-
-    advice = "it cannot be imported; copy it again from where it was made"
+IMAGE_NOT_WHOLE_ADVICE: Final = "it cannot be imported; copy it again from where it was made"
 
 
 class NotImported(Failure):
@@ -101,7 +98,7 @@ class Imported:
 
 
 def examine(directory: Path, progress: Progress = lambda done, total: None) -> Examined:
-    """Read an image and compare every byte with its manifest. Raises ImageNotWhole, NotImported."""
+    """Read an image and compare every byte with its manifest. Raises Failure, NotImported."""
     try:
         with opened_directory(directory) as source:
             content = read_plain(NAME, directory=source, most=MOST_BYTES)
@@ -113,7 +110,7 @@ def examine(directory: Path, progress: Progress = lambda done, total: None) -> E
     except FileNotFoundError as error:
         raise NotImported(f"{directory} is not a complete checkpoint image: {error.filename} is missing") from error
     except (ManifestInvalid, FileOdd, DigestUnknown, VramError, RecursionError) as error:
-        raise ImageNotWhole(f"{directory}: {error}", state="nothing was imported") from error
+        raise Failure(f"{directory}: {error}", state="nothing was imported", advice=IMAGE_NOT_WHOLE_ADVICE) from error
     except OSError as error:
         raise NotImported(f"{directory} cannot be read: {error}", state="nothing was imported") from error
     return Examined(directory, manifest, content, spec, digests, rooted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Missing, Refused
 from kybernate.node.trusted import KeyFile, known_keys
 from kybernate_shim.config import DEFAULT_PATH, Config
 from kybernate_shim.linux.atomic_write import sync
@@ -13,31 +13,21 @@ from kybernate_shim.trust import keys
 from kybernate_shim.trust.keys import Key, KeyUnusable
 
 
-class KeyUnknown(Failure):
-    """No key of this node has the identifier."""
-
-    advice = "`kybernate keys list` lists them"
-
-
-class KeyStays(Failure):
-    """The key could not be changed."""
-
-
 def rotate_key(config: Config) -> tuple[Key | None, Key]:
-    """Make a new node key and return the old and the new one. Raises KeyStays."""
+    """Make a new node key and return the old and the new one. Raises Refused."""
     try:
         return keys.rotate(config)
     except (KeyUnusable, OSError) as error:
-        raise KeyStays(f"the key cannot be rotated: {error}", state="the old key still signs") from error
+        raise Refused(f"the key cannot be rotated: {error}", state="the old key still signs") from error
 
 
 def files_of(id: str, config: Config) -> list[KeyFile]:
-    """Return the files of the key, more than one where a rotation was interrupted. Raises KeyUnknown and KeyStays."""
+    """Return the files of the key, more than one where a rotation was interrupted. Raises Missing and Refused."""
     found = [file for file in known_keys(config) if file.key is not None and file.key.id == id]
     if not found:
-        raise KeyUnknown(f"no key here has the identifier {id!r}")
+        raise Missing(f"no key here has the identifier {id!r}", advice="`kybernate keys list` lists them")
     if any(file.kind == "shared" for file in found):
-        raise KeyStays(
+        raise Refused(
             f"{id} is the shared key {config.shared_key}, which other nodes also have",
             state="the key is still valid",
             advice=f"put a new key into the file on all nodes, or remove `shared_key` from {DEFAULT_PATH}",
@@ -46,13 +36,13 @@ def files_of(id: str, config: Config) -> list[KeyFile]:
 
 
 def remove(files: Sequence[KeyFile]) -> None:
-    """Delete the files of a key. Raises KeyStays."""
+    """Delete the files of a key. Raises Refused."""
     try:
         for file in files:
             file.path.unlink(missing_ok=True)
             sync(file.path.parent)
     except OSError as error:
-        raise KeyStays(f"the key cannot be deleted: {error}", state="it is still valid") from error
+        raise Refused(f"the key cannot be deleted: {error}", state="it is still valid") from error
 
 
 def made_at(path: Path) -> float:

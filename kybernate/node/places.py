@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.images import places_called, places_of_id
 from kybernate.node.lookup import KnownContainer, short_id
 from kybernate.node.naming import SHORTEST_ID, the_only
@@ -29,18 +29,11 @@ ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 BEGIN_OF_ID: Final = re.compile(rf"[0-9a-f-]{{{SHORTEST_ID},36}}")
 
 
-class ImageUnusable(Failure):
-    """There is no checkpoint image at the place, or it is damaged."""
-
-
-class NoImageThere(ImageUnusable):
+class NoImageThere(Failure):
     """No checkpoint image has the name, or none is at the place."""
 
 
-class PlaceTaken(Failure):
-    """Something is where the new image was to be."""
-
-    advice = "name another place, or remove it"
+PLACE_TAKEN_ADVICE: Final = "name another place, or remove it"
 
 
 def locate(name: str) -> Path:
@@ -85,7 +78,7 @@ def nearest(image: Path) -> Path:
 
 
 def open_image(name: str, *, near: bool = False) -> Image:
-    """Return the checkpoint image that `name` means, all of whose files are there. Raises ImageUnusable.
+    """Return the checkpoint image that `name` means, all of whose files are there. Raises Failure.
 
     With `near`, it is the copy in memory where there is one.
     """
@@ -95,9 +88,7 @@ def open_image(name: str, *, near: bool = False) -> Image:
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
-        raise ImageUnusable(
-            f"damaged checkpoint image: {error}", advice="it cannot be restored; make a new one"
-        ) from error
+        raise Failure(f"damaged checkpoint image: {error}", advice="it cannot be restored; make a new one") from error
 
 
 def unfound(name: str, error: CheckpointNotFound) -> NoImageThere:
@@ -107,11 +98,13 @@ def unfound(name: str, error: CheckpointNotFound) -> NoImageThere:
 
 
 def new_place(container: KnownContainer, name: str | None) -> Path:
-    """Return the directory for a new image of `container`. Raises PlaceTaken."""
+    """Return the directory for a new image of `container`. Raises Refused."""
     name = name or f"{short_name(container)}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     place = Path(name).absolute() if "/" in name else _root_of(container) / name
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise PlaceTaken(f"{place} exists and is not an empty directory", state="no checkpoint was made")
+        raise Refused(
+            f"{place} exists and is not an empty directory", state="no checkpoint was made", advice=PLACE_TAKEN_ADVICE
+        )
     return place
 
 
@@ -122,7 +115,7 @@ def _root_of(container: KnownContainer) -> Path:
     try:
         return namespace_root(config, container.pod_namespace)
     except ImageForbidden as error:
-        raise PlaceTaken(f"{container.title}: {error}", advice="name a directory by its path") from error
+        raise Refused(f"{container.title}: {error}", advice="name a directory by its path") from error
 
 
 def short_name(container: KnownContainer) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kybernate.messages import (
     containers_pb2,
@@ -22,7 +22,7 @@ from kybernate.messages import (
 from kybernate.node import rootfs
 from kybernate.node.ahead import reading_ahead
 from kybernate.node.containerd import Containerd, ContainerdRefused, described
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.reading import FileOdd, opened_directory, read_listed, require_listed
 from kybernate.node.stdio import TaskStreams
@@ -43,16 +43,10 @@ KILL_SECONDS = 10.0
 RESTORED_FROM = "kybernate.io/restored-from"  # label of the new container
 
 
-class SpecMissing(Failure):
-    """The image does not say how its container was configured."""
-
-    advice = "create a container yourself, with the annotation kybernate.io/restore-from"
+SPEC_MISSING_ADVICE: Final = "create a container yourself, with the annotation kybernate.io/restore-from"
 
 
-class IdTaken(Failure):
-    """A container of that id exists."""
-
-    advice = "choose another id with --name, or remove the container"
+ID_TAKEN_ADVICE: Final = "choose another id with --name, or remove the container"
 
 
 class NotRestored(Failure):
@@ -86,21 +80,24 @@ class CreatedTask:
 
 
 def saved_spec(checkpoint: Image, encryption_key: Path | None = None) -> dict[str, Any]:
-    """Return the OCI spec that the checkpoint image holds, with the digest that its manifest lists. Raises SpecMissing.
+    """Return the OCI spec that the checkpoint image holds, with the digest that its manifest lists. Raises Refused.
 
     The bytes that are compared are those that are parsed.
     """
     file = next((one for one in checkpoint.manifest.files if one.name == SAVED_SPEC), None)
     if file is None:
-        raise SpecMissing(f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be created again from it")
+        raise Refused(
+            f"{checkpoint.path} has no {SAVED_SPEC}, so its container cannot be created again from it",
+            advice=SPEC_MISSING_ADVICE,
+        )
     try:
         spec = bounded_json.parse(_listed(checkpoint, file, encryption_key), most_bytes=MOST_SPEC)
     except (FileOdd, DigestUnknown, VramError, OSError, ValueError, RecursionError) as error:
-        raise SpecMissing(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}") from error
+        raise Refused(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}", advice=SPEC_MISSING_ADVICE) from error
     except (KeyUnusable, CheckpointInvalid) as error:
-        raise SpecMissing(f"{checkpoint.path}: {SAVED_SPEC} cannot be decrypted: {error}", advice=KEY_ADVICE) from error
+        raise Refused(f"{checkpoint.path}: {SAVED_SPEC} cannot be decrypted: {error}", advice=KEY_ADVICE) from error
     if not isinstance(spec, dict):
-        raise SpecMissing(f"{checkpoint.path / SAVED_SPEC} is not an OCI spec")
+        raise Refused(f"{checkpoint.path / SAVED_SPEC} is not an OCI spec", advice=SPEC_MISSING_ADVICE)
     return spec
 
 
@@ -130,10 +127,10 @@ def image_digest(containerd: Containerd, namespace: str, image: str) -> str:
 def prepared(containerd: Containerd, plan: RestorePlan, stdio: TaskStreams) -> Iterator[CreatedTask]:
     """Create snapshot, container and task. They stay when the block ends well, and are removed when it raises.
 
-    Raises IdTaken, ImageMissing (see rootfs.py) and RestoreFailed.
+    Raises Refused, Failure (see rootfs.py) and RestoreFailed.
     """
     if _taken(containerd, plan):
-        raise IdTaken(f"container {plan.id} exists in containerd's namespace {plan.namespace}")
+        raise Refused(f"container {plan.id} exists in containerd's namespace {plan.namespace}", advice=ID_TAKEN_ADVICE)
     with _true_state(plan), Undo() as undo:
         with reading_ahead(plan.ahead):
             container = _created(containerd, plan, stdio, undo)

@@ -13,7 +13,7 @@ from kybernate.node import restore as restoring
 from kybernate.node.ahead import files_ahead
 from kybernate.node.audited import audit, image_ref
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Missing, Refused
 from kybernate.node.spec import for_restore, with_requester
 from kybernate.node.trusted import ImageUntrusted, require_named, require_trusted
 from kybernate_shim.checkpoint.compat import FORCE
@@ -25,24 +25,6 @@ from kybernate_shim.oci.annotations import RESTORE_FROM
 
 RUNTIME = "io.containerd.kybernate.v1"
 SNAPSHOTTER = "overlayfs"
-
-
-class ImageDiffers(Failure):
-    """The container image on this node is not the one that the container was made from."""
-
-    advice = "pull the image by its digest and name it with --image, or override this with --force"
-
-
-class ImageUnknown(Failure):
-    """The checkpoint does not say which container image it needs."""
-
-    advice = "name it with --image"
-
-
-class AnnotationOff(Failure):
-    """The node's configuration keeps the shim from reading the annotation that names the image."""
-
-    advice = "allow it: without the annotation, the shim would start a new container"
 
 
 @dataclass(frozen=True)
@@ -68,11 +50,13 @@ def namespace_for(source: Source, wish: RestoreWish) -> str:
 
 
 def trusted_spec(image: Image) -> dict[str, Any]:
-    """Return the saved spec of an image that may be restored. Raises ImageUntrusted, AnnotationOff, SpecMissing."""
+    """Return the saved spec of an image that may be restored. Raises ImageUntrusted, Refused, Failure."""
     config = Config.load()
     if not config.pod_may_use(RESTORE_FROM):
-        raise AnnotationOff(
-            f"`annotations` in {DEFAULT_PATH} does not allow {RESTORE_FROM}", state="nothing was created"
+        raise Refused(
+            f"`annotations` in {DEFAULT_PATH} does not allow {RESTORE_FROM}",
+            state="nothing was created",
+            advice="allow it: without the annotation, the shim would start a new container",
         )
     try:
         require_trusted(image, config)
@@ -87,12 +71,15 @@ def trusted_spec(image: Image) -> dict[str, Any]:
 def plan_of(
     containerd: Containerd, checkpoint: Image, saved: Mapping[str, Any], wish: RestoreWish
 ) -> restoring.RestorePlan:
-    """Return the container that is to be created. Raises ImageUnknown, ImageDiffers and PodGone."""
+    """Return the container that is to be created. Raises Missing, Refused and Failure."""
     source = checkpoint.manifest.source
     namespace = namespace_for(source, wish)
     reference = wish.image or source.image
     if not reference:
-        raise ImageUnknown(f"{checkpoint.path} does not name the image that its container was created from")
+        raise Missing(
+            f"{checkpoint.path} does not name the image that its container was created from",
+            advice="name it with --image",
+        )
     if not wish.image and not wish.force:
         _require_same_image(containerd, namespace, reference, source.image_digest)
     id = wish.id or source.container
@@ -108,7 +95,8 @@ def plan_of(
 def _require_same_image(containerd: Containerd, namespace: str, reference: str, digest: str) -> None:
     found = restoring.image_digest(containerd, namespace, reference)
     if digest and found and found != digest:
-        raise ImageDiffers(
+        raise Refused(
             f"{reference} is {found} on this node, but the container was created from {digest}",
             state="nothing was created",
+            advice="pull the image by its digest and name it with --image, or override this with --force",
         )

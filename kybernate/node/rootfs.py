@@ -37,10 +37,6 @@ MOST_DOCUMENT = 16 << 20  # bytes of an index, a manifest or a configuration
 GO_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64"}
 
 
-class ImageMissing(Failure):
-    """The container image is not on this node, or not for its architecture."""
-
-
 @dataclass(frozen=True)
 class Layer:
     """A layer: its blob, and the name of the snapshot that holds it and all below it."""
@@ -75,7 +71,7 @@ def lease(containerd: Containerd, namespace: str) -> Iterator[str]:
 def prepare(place: SnapshotPlace, image: str, key: str, labels: Mapping[str, str] | None = None) -> list[Mount]:
     """Make the active snapshot `key` on top of `image` and return its mounts; unpack layers that no snapshot holds yet.
 
-    Raises ImageMissing; ContainerdRefused with code ALREADY_EXISTS where the key is taken.
+    Raises Failure; ContainerdRefused with code ALREADY_EXISTS where the key is taken.
     """
     parent = ""
     for layer in layers(place, image):
@@ -109,7 +105,7 @@ def labels_of(place: SnapshotPlace, key: str) -> Mapping[str, str] | None:
 
 
 def layers(place: SnapshotPlace, image: str) -> list[Layer]:
-    """Return the image's layers for this machine, the lowest first. Raises ImageMissing."""
+    """Return the image's layers for this machine, the lowest first. Raises Failure."""
     stub = images_pb2_grpc.ImagesStub(place.containerd.channel)
     try:
         found = place.containerd.call(stub.Get, images_pb2.GetImageRequest(name=image), namespace=place.namespace)
@@ -118,7 +114,7 @@ def layers(place: SnapshotPlace, image: str) -> list[Layer]:
     except ContainerdRefused as error:
         if error.code != "NOT_FOUND":
             raise
-        raise ImageMissing(
+        raise Failure(
             f"image {image} is not in containerd's namespace {place.namespace}: {error}",
             advice=f"`ctr -n {place.namespace} images pull {image}`, or name another with --image",
         ) from error
@@ -150,7 +146,7 @@ def _manifest(place: SnapshotPlace, target: Descriptor, image: str) -> dict[str,
     architecture = GO_ARCHITECTURES.get(platform.machine(), platform.machine())
     entry = select(document["manifests"], architecture)
     if entry is None:
-        raise ImageMissing(f"image {image} has nothing for {architecture}, the architecture of this machine")
+        raise Failure(f"image {image} has nothing for {architecture}, the architecture of this machine")
     return _blob(place, entry["digest"])
 
 
@@ -168,9 +164,9 @@ def _blob(place: SnapshotPlace, digest: str) -> dict[str, Any]:
     try:
         document = bounded_json.parse(content, most_bytes=MOST_DOCUMENT)
     except ValueError as error:
-        raise ImageMissing(f"{digest}, of the container image, cannot be read: {error}") from error
+        raise Failure(f"{digest}, of the container image, cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise ImageMissing(f"{digest}, of the container image, is no document of an image")
+        raise Failure(f"{digest}, of the container image, is no document of an image")
     return document
 
 

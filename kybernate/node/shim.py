@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.address import socket_path
 from kybernate_shim.linux.process import has_ended
@@ -51,12 +51,6 @@ class ShimGone(Failure):
     advice = "containerd cleans up after a dead shim; read its log, and start the container again"
 
 
-class ShimDenied(Failure):
-    """The shim's socket is for root alone."""
-
-    advice = "run as root"
-
-
 class ShimRefused(Failure):
     """The shim answered a call with an error; `code` is ttrpc's name of it."""
 
@@ -67,12 +61,6 @@ class ShimRefused(Failure):
 
 class ShimCancelled(ShimRefused):
     """A client has cancelled the operation; the message says by whom, and how the container is now."""
-
-
-class HoldMissed(Failure):
-    """A container was checkpointed, and is not held as was asked for."""
-
-    advice = "`kybernate ps` shows the container; one that was started by this release can be held"
 
 
 class NothingToCancel(ShimRefused):
@@ -100,14 +88,15 @@ class Shim:
     async def checkpoint(self, request: wire.CheckpointRequest) -> wire.CheckpointResponse:
         """Write a checkpoint image. The deadline is the shim's own: `timeout_seconds` of the request.
 
-        Raises HoldMissed where the container is not held though `hold` asks for it.
+        Raises Failure where the container is not held though `hold` asks for it.
         """
         reply = await self._call("Checkpoint", request, wire.CheckpointResponse, timeout=None)
         if request.hold and not reply.held_seconds:
-            raise HoldMissed(
+            raise Failure(
                 f"container {self._container.title} is not held: it ended meanwhile, or its shim is of a release that"
                 " cannot hold one",
                 state=f"the image {reply.path} is complete, and the container, if it has not ended, runs on",
+                advice="`kybernate ps` shows the container; one that was started by this release can be held",
             )
         return reply
 
@@ -161,12 +150,14 @@ class Shim:
 async def shim_of(container: KnownContainer, address: str) -> AsyncIterator[Shim]:
     """Connect to the shim of `container`, whose containerd listens on `address`.
 
-    Raises NoTask, NotKybernate, ShimGone and ShimDenied; calls raise ShimTooOld as well.
+    Raises NoTask, NotKybernate, ShimGone and Refused; calls raise ShimTooOld as well.
     """
     try:
         client = await Client.connect(str(socket_of(container, address)), timeout=CONNECT_SECONDS)
     except PermissionError as error:
-        raise ShimDenied(f"cannot connect to the shim of {container.title}: {error.strerror}") from error
+        raise Refused(
+            f"cannot connect to the shim of {container.title}: {error.strerror}", advice="run as root"
+        ) from error
     except OSError as error:
         raise _unconnected(container, error) from error
     try:

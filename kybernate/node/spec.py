@@ -55,12 +55,6 @@ ROOTFS = "rootfs"  # in the bundle, where containerd mounts the container's root
 OTHERS_NOW = ("netDevices", "intelRdt")
 
 
-class PodGone(Failure):
-    """What the container shared with its pod is not on this node any more."""
-
-    advice = f"restore it as a pod: same image, same mounts, and the annotation {RESTORE_FROM} with the image's name"
-
-
 def for_restore(
     spec: Mapping[str, Any],
     *,
@@ -74,7 +68,7 @@ def for_restore(
     """Return the spec of the new container `id` in containerd's `namespace`, restored from the directory `image`.
 
     `operation` is the caller's name for the restore; the shim passes it on only for a container that is no pod's.
-    `fixed` returns whether only root can replace what lies at a path. Raises PodGone, naming all that is missing.
+    `fixed` returns whether only root can replace what lies at a path. Raises Failure, naming all that is missing.
     """
     new: dict[str, Any] = copy.deepcopy(dict(spec))
     tenants = requester_of(Spec(spec)).is_tenant
@@ -83,10 +77,11 @@ def for_restore(
     if tenants:
         missing += _replaceable_mounts(new, exists, fixed)
     if missing:
-        raise PodGone(
+        raise Failure(
             "the container shared with its pod or its node what does not exist here:\n"
             + "\n".join(f"  {thing}" for thing in missing),
             state="nothing was created",
+            advice=f"restore it as a pod: same image, same mounts, and the annotation {RESTORE_FROM} with the image's name",
         )
     for entry in _namespaces(new):
         if stale(entry):

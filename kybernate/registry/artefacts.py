@@ -69,7 +69,7 @@ class Artefacts:
     def scan(self, progress: Progress = lambda done, total: None, *, threads: int = THREADS) -> Scan:
         """Look at all images; `progress` is called with the number of images, from this thread.
 
-        Raises RootUnreadable, KeysUnreadable, and Failure for more directories than are looked at.
+        Raises Refused, KeysUnreadable, and Failure for more directories than are looked at.
         """
         places = self._places()
         ring = self._ring

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.deleting import NotDeleted, delete_with_copy, trash_of
+from kybernate.node.deleting import delete_with_copy, trash_of
 from kybernate.node.failure import Failure
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Node
@@ -41,7 +41,7 @@ class Delete(Verb):
         image, config = image_here(node, self.image), Config.load()
         roots = [root for root, _ in config.image_roots]
         if not any(image.is_relative_to(root) and image != root for root in roots):
-            raise NotDeleted(
+            raise Failure(
                 f"{image} lies neither below the checkpoint root nor below a trusted root",
                 state="it is as it was",
                 advice="remove the directory by hand",

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kybernate.export.archives import export
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.places import PlaceTaken, open_image
+from kybernate.node.failure import Refused
+from kybernate.node.places import open_image
 from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Node
@@ -39,7 +40,7 @@ class Export(Verb):
     def resolve(self, node: Node, id: str) -> Target:
         image, archive = image_here(node, self.image), Path(absolute(self.path))
         if os.path.lexists(archive):
-            raise PlaceTaken(f"{archive} exists", state="nothing was exported")
+            raise Refused(f"{archive} exists", state="nothing was exported")
         if not archive.parent.is_dir():
             raise RequestInvalid(f"{archive.parent} is not a directory", state="nothing was exported")
         target = Target(image=str(image), archive=str(archive), shares=(held(image),), copies=(disk_of(image),))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from kybernate.export.archives import manifest_in, unpack
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
-from kybernate.node.importing import ImageNotWhole, NotImported, admit, examine, target_of
+from kybernate.node.importing import NotImported, admit, examine, target_of
 from kybernate.node.privileges import SpecOdd, privileges_of
 from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
@@ -105,7 +106,7 @@ class Import(Verb):
             try:
                 privileges_of(examined.spec, examined.manifest)
             except SpecOdd as error:
-                raise ImageNotWhole(f"{source}: {error}", state="nothing was imported") from error
+                raise Failure(f"{source}: {error}", state="nothing was imported") from error
             attempt.step("import")
             move = archived or source.is_relative_to(config.checkpoint_root)
             count, staging = attempt.counted("import"), _staging(operation).name

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import rootfs
 from kybernate.node.containerd import Containerd, ContainerdUnreachable
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import ID_LENGTH, KnownContainer
 from kybernate.node.places import open_image
-from kybernate.node.restore import IdTaken, NotRestored, prepared, remove
+from kybernate.node.restore import NotRestored, prepared, remove
 from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, namespace_for, plan_of, trusted_spec
 from kybernate.node.shim import WATCH_SECONDS, restore_of, shim_of
 from kybernate.node.stdio import into_log
@@ -206,12 +206,12 @@ class Restore(Verb):
         return replace(target, image=found.ref.id, ref=ref, shares=(f"image {found.ref.id}",), copies=copies)
 
     def _new_container(self, node: Node, id: str, source: Source) -> Target:
-        """Return the target with the new container. Raises IdTaken."""
+        """Return the target with the new container. Raises Refused."""
         name = self.name or f"{_source_name(source)}-{id}"
         namespace = namespace_for(source, self._wish(name))
         with Containerd(node.address) as containerd:
             if containerd.container(namespace, name) is not None:
-                raise IdTaken(f"container {name} exists in containerd's namespace {namespace}")
+                raise Refused(f"container {name} exists in containerd's namespace {namespace}")
         return Target(namespace=namespace, container=name, title=name, holds=(f"container {namespace}/{name}",))
 
     @asynccontextmanager

@@ -53,7 +53,7 @@ async def image_for(
     `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
-    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused, Refused, KeyUnusable and
+    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused, KeyUnusable and
     ImageNotFetched.
     """
     if path := request.checkpoint or options.criu_image_path:

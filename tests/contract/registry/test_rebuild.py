@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from kybernate.node import images
-from kybernate.node.failure import Failure
-from kybernate.node.images import RootUnreadable
+from kybernate.node.failure import Failure, Refused
 from kybernate.registry import changes, rebuild
 from kybernate.registry.artefacts import Artefacts
 from kybernate.registry.beside import Beside, read, write
@@ -289,7 +288,7 @@ def test_rebuild_that_sees_too_little_changes_nothing(
             catalogue.rebuild(world.artefacts)
     (world.root / "images").rename(world.root / "away")
     (world.root / "images").write_text("no directory")
-    with pytest.raises(RootUnreadable):
+    with pytest.raises(Refused, match="cannot be examined"):
         catalogue.rebuild(world.artefacts)
     assert contents(catalogue) == before
 

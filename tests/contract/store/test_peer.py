@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kybernate.node.deleting import ImageInUse, delete
-from kybernate.node.failure import Failure
+from kybernate.node.deleting import delete
+from kybernate.node.failure import Failure, Refused
 from kybernate.store.errors import ImageDamaged
 from kybernate.store.movement.moving import ImageNowhere, bring
 from kybernate.store.tiers import peer_reading
@@ -248,7 +248,7 @@ def test_image_that_is_open_is_not_removed(shared: tuple[Server, Node]) -> None:
 
     async def scenario() -> None:
         source = await node.peer.open(REF)
-        with pytest.raises(ImageInUse):
+        with pytest.raises(Refused, match="is in use"):
             await asyncio.to_thread(delete, image_of(server), "test")
         await source.close()
         with held(try_lock_directory(image_of(server))) as unused:

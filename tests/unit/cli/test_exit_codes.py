@@ -48,10 +48,10 @@ def test_answer_that_names_no_failure_ends_by_its_code(grpc_code: str, code: Exi
 
 
 def test_derived_class_ends_as_its_parent_and_others_fail() -> None:
-    class ImageInUse(_class_of("Other")):  # type: ignore[misc]
+    class Refused(_class_of("Other")):  # type: ignore[misc]
         pass
 
-    assert exit_code_of(type("Special", (ImageInUse,), {})("words")) == ExitCode.REFUSED
+    assert exit_code_of(type("Special", (Refused,), {})("words")) == ExitCode.REFUSED
     assert exit_code_of(_class_of("Unheard")("words")) == ExitCode.FAILED
     assert exit_code_of(AgentRefused("words", code="INTERNAL")) == ExitCode.FAILED
     assert exit_code_of(AgentUnreachable("words")) == ExitCode.UNAVAILABLE

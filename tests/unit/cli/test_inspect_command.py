@@ -158,14 +158,14 @@ def test_broken_manifest_is_told(node: Node, flags: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--verify",)])
 def test_missing_image_is_told(node: Node, flags: tuple[str, ...]) -> None:
-    result = node.run("inspect", "nothing", *flags, status=1)
+    result = node.run("inspect", "nothing", *flags, status=3)
     assert f"{node.checkpoints}/nothing: no such directory" in result.stderr
 
 
 def test_directory_beside_us_is_hinted_at(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    assert "did you mean ./mine?" in node.run("inspect", "mine", status=1).stderr
+    assert "did you mean ./mine?" in node.run("inspect", "mine", status=3).stderr
     node.run("inspect", "./mine")
 
 

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from kybernate.cli import pull as pulling
-from kybernate.node.deleting import ImageInUse, delete
+from kybernate.node.deleting import delete
+from kybernate.node.failure import Refused
 from kybernate_shim.checkpoint.image.signature import sign
 from kybernate_shim.checkpoint.image.store import read_image, write_manifest
 from kybernate_shim.trust.keys import Key
@@ -181,7 +182,7 @@ def test_image_is_not_removed_while_it_is_pushed(node: Node, reference: str, ser
     def remove(number: int) -> None:
         try:
             delete(node.checkpoints / "i", "x")
-        except ImageInUse as error:
+        except Refused as error:
             refused.append(error)
 
     server.faults["PUT manifests"] = remove

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.spec import PodGone, for_restore, with_requester
+from kybernate.node.failure import Failure
+from kybernate.node.spec import for_restore, with_requester
 from kybernate_shim.address import group_of
 from kybernate_shim.checkpoint.image.manifest import Source
 from kybernate_shim.oci.spec import Spec
@@ -80,7 +81,9 @@ def test_what_is_missing_is_named_at_once() -> None:
         ],
         "linux": {"namespaces": [{"type": "network", "path": "/run/netns/a"}, {"type": "uts", "path": "/run/uts"}]},
     }
-    with pytest.raises(PodGone) as raised:
+    with pytest.raises(
+        Failure, match="the container shared with its pod or its node what does not exist here"
+    ) as raised:
         edited(spec, present=False)
     assert str(raised.value).splitlines()[1:] == [
         "  network namespace /run/netns/a",
@@ -90,7 +93,7 @@ def test_what_is_missing_is_named_at_once() -> None:
 
 
 def test_network_namespace_by_pid_is_not_trusted() -> None:
-    with pytest.raises(PodGone, match="network namespace /proc/77/ns/net"):
+    with pytest.raises(Failure, match="network namespace /proc/77/ns/net"):
         edited({"linux": {"namespaces": [{"type": "network", "path": "/proc/77/ns/net"}]}})
 
 
@@ -161,7 +164,7 @@ def test_hooks_of_nvidia_are_kept_without_their_environment() -> None:
 
 @pytest.mark.parametrize("kind", ["network", "pid"])
 def test_tenants_namespaces_by_path_are_refused_where_they_are_needed(kind: str) -> None:
-    with pytest.raises(PodGone, match=f"{kind} namespace /run/netns/other"):
+    with pytest.raises(Failure, match=f"{kind} namespace /run/netns/other"):
         of_a_tenant(linux={"namespaces": [{"type": kind, "path": "/run/netns/other"}]})
 
 
@@ -171,7 +174,7 @@ def test_tenants_other_namespaces_become_new_ones() -> None:
 
 
 def test_tenants_mount_that_can_be_exchanged_is_refused() -> None:
-    with pytest.raises(PodGone, match="/tenant/scratch/link, mounted at /data: another user can replace it by a link"):
+    with pytest.raises(Failure, match="/tenant/scratch/link, mounted at /data: another user can replace it by a link"):
         of_a_tenant(mounts=[{"destination": "/data", "source": "/tenant/scratch/link", "type": "bind"}])
 
 
@@ -205,7 +208,7 @@ def test_place_that_another_user_can_write_to_is_not_fixed(tmp_path: Path) -> No
         spec = {"annotations": TENANT, "mounts": [{"destination": "/x", "source": str(source), "type": "bind"}]}
         try:
             for_restore(spec, namespace="default", id="new", image=IMAGE)
-        except PodGone:
+        except Failure:
             return True
         return False
 

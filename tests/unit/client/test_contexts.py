@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.client import contexts
-from kybernate.client.contexts import ContextsInvalid, ContextUnknown
 from kybernate.client.target import DEFAULT_SOCKET, TlsMissing, target_of
+from kybernate.node.failure import Failure, Missing
 from tests.documentation import block
 
 TLS = 'ca = "ca.crt"\ncertificate = "me.crt"\nkey = "me.key"\n'
@@ -30,7 +30,7 @@ def test_without_files_an_address_is_the_nodes_own(files: tuple[Path, Path]) -> 
     assert contexts.load().by_name == {}
     for words in ("", "local"):
         assert target_of(words, environment={}).address == f"unix:{DEFAULT_SOCKET}"
-    with pytest.raises(ContextUnknown, match="'node-7'"):
+    with pytest.raises(Missing, match="'node-7'"):
         target_of("node-7")
 
 
@@ -76,7 +76,7 @@ def test_chosen_context_is_written_with_all_else_as_it_was(files: tuple[Path, Pa
     assert "# the other" in user.read_text()
     contexts.use("local")
     assert contexts.load().current == ""
-    with pytest.raises(ContextUnknown):
+    with pytest.raises(Missing, match="no context has the name"):
         contexts.use("z")
     shutil.rmtree(user.parent)
     contexts.use("a")
@@ -93,5 +93,5 @@ def test_chosen_context_is_written_with_all_else_as_it_was(files: tuple[Path, Pa
 )  # fmt: skip
 def test_what_is_no_file_of_contexts_is_refused(files: tuple[Path, Path], text: str) -> None:
     files[1].write_text(text)
-    with pytest.raises(ContextsInvalid):
+    with pytest.raises(Failure):
         contexts.load()

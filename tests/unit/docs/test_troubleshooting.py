@@ -18,7 +18,7 @@ INTERNAL = {
     "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotOnlyTheirs", "NotSealed",
     "NotUnderstood",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
-    "PeerUnknown", "PlaceLost", "VramError", "_Again", "_Refused", "_Stopped",
+    "PeerUnknown", "PlaceLost", "TooLarge", "VramError", "_Again", "_Refused", "_Stopped",
 }  # fmt: skip
 BUILT_IN = {"TimeoutError", "OSError", "FileNotFoundError", "LookupError"}
 SHORT = 12  # a text that has fewer letters says nothing by itself

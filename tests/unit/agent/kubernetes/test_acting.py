@@ -24,9 +24,8 @@ from kybernate.agent.operations.store import SCHEMA as OPERATIONS
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.places import PlaceTaken
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.every import VERBS
 from kybernate.verbs.model import Arguments, Observation, Operation, Result, Seen, State, Target
@@ -74,7 +73,7 @@ class Node:
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         assert isinstance(arguments, Checkpoint)
         if arguments.path in self.images:
-            raise PlaceTaken(f"{self.root}/images/shop/{arguments.path} exists")
+            raise Refused(f"{self.root}/images/shop/{arguments.path} exists")
         return Target(container=arguments.name, writes=arguments.path)
 
     async def execute(self, operation: Operation, heard: Heard) -> Result:

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.deleting import NotDeleted
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import ContainerNotFound
-from kybernate.node.places import PlaceTaken
-from kybernate.node.restore import IdTaken
 from kybernate.node.shim import NoTask
 from kybernate.store.tiers.tier import Ref
 from kybernate.verbs.checkpoint import Checkpoint
@@ -52,14 +49,14 @@ def test_checkpoint_gets_a_place_of_its_own(node: FakeNode, counter: Any) -> Non
         (Checkpoint("counter", path="../up"), RequestInvalid),
         (Checkpoint("counter", path=".."), RequestInvalid),
         (Checkpoint("counter", path="/a/../b"), RequestInvalid),
-        (Checkpoint("counter", path="first"), PlaceTaken),
+        (Checkpoint("counter", path="first"), Refused),
         (Swap("counter", "coun"), RequestInvalid),
         (Verify("nothing"), ImageNotFound),
         (Delete("nothing"), ImageNotFound),
         (Delete("pinned"), ImagePinned),
-        (Restore("first", name="counter"), IdTaken),
+        (Restore("first", name="counter"), Refused),
         (Export("first", "relative"), RequestInvalid),
-        (Export("first", "/proc/version"), PlaceTaken),
+        (Export("first", "/proc/version"), Refused),
         (Export("first", "/no/such/directory/x.tar"), RequestInvalid),
         (Import("/no/such/archive"), Failure),
     ],
@@ -102,5 +99,5 @@ def test_image_that_is_elsewhere_arrives_for_its_restore(node: FakeNode) -> None
 
 def test_image_outside_of_the_roots_is_not_deleted(hands: Hands, tmp_path: Path) -> None:
     save(tmp_path / "elsewhere")
-    with pytest.raises(NotDeleted, match="neither below"):
+    with pytest.raises(Failure, match="neither below"):
         hands.resolve(Delete(str(tmp_path / "elsewhere")))

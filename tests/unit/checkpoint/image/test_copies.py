@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.node.deleting import ImageInUse, delete
+from kybernate.node.deleting import delete
+from kybernate.node.failure import Refused
 from kybernate_shim.checkpoint.image.copies import in_use, root_of, still_there
 from kybernate_shim.checkpoint.image.locate import locate
 from kybernate_shim.checkpoint.image.requested import Wanted
@@ -85,7 +86,7 @@ def test_copy_that_goes_before_the_start_is_replaced_by_the_one_on_the_disk(conf
 
 def test_image_that_is_read_is_not_removed(config: Config) -> None:
     place = on_disk(config)
-    with in_use(place), in_use(place), pytest.raises(ImageInUse):
+    with in_use(place), in_use(place), pytest.raises(Refused, match="is in use"):
         delete(place, "1")
     assert read_image(place)
     delete(place, "1")
