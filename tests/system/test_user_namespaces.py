@@ -15,11 +15,10 @@ import pytest
 from kybernate_shim.checkpoint.cleanup import Traces
 from kybernate_shim.linux.mount.mountinfo import below
 from kybernate_shim.run_directory import SOURCES
-from tests.contract.runtime_bench import find_runtime
 from tests.messages import cri_config_pb2 as config
 from tests.system.checkpoints import PYTHON, dumps_sockets, kybernate
 from tests.system.cri import Cri, Pod
-from tests.system.ctr import containerd_version, eventually, run
+from tests.system.ctr import containerd_version, eventually
 from tests.system.pod_volumes import kubelet_of, mounted
 
 OF_FIRST, OF_SECOND = 200_000, 400_000
@@ -101,17 +100,6 @@ def own_users(first: int, source: Path, at: str, *, mapped: bool) -> config.Moun
     return mount
 
 
-@pytest.fixture(params=["runc", "crun"])
-def runtime(request: pytest.FixtureRequest, tmp_path: Path, shim_config: Path) -> Path:
-    """Have containers run by each OCI runtime that can checkpoint them."""
-    found = find_runtime(request.param, tmp_path)
-    if request.param == "crun" and "+CRIU" not in run([str(found), "--version"]):
-        pytest.skip("this crun was built without checkpoints")
-    shim_config.write_text(f'runtime = "{found}"\n')
-    return found
-
-
-@pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize("mapped", [False, True], ids=["owners of the range", "owners as inside"])
 def test_pod_with_users_of_its_own_is_restored_with_other_ids(cri: Cri, pods_image: Path, mapped: bool) -> None:
     if mapped and containerd_version() < (2, 0):
