@@ -16,22 +16,11 @@ from hypothesis import strategies as st
 from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations.errors import KeyReused, OperationNotFound, PathClaimed, TooManyOperations
 from kybernate.agent.operations.identify import new_id
-from kybernate.agent.operations.model import (
-    FINAL,
-    MOVES,
-    VERBS,
-    Arguments,
-    Checkpoint,
-    Fault,
-    Operation,
-    Result,
-    State,
-    Step,
-    Submission,
-    Suspend,
-    Target,
-)
 from kybernate.agent.operations.store import SCHEMA, Store, Wanted, decode, encode, fingerprint
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
+from kybernate.verbs.suspend import Suspend
 
 T = TypeVar("T")
 
@@ -49,7 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 @pytest.fixture
 def store(journal: Journal) -> Store:
-    return Store(journal)
+    return Store(journal, VERBS)
 
 
 def operation(id: str, *, state: State = State.PENDING, created: float = 1.0, writes: str = "") -> Operation:
@@ -95,7 +84,7 @@ def test_record_comes_back_as_it_was(
     one = replace(one, steps=steps, cause="deadline", boot="b", attempts=2, deadline=9.5, revision=4)
     row = {name: getattr(one, name) for name in ("id", "number", "verb", "state", "created", "revision")}
     row |= {"started": None, "ended": None, "deadline": 9.5, "record": encode(one)}
-    assert decode(row) == one
+    assert decode(row, VERBS) == one
 
 
 def test_record_that_cannot_be_read_is_not_skipped(store: Store, journal: Journal) -> None:
@@ -188,16 +177,30 @@ def test_list_has_operations_of_a_container_and_of_states(store: Store) -> None:
     assert [found.id for found in run(store.list(Wanted(states=(State.PENDING,))))] == ["b"]
 
 
+def test_prune_keeps_some_operations_of_each_container(store: Store) -> None:
+    """However many one container has asked for, another one's stay, and what has not ended."""
+    many = [add(store, operation(f"many{number}"), f"k{number}") for number in range(30)]
+    other = add(store, replace(operation("other"), target=Target(container="c2")))
+    for one in [*many[:-1], other]:
+        run(store.write(replace(one, state=State.FAILED, ended=100.0)))
+    removed = run(store.prune(100.0, keep=5, keep_keys=50, keep_of_one=9))
+    assert [one.id for one in removed] == [f"many{number}" for number in range(20)]
+    left = {one.id for one in run(store.list(Wanted()))}
+    assert left == {"other", *(f"many{number}" for number in range(20, 30))}
+    assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k0"))) is None
+    assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k20"))) is not None
+
+
 def test_prune_keeps_what_runs_and_what_has_a_key(store: Store) -> None:
     old = [add(store, operation("old")), add(store, operation("keyed", created=90.0), "k")]
     add(store, operation("runs"), "other")
     for one in old:
         run(store.write(replace(one, state=State.CANCELLED, ended=one.created)))
-    removed = run(store.prune(100.0, keep=5, keep_keys=50))
+    removed = run(store.prune(100.0, keep=5, keep_keys=50, keep_of_one=9))
     assert [one.id for one in removed] == ["old"]
     assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k"))) is not None
     assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="other"))) is not None
-    assert [one.id for one in run(store.prune(200.0, keep=5, keep_keys=50))] == ["keyed"]
+    assert [one.id for one in run(store.prune(200.0, keep=5, keep_keys=50, keep_of_one=9))] == ["keyed"]
     assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k"))) is None
 
 
