@@ -53,7 +53,7 @@ def _holder(held: HeldFile) -> str:
 
 
 def _flags(held: HeldFile) -> int:
-    for line in _fdinfo(held).splitlines():
+    for line in _fdinfo(held).split("\n"):
         if line.startswith("flags:"):
             return int(line.split()[1], 8)
     return 0
