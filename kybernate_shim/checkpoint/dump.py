@@ -48,6 +48,9 @@ from kybernate_shim.vram_io.errors import VramError
 ADVICE = (
     # Its pull request 2719: SO_PASSCRED, which Linux 6.16 took away from all but a few families of sockets.
     ("Can't get 1:16 opt", "CRIU before 4.2 cannot dump network sockets on Linux 6.16 and later: install a newer one"),
+    # crun loads CRIU's library when it is asked for a checkpoint; some builds have no such command.
+    ("libcriu", "crun needs CRIU's library for a checkpoint: install it (libcriu2 in Debian), or use runc"),
+    ("unknown command checkpoint", "this crun was built without checkpoints: install another one, or use runc"),
 )
 
 

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.criu.config import CriuOptionInvalid, line
+from kybernate_shim.checkpoint.descriptor_kinds import problem_of
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.find_inodes import Identity, find_names, root_of
 from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
-from kybernate_shim.linux.process import title_of
+from kybernate_shim.linux.process import state_of, title_of
 
 SHOWN: Final = 5
 MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
@@ -57,7 +58,7 @@ class Looked:
 
 def look(pids: Sequence[int]) -> Looked:
     """Return what the processes hold that CRIU cannot dump, or can if it is told more."""
-    found = Looked()
+    found = Looked(list(_ended_leaders(pids)))
     until = time.monotonic() + MOST_SECONDS
     watches: dict[Identity, HeldFile] = {}
     late: HeldFile | None = None
@@ -72,6 +73,8 @@ def look(pids: Sequence[int]) -> Looked:
                     late = held
             elif held.name == INOTIFY:
                 watches.update(dict.fromkeys(_watches(held), held))
+            elif problem := problem_of(held):
+                found.problems.append(problem)
     if late is not None:
         found.problems.append(
             f"what is watched by epoll could not be examined within {MOST_SECONDS:g} s, by {title_of(late.pid)} as its"
@@ -80,6 +83,17 @@ def look(pids: Sequence[int]) -> Looked:
     if watches:
         _find_watched(found, watches)
     return found
+
+
+def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
+    """Yield the processes whose first thread has ended while others run."""
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if state_of(pid) == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1:  # noqa: PTH208
+                yield (
+                    f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
+                    " dump: let it wait for them (pthread_join)"
+                )
 
 
 def _program(held: HeldFile) -> str:

@@ -61,6 +61,11 @@ def comm_of(pid: int) -> str:
     return _read(pid, "comm").removesuffix("\n")
 
 
+def state_of(pid: int) -> str:
+    """Return the state of its first thread as one letter, Z once that has ended. Raises ProcessLookupError."""
+    return _stat(pid)[0]
+
+
 def is_exiting(pid: int) -> bool:
     """Return whether the process is exiting or a zombie: it has released its cgroups and memory then."""
     fields = _stat(pid)

@@ -12,6 +12,7 @@ import pytest
 from kybernate_shim.messages.types_pb2 import RuntimeInfo
 from tests.contract.runtime_bench import find_runtime
 from tests.lab.containerd_config import SHIM
+from tests.system.checkpoints import refused
 from tests.system.ctr import BUNDLES, KYBERNATE, CommandFailed, Ctr, eventually, run
 
 ALIAS = "io.containerd.runc.kybernate.v1"  # containerd's clients take it for a runc, and send runc's options
@@ -118,3 +119,16 @@ def test_info_names_the_shim_and_what_its_runtime_can_do() -> None:
         seen = json.loads(run(["ctr", "plugins", "inspect-runtime", "--runtime", KYBERNATE]))
         assert seen["Name"] == KYBERNATE
         assert seen["Features"]["ociVersionMax"] == json.loads(info.features.value)["ociVersionMax"]
+
+
+def test_crun_that_cannot_checkpoint_says_what_it_lacks(
+    ours: Ctr, crun: Path, shim_config: Path, tmp_path: Path
+) -> None:
+    """With a program that cannot load CRIU's library, or has no such command, wherever the node's own can."""
+    shim_config.write_text(f'runtime = "{crun}"\n')
+    with ours.running("sleep", "1000") as id:
+        said = refused("kybernate", "checkpoint", id, str(tmp_path / "image"), "--exit")
+        assert "or use runc" in said
+        assert "continues as before" in said
+        assert not (tmp_path / "image").exists()
+        assert ours.exec(id, "echo", "alive") == "alive\n"

@@ -64,6 +64,7 @@ class FakeRunner:
 
     steps: list[str]
     on: dict[str, Act] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the last program
 
     async def run(
         self,
@@ -78,6 +79,7 @@ class FakeRunner:
     ) -> Finished:
         if argv[-1] == "--version":
             return Finished(tuple(argv), 0, "Version: 4.2\nrunc version 1.3.0", "")
+        self.environment = env or {}
         verb = next(word for word in argv if word in ("checkpoint", "restore", "delete"))
         self.steps.append(verb if "--leave-running" in argv or verb != "checkpoint" else "checkpoint that ends it")
         status = self.on.get(verb, lambda argv: 0)(argv)

@@ -6,15 +6,18 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from kybernate_shim.checkpoint import undumpable
+from kybernate_shim.checkpoint.descriptor_kinds import NEVER, problem_of
 from kybernate_shim.checkpoint.undumpable import look, not_dumpable
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.process import title_of
+from kybernate_shim.linux.held_files import HeldFile
+from kybernate_shim.linux.process import state_of, title_of
 
 MINE = [os.getpid()]
 
@@ -96,3 +99,59 @@ def test_search_for_what_epoll_sets_watch_ends(monkeypatch: pytest.MonkeyPatch) 
         finally:
             os.close(read)
             os.close(write)
+
+
+def test_eventfd_that_is_a_semaphore_is_named() -> None:
+    plain, semaphore = os.eventfd(7), os.eventfd(7, os.EFD_SEMAPHORE)
+    try:
+        (text,) = look(MINE).problems
+        assert f"[{os.getpid()}] has as its descriptor {semaphore} an eventfd(2) with EFD_SEMAPHORE" in text
+    finally:
+        os.close(plain)
+        os.close(semaphore)
+    assert look(MINE).problems == []
+
+
+def test_pipe_of_packets_is_named() -> None:
+    plain, packets = os.pipe(), os.pipe2(os.O_DIRECT)
+    try:
+        (text,) = look(MINE).problems  # its end for writing; a read takes what comes
+        assert f"descriptor {packets[1]} a pipe of packets" in text
+    finally:
+        for end in (*plain, *packets):
+            os.close(end)
+
+
+def test_descriptors_of_kinds_that_criu_does_not_know_are_named() -> None:
+    for name, (what, remedy) in NEVER.items():
+        held = HeldFile(os.getpid(), "descriptor 4", "/proc/self/fd/4", name)
+        text = problem_of(held)
+        assert what in text
+        assert remedy in text
+        assert f"[{os.getpid()}] has as its descriptor 4" in text
+    for name in ("anon_inode:[eventpoll]", "anon_inode:[signalfd]", "anon_inode:[timerfd]", "anon_inode:[pidfd]"):
+        assert problem_of(HeldFile(os.getpid(), "descriptor 4", "/proc/self/fd/4", name)) == ""
+
+
+LEADERLESS = """
+import ctypes, threading, time
+def wait():
+    time.sleep(0.05)
+    print(flush=True)
+    time.sleep(1000)
+threading.Thread(target=wait).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+def test_process_without_its_first_thread_is_named() -> None:
+    with program(LEADERLESS) as pid:
+        eventually_ended(pid)
+        assert any("the first thread of" in text and f"[{pid}]" in text for text in look([pid]).problems)
+
+
+def eventually_ended(pid: int) -> None:
+    end = time.monotonic() + 20
+    while state_of(pid) != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.01)

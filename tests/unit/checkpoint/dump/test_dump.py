@@ -11,7 +11,7 @@ from kybernate_shim.checkpoint import bound_sockets, dump_plan, frozen_state
 from kybernate_shim.checkpoint.dump_request import Dumped
 from kybernate_shim.checkpoint.image.store import read_image
 from kybernate_shim.errors import Failed, Refused
-from tests.unit.checkpoint.dump.dumping import run
+from tests.unit.checkpoint.dump.dumping import asks, run
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
 
 
@@ -52,6 +52,28 @@ def test_criu_ends_what_keeps_its_connections(target: FakeTarget) -> None:
     run(target, exit=True, tcp="established")
     assert target.steps[:2] == ["freeze", "checkpoint that ends it"]
     assert not any(step.startswith("kill") for step in target.steps)
+
+
+def test_image_is_whole_before_criu_ends_its_container(target: FakeTarget) -> None:
+    seen: list[bool] = []
+    target.children.on["checkpoint"] = asks(target, seen)
+    dumped = run(target, exit=True, tcp="established")
+    assert seen == [True]
+    assert read_image(target.image).manifest == dumped.manifest
+
+
+def test_full_disk_keeps_criu_from_ending_a_container(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    seen: list[bool] = []
+    target.children.on["checkpoint"] = asks(target, seen)
+    monkeypatch.setattr(frozen_state, "finish", full)
+    with pytest.raises(Failed, match="no space"):
+        run(target, exit=True, tcp="established")
+    assert seen == [False]
+    assert not target.image.exists()
+    assert not target.cgroup.frozen
 
 
 def test_image_of_a_container_that_criu_has_ended_too_early_stays(
