@@ -50,16 +50,21 @@ def _script(interpreter: str, packages: Path) -> bytes:
     return text.encode()
 
 
+def current() -> bytes:
+    """Return the content of the program of this installation. Raises OSError and InstallationUnusable."""
+    client = CLIENT.of() if CLIENT.of().exists() else None
+    return program(sys.executable, PACKAGE.resolve().parent, client)
+
+
 def write(directory: Path) -> bool:
     """Write the program into `directory`; a process that executes it during the write gets the old or the new.
 
     Returns whether it is the compiled one. Raises OSError and InstallationUnusable.
     """
-    client = CLIENT.of() if CLIENT.of().exists() else None
-    content = program(sys.executable, PACKAGE.resolve().parent, client)
+    content = current()
     directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / NAME, content, mode=0o755)
-    return client is not None
+    return CLIENT.of().exists()
 
 
 def main() -> int:

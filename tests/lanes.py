@@ -79,7 +79,7 @@ PARTS = (
     ),
     Part(
         "first hour",
-        ("system/test_doctor.py", "system/test_every_command.py"),
+        ("system/test_doctor.py", "system/test_every_command.py", "system/test_readme.py"),
         150,
         DEBIANS,
         "the commands of the package, and containerd of both generations; `next` has the second one's configuration",

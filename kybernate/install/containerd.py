@@ -6,6 +6,7 @@ afterwards. Whatever fails, the earlier files come back, and containerd runs wit
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -32,6 +33,7 @@ from kybernate.node.containerd_process import (
 )
 from kybernate.node.failure import Failure
 from kybernate.node.finding import ask_program
+from kybernate_shim import launcher
 from kybernate_shim.checkpoint.criu.config import parse_version
 from kybernate_shim.linux.atomic_write import replace_file
 
@@ -110,12 +112,9 @@ def set_up(
     are written and compared, and the restart is left to the administrator. Raises SetupFailed.
     """
     names = tuple(map(str, changed))
-    if not Path(PROGRAM_PLACE).exists():
-        raise SetupFailed(
-            f"{PROGRAM_PLACE} is missing: pods of the handler would fail",
-            state="nothing was changed",
-            advice="python -Im kybernate_shim.launcher /usr/local/bin writes it",
-        )
+    if not has_shim():
+        step(f"write {PROGRAM_PLACE}")
+        _write_shim()
     unit = found.running.unit if found.running is not None else ""
     command = list(restart) or (["systemctl", "restart", unit] if unit else [])
     stale = found.running is not None and is_awaited(found.running)
@@ -151,6 +150,23 @@ def set_up(
     step("run a container")
     run_container(address)
     return Outcome((), False, True)
+
+
+def has_shim() -> bool:
+    """Return whether the program that containerd executes is there, and is the one of this installation."""
+    try:
+        return Path(PROGRAM_PLACE).read_bytes() == launcher.current() and os.access(PROGRAM_PLACE, os.X_OK)
+    except (OSError, launcher.InstallationUnusable):
+        return False
+
+
+def _write_shim() -> None:
+    try:
+        launcher.write(Path(PROGRAM_PLACE).parent)
+    except (OSError, launcher.InstallationUnusable) as error:
+        raise SetupFailed(
+            f"{PROGRAM_PLACE} cannot be written: {error}", state="containerd's configuration was not changed"
+        ) from error
 
 
 def run_container(address: str = DEFAULT_ADDRESS) -> None:

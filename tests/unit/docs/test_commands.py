@@ -32,7 +32,7 @@ TARGETS = {
     word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
 }
 SHELL = {  # of the system, without a parser that a test could ask
-    "cat", "cp", "curl", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "printf",
+    "apt-get", "cat", "cp", "curl", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "printf",
     "rsync", "sed", "sha256sum", "ssh", "systemctl", "systemd-sysusers", "umask",
 }  # fmt: skip
 
