@@ -78,8 +78,15 @@ PARTS = (
         "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
     ),
     Part(
+        "installation",
+        ("system/test_readme.py",),
+        40,
+        DEBIANS,
+        "Debian's packages, and containerd of both generations; `next` has no packages of its own",
+    ),
+    Part(
         "first hour",
-        ("system/test_doctor.py", "system/test_every_command.py", "system/test_readme.py"),
+        ("system/test_doctor.py", "system/test_every_command.py"),
         150,
         DEBIANS,
         "the commands of the package, and containerd of both generations; `next` has the second one's configuration",

@@ -24,9 +24,10 @@ ROOT = Path(__file__).parents[2]
 CONFIG, DROP_INS = Path("/etc/containerd/config.toml"), Path("/etc/containerd/conf.d")
 PROGRAMS = (Path("/usr/local/bin/kybernate"), Path("/usr/local/bin/containerd-shim-kybernate-v1"))
 RESTART = f"env PYTHONPATH={ROOT} {sys.executable} -m tests.lab.node restart"
+# pip reads PIP_NO_BUILD_ISOLATION the other way round: "0" is the flag --no-build-isolation.
 OFFLINE = {
     "PIP_NO_INDEX": "1",
-    "PIP_NO_BUILD_ISOLATION": "1",
+    "PIP_NO_BUILD_ISOLATION": "0",
     "PIP_NO_CACHE_DIR": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
 }
