@@ -19,6 +19,7 @@ import pytest
 from tests.documentation import block
 from tests.lab.node import Containerd
 from tests.system.cri import Cri
+from tests.system.gpu.node import forget_helper
 
 ROOT = Path(__file__).parents[2]
 CONFIG, DROP_INS = Path("/etc/containerd/config.toml"), Path("/etc/containerd/conf.d")
@@ -44,6 +45,7 @@ def fresh() -> Iterator[None]:
     for program in PROGRAMS:
         program.unlink()
     yield
+    forget_helper()  # which doctor has asked for the driver
     CONFIG.write_text(before)
     shutil.rmtree(DROP_INS, ignore_errors=True)
     Containerd().restart()
