@@ -16,9 +16,6 @@ from kybernate.agent.keeping.attempts import Attempts
 from kybernate.agent.keeping.parking import PARKED
 from kybernate.agent.keeping.uses import Uses
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, State, Submission
-from kybernate.agent.operations.model import Copy as CopyImage
-from kybernate.agent.operations.model import Evict as EvictImage
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.tier_rules import rules_of
@@ -33,6 +30,10 @@ from kybernate.store.policy.decide import decide
 from kybernate.store.policy.model import Action, Copy, Delete, Evict, Park, Priority, TierState
 from kybernate.store.policy.model import State as PolicyState
 from kybernate.store.tiers.tier import Ref, Room
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.copy import Copy as CopyImage
+from kybernate.verbs.evict import Evict as EvictImage
+from kybernate.verbs.model import FINAL, Arguments, State, Submission
 
 REQUESTER: Final = "policy"
 HEALTH_SECONDS: Final = 60.0  # between two looks at whether the object store answers

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kybernate.agent.operations.errors import OperationUndone, OutcomeUnknown, fault_of
 from kybernate.agent.operations.executor import Executor
-from kybernate.agent.operations.model import Observation, Operation, Report, Seen
 from kybernate.logs import with_ids
 from kybernate.node.failure import Failure
+from kybernate.verbs.errors import OperationUndone, OutcomeUnknown, fault_of
+from kybernate.verbs.model import Observation, Operation, Report, Seen
 
 LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 DAY = 86400.0  # seconds
+GPU, DISK = "gpu ", "disk "  # begin the names of what bytes are copied through; see Target.copies
 
 
 class State(StrEnum):
@@ -34,143 +35,17 @@ MOVES: Mapping[State, frozenset[State]] = {
 Cause = Literal["", "requested", "deadline"]  # why an operation is undone
 
 
-# ---- what is asked for; a class for each verb
+# ---- what is asked for
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """`name` is a container as a person names it; `path` a name for the image, a directory, or empty.
+class Arguments:
+    """What is asked for. Each verb derives its own from it, see verb.py; a field without a default must not be empty.
 
-    `hold_timeout` is in seconds, 0 as configured.
-    `max_freeze` is the most seconds for which it may be frozen, 0 for what its pod or the node says.
+    `verb` is its name, in the journal, in events and in the audit log.
     """
 
-    name: str
-    namespace: str = ""
-    path: str = ""
-    exit: bool = False
-    tcp: str = ""
-    without_rootfs: bool = False
-    force: bool = False
-    hold: bool = False
-    hold_timeout: float = 0
-    volumes: str = ""
-    max_freeze: float = 0
-
-
-@dataclass(frozen=True)
-class Restore:
-    """`name` is the id of the new container, empty for one of the agent's.
-
-    `container_image` and the rest replace what the source had; `log_path` is a file for the output. An image that is
-    not on the node arrives while it is restored; `from_store`: also one that is there, from the object store.
-    """
-
-    image: str
-    name: str = ""
-    namespace: str = ""
-    container_image: str = ""
-    runtime: str = ""
-    snapshotter: str = ""
-    log_path: str = ""
-    force: bool = False
-    from_store: bool = False
-
-
-@dataclass(frozen=True)
-class Suspend:
-    """`lock_timeout` in seconds; 0 means as configured."""
-
-    name: str
-    namespace: str = ""
-    lock_timeout: float = 0.0
-
-
-@dataclass(frozen=True)
-class Resume:
-    """In seconds: `room_timeout` is how long it may wait for room on the GPUs, `restore_timeout` the driver's limit."""
-
-    name: str
-    namespace: str = ""
-    room_timeout: float = 0.0
-    restore_timeout: float = 0.0
-
-
-@dataclass(frozen=True)
-class Swap:
-    """`leaving` is suspended, and `coming` resumed, which waits `room_timeout` seconds for the room that is left."""
-
-    leaving: str
-    coming: str
-    namespace: str = ""
-    room_timeout: float = 0.0
-
-
-@dataclass(frozen=True)
-class Verify:
-    image: str
-
-
-@dataclass(frozen=True)
-class Delete:
-    """`force`: also where the image is pinned."""
-
-    image: str
-    force: bool = False
-
-
-@dataclass(frozen=True)
-class Import:
-    """`path` is an archive or a directory; `name` and `namespace` are the image's new ones."""
-
-    path: str
-    name: str = ""
-    namespace: str = ""
-
-
-@dataclass(frozen=True)
-class Export:
-    """`path` is the archive that is written."""
-
-    image: str
-    path: str
-
-
-@dataclass(frozen=True)
-class Copy:
-    """`tier` is where the image is to be; `demote`: and no longer in the tiers that are faster.
-
-    `priority` is one of PRIORITIES, by which transfers of one node let each other pass.
-    """
-
-    image: str
-    tier: str
-    priority: str = "request"
-    demote: bool = False
-
-
-@dataclass(frozen=True)
-class Evict:
-    image: str
-    tier: str
-
-
-PRIORITIES = ("restore", "request", "prefetch", "demotion")
-Arguments = Checkpoint | Restore | Suspend | Resume | Swap | Verify | Delete | Import | Export | Copy | Evict
-VERBS: Mapping[str, type[Arguments]] = {
-    "checkpoint": Checkpoint,
-    "restore": Restore,
-    "suspend": Suspend,
-    "resume": Resume,
-    "swap": Swap,
-    "verify": Verify,
-    "delete": Delete,
-    "import": Import,
-    "export": Export,
-    "copy": Copy,
-    "evict": Evict,
-}
-_NAMES = {arguments: verb for verb, arguments in VERBS.items()}
+    verb: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -227,13 +102,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the running step is. `seconds` since the operation began; `seconds_left` of this step, 0 if unknown."""
+    """How far the running step is. `seconds` since the operation began; `seconds_left` of this step, 0 if unknown.
+
+    `waits_for` is what it waits for, in words, empty where it does not.
+    """
 
     step: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
     seconds: float = 0.0
     seconds_left: float = 0.0
+    waits_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -249,6 +128,7 @@ class Result:
     arena_bytes: int = 0
     arena_reasons: tuple[str, ...] = ()
     pid: int = 0
+    seconds: float = 0.0  # that a checkpoint took, as its shim says
     source: str = ""  # tier or store of a restore's image
     steps: tuple[Step, ...] = ()
 
@@ -296,7 +176,7 @@ class Operation:
 
     @property
     def verb(self) -> str:
-        return _NAMES[type(self.arguments)]
+        return self.arguments.verb
 
     @property
     def final(self) -> bool:
@@ -335,11 +215,12 @@ class Observation:
 
 @dataclass(frozen=True)
 class Report:
-    """What is heard of a running operation: the step that it is at, and how far."""
+    """What is heard of a running operation: the step that it is at, how far, and in `note` what it waits for."""
 
     step: str
     done_bytes: int = 0
     total_bytes: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True)

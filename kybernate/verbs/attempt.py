@@ -5,26 +5,35 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
-from kybernate.agent.operations.errors import OperationUndone
-from kybernate.agent.operations.executor import Heard
-from kybernate.agent.operations.model import Operation, Report
+from kybernate.verbs.errors import OperationUndone
+from kybernate.verbs.model import Operation, Report
+from kybernate.verbs.node import Node
+from kybernate.verbs.room import Taker
+from kybernate.verbs.verb import Heard
 from kybernate_shim.messages import shim_pb2 as wire
 
 HEAR_SECONDS = 0.1  # between two reports of a thread
+ROOM = "room"  # the step in which an operation waits for room on GPUs
 LOOK_SECONDS = 0.1  # between two looks at whether the operation is to end
 
 T = TypeVar("T")
 
 
 class Attempt:
-    """Made in the event loop's thread. `stop` is set when the operation is to end, `ended` when the attempt has."""
+    """Made in the event loop's thread. `seconds` are given to the shim as its own limit, 0: as configured.
 
-    def __init__(self, operation: Operation, heard: Heard, threads: Executor) -> None:
-        self.operation = operation
+    `stop` is set when the operation is to end, `ended` when the attempt has.
+    """
+
+    def __init__(
+        self, operation: Operation, node: Node, heard: Heard, threads: Executor, *, seconds: float = 0
+    ) -> None:
+        self.operation, self.node, self.seconds = operation, node, seconds
         self.stop = threading.Event()
         self.ended = asyncio.Event()
         self._heard = heard
@@ -80,3 +89,18 @@ class Attempt:
         except asyncio.CancelledError:
             self.stop.set()
             raise
+
+    @asynccontextmanager
+    async def room(self, taker: Taker) -> AsyncIterator[None]:
+        """Hold room on the node's GPUs while the block takes it. Raises OperationUndone, and what the owner refuses.
+
+        As long as it waits, the operation is at the step "room".
+        """
+        async with AsyncExitStack() as leaving:
+            taken = self.node.room.taken(taker, self._waits)
+            await self.until_stopped(taken.__aenter__())
+            leaving.push_async_exit(taken)
+            yield
+
+    def _waits(self, reason: str) -> None:
+        self._heard(Report(ROOM, note=reason))

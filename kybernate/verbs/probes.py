@@ -96,7 +96,7 @@ def _failures(probe: Mapping[str, Any], started: str, now: float) -> int:
 
 
 def _until_the_kill(probe: Mapping[str, Any], failed: int = 0) -> float | None:
-    """Return how long a frozen container lives at least, of which a probe has `failed` by now; None: for ever."""
+    """Return how long a frozen container lives at least, of which a probe has `failed` by now; None: no limit."""
     if not any(kind in probe for kind in ANSWERED):
         return None
     period = probe.get("periodSeconds") or PERIOD
