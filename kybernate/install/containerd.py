@@ -6,11 +6,11 @@ afterwards. Whatever fails, the earlier files come back, and containerd runs wit
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import tomllib
@@ -33,12 +33,12 @@ from kybernate.node.containerd_process import (
 )
 from kybernate.node.failure import Failure
 from kybernate.node.finding import ask_program
-from kybernate_shim import launcher
 from kybernate_shim.checkpoint.criu.config import parse_version
 from kybernate_shim.linux.atomic_write import replace_file
 
 RUNTIME: Final = "io.containerd.kybernate.v1"
 PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
+LAUNCHER: Final = (sys.executable, "-Im", "kybernate_shim.launcher")  # writes the program
 READY_SECONDS: Final = 60.0  # for containerd to answer after its restart
 TRIAL_SECONDS: Final = 60.0  # for a container to run and to be removed
 MODE: Final = 0o644  # of a configuration file that was not there before, as Debian's package has it
@@ -154,19 +154,15 @@ def set_up(
 
 def has_shim() -> bool:
     """Return whether the program that containerd executes is there, and is the one of this installation."""
-    try:
-        return Path(PROGRAM_PLACE).read_bytes() == launcher.current() and os.access(PROGRAM_PLACE, os.X_OK)
-    except (OSError, launcher.InstallationUnusable):
-        return False
+    return not ask_program(*LAUNCHER, "--check", str(Path(PROGRAM_PLACE).parent))[0]
 
 
 def _write_shim() -> None:
-    try:
-        launcher.write(Path(PROGRAM_PLACE).parent)
-    except (OSError, launcher.InstallationUnusable) as error:
+    status, words = ask_program(*LAUNCHER, str(Path(PROGRAM_PLACE).parent))
+    if status:
         raise SetupFailed(
-            f"{PROGRAM_PLACE} cannot be written: {error}", state="containerd's configuration was not changed"
-        ) from error
+            f"{PROGRAM_PLACE} cannot be written: {words}", state="containerd's configuration was not changed"
+        )
 
 
 def run_container(address: str = DEFAULT_ADDRESS) -> None:

@@ -158,7 +158,7 @@ def test_broken_configuration_is_left_alone(bare: Path) -> None:
 
 def test_question_is_asked_first(bare: Path) -> None:
     before = texts()
-    assert "--yes" in setup(status=1).stderr
+    assert "--yes" in setup(status=4).stderr
     assert texts() == before
 
 
