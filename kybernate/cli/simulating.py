@@ -53,10 +53,10 @@ def simulate(
         Slower, typer.Option("--from", metavar="TIER", help="Where all images are: disk or object.")
     ] = Slower.OBJECT,
     image_size: Annotated[
-        str, typer.Option("--size", metavar="BYTES", help="Of an image, where a trace has no sizes.")
+        str, typer.Option("--size", metavar="BYTES", help="Size of an image whose trace gives none.")
     ] = "8GiB",
     idle: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="A workload runs so long after a use: no restore.")
+        float, typer.Option(min=0, metavar="SECONDS", help="A workload keeps running for this long after a use.")
     ] = 0,
     output: Output = Format.TABLE,
 ) -> None:

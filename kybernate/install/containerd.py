@@ -88,7 +88,7 @@ def installed(config: Path | None = None) -> Installed:
     status, words = ask_program(program, "--version")
     release = parse_version(words.split()[2]) if not status and len(words.split()) > 2 else ()
     if not release:
-        raise SetupFailed(f"{program} does not say its version: {words}", state="nothing was changed")
+        raise SetupFailed(f"{program} does not print its version: {words}", state="nothing was changed")
     return Installed(program, release, _files(config or main), running)
 
 
@@ -240,7 +240,7 @@ def _dumped(found: Installed) -> dict[str, Any]:
             )
         return tomllib.loads(words)
     except tomllib.TOMLDecodeError as error:
-        raise SetupFailed(f"`{' '.join(argv)}` prints no TOML: {error}", state="nothing was changed") from error
+        raise SetupFailed(f"`{' '.join(argv)}` prints invalid TOML: {error}", state="nothing was changed") from error
 
 
 def _require_meant(found: Installed, before: Mapping[str, Any]) -> None:
@@ -254,7 +254,7 @@ def _require_meant(found: Installed, before: Mapping[str, Any]) -> None:
         )
     if not handler(after):
         raise SetupFailed(
-            "containerd does not see the handler in what was written",
+            "containerd does not find the handler in the new configuration",
             state="the earlier configuration is back; containerd was not restarted",
             advice="add the table of packaging/containerd by hand",
         )

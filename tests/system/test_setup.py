@@ -152,7 +152,7 @@ def test_without_a_restart_the_files_are_left_to_the_administrator(bare: Path) -
 def test_broken_configuration_is_left_alone(bare: Path) -> None:
     bare.write_text(bare.read_text() + "[[[")
     before = texts()
-    assert "no TOML" in setup("--yes", status=1).stderr
+    assert "not valid TOML" in setup("--yes", status=1).stderr
     assert texts() == before
 
 
