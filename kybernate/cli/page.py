@@ -7,21 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid, Unavailable
 
 LISTEN = "127.0.0.1:7070"
-
-
-class PageNotInstalled(Failure):
-    """A package that the page needs is not installed."""
-
-    advice = "pip install 'kybernate[page]' into the environment of this command"
-
-
-class AddressUnreadable(Failure):
-    """What was given as an address is none."""
-
-    advice = "write HOST:PORT, such as 127.0.0.1:7070, or :7070 for all addresses of the node"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +23,9 @@ def register(app: typer.Typer) -> None:
 def page(
     context: typer.Context,
     role: Annotated[str, typer.Option(metavar="ROLE", help="Role of the session: operator or viewer.")] = "operator",
-    hours: Annotated[float, typer.Option(min=0.01, max=8760, help="Hours until the session ends.")] = 12,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=8760, metavar="HOURS", help="Hours until the session ends.")
+    ] = 12,
     socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket of the page's program.")] = Path(
         "/run/kybernate/page.sock"
     ),
@@ -47,7 +37,7 @@ def page(
         from kybernate.page.access import Role  # what it loads, no other command needs
         from kybernate.page.program import link
     except ImportError as error:
-        raise PageNotInstalled(f"the page cannot be loaded: {error}") from error
+        raise not_installed(error) from error
     if role not in list(Role):
         raise typer.BadParameter(f"there is no role {role!r}: operator or viewer", param_hint="--role")
     typer.echo(link(Role(role), 3600 * hours, socket))
@@ -58,7 +48,9 @@ def serve(
     url: Annotated[str, typer.Option(metavar="URL", help="What links begin with, behind a reverse proxy.")] = "",
     agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
     proxy: Annotated[str, typer.Option(metavar="URL", help="Kybernate's proxy, for the playground.")] = "",
-    proxy_key: Annotated[str, typer.Option(envvar="KYBERNATE_PROXY_KEY", help="Key for the proxy.")] = "",
+    proxy_key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="KYBERNATE_PROXY_KEY", help="Key for the proxy.")
+    ] = "",
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate: serve TLS.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")] = None,
     socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket on which links are asked for.")] = Path(
@@ -72,10 +64,20 @@ def serve(
     try:
         from kybernate.page import program  # what it loads, no other command needs
     except ImportError as error:
-        raise PageNotInstalled(f"the page cannot be loaded: {error}") from error
+        raise not_installed(error) from error
     try:
         host, port = program.address_of(listen)
     except ValueError as error:
-        raise AddressUnreadable(f"{listen!r} is not an address") from error
+        raise Invalid(
+            f"{listen!r} is not an address",
+            advice="write HOST:PORT, such as 127.0.0.1:7070, or :7070 for all addresses of the node",
+        ) from error
     serving = program.Serving(host, port, url, agent, proxy, proxy_key, certificate, key, socket, session_key)
     program.run(serving)
+
+
+def not_installed(error: ImportError) -> Unavailable:
+    return Unavailable(
+        f"the page cannot be loaded: {error}",
+        advice="pip install 'kybernate[page,agent]' into the environment of this command",
+    )
