@@ -50,25 +50,39 @@ def _script(interpreter: str, packages: Path) -> bytes:
     return text.encode()
 
 
+def current() -> bytes:
+    """Return the content of the program of this installation. Raises OSError and InstallationUnusable."""
+    client = CLIENT.of() if CLIENT.of().exists() else None
+    return program(sys.executable, PACKAGE.resolve().parent, client)
+
+
+def is_current(directory: Path) -> bool:
+    """Return whether the program is in `directory` as `write` would write it. Raises OSError, InstallationUnusable."""
+    place = directory / NAME
+    return place.is_file() and os.access(place, os.X_OK) and place.read_bytes() == current()
+
+
 def write(directory: Path) -> bool:
     """Write the program into `directory`; a process that executes it during the write gets the old or the new.
 
     Returns whether it is the compiled one. Raises OSError and InstallationUnusable.
     """
-    client = CLIENT.of() if CLIENT.of().exists() else None
-    content = program(sys.executable, PACKAGE.resolve().parent, client)
+    content = current()
     directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / NAME, content, mode=0o755)
-    return client is not None
+    return CLIENT.of().exists()
 
 
 def main() -> int:
-    """Serve the command line."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m kybernate_shim.launcher DIRECTORY\n")
+    """Serve the command line. With --check, the exit status is 1 where the program is not there as it would be."""
+    check, words = "--check" in sys.argv[1:], [word for word in sys.argv[1:] if word != "--check"]
+    if len(words) != 1:
+        sys.stderr.write("usage: python -m kybernate_shim.launcher [--check] DIRECTORY\n")
         return 2
     try:
-        if not write(Path(sys.argv[1])):
+        if check:
+            return 0 if is_current(Path(words[0])) else 1
+        if not write(Path(words[0])):
             sys.stderr.write("kybernate_shim.launcher: the client is not compiled, so containers start slowly; install "
                              "a C compiler, then this package again\n")  # fmt: skip
     except (OSError, InstallationUnusable) as error:

@@ -78,6 +78,13 @@ PARTS = (
         "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
     ),
     Part(
+        "installation",
+        ("system/test_readme.py",),
+        40,
+        DEBIANS,
+        "Debian's packages, and containerd of both generations; `next` has no packages of its own",
+    ),
+    Part(
         "first hour",
         ("system/test_doctor.py", "system/test_every_command.py"),
         150,

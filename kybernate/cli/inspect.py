@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,7 @@ from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, siz
 from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
 from kybernate.node.failure import Failure
-from kybernate.node.places import locate, open_image, unfound
+from kybernate.node.places import locate, open_image, unfound, unusable
 from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
 from kybernate.node.verdict import SIGNATURE, problems_with
 from kybernate_shim.checkpoint.image.codec import to_json
@@ -24,6 +26,7 @@ from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointN
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyUnusable
 
+DENIED = os.strerror(errno.EACCES)
 INSIDE = ("pseudo", "private", "hook")  # mounts that a restore makes by itself, or its hooks do
 
 
@@ -89,7 +92,7 @@ def _verified(name: str) -> list[Problem]:
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
-        raise Failure(f"damaged checkpoint image: {error}", advice="it cannot be restored") from error
+        raise unusable(error) from error
     except KeyUnusable as error:
         raise Failure(f"cannot verify: {error}", state="without --verify, no key is needed") from error
 
@@ -104,6 +107,9 @@ def _show_problems(path: Path, problems: list[Problem], *, output: Format) -> No
 
 def _verdict(problems: list[Problem]) -> str:
     """Say the worst of what was found."""
+    files = [problem for problem in problems if problem.kind != SIGNATURE]
+    if files and all(problem.kind == "unreadable" and DENIED in problem.detail for problem in files):
+        return f"cannot be verified: this user may not read {len(files)} of its files; run as root"
     many = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
     if all(problem.kind == SIGNATURE for problem in problems):
         return f"is not trusted and cannot be restored: {problems[0].detail}"

@@ -11,7 +11,7 @@ import typer
 from kybernate.cli.asking import require_agreement
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.options import ADDRESS, Address
-from kybernate.install.containerd import installed, planned, set_up
+from kybernate.install.containerd import PROGRAM_PLACE, has_shim, installed, planned, set_up
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def containerd(
     address: Address = ADDRESS,
     output: Output = Format.TABLE,
 ) -> None:
-    """Add the handler `kybernate` to containerd's configuration, restart containerd, and run a container.
+    """Write the shim, add the handler `kybernate` to containerd's configuration, restart it, and run a container.
 
     Shows the difference first. containerd is restarted only if it reads everything else in its configuration as before;
     running containers keep running. After a failure, the earlier configuration is back. It may be run again.
@@ -53,6 +53,8 @@ def containerd(
     if not (output.is_document or output == Format.NAME):
         typer.echo(f"containerd {shown['containerd']}, configured by {shown['config']}")
         typer.echo(difference or "the handler kybernate is configured")
+        if not has_shim():
+            typer.echo(f"{PROGRAM_PLACE} will be written")
     if dry_run:
         document = {"changed": list(map(str, changed)), "restarted": False, "verified": False, "pending": ""}
         show_document({**shown, **document}, output, "\n".join(map(str, changed)))

@@ -150,8 +150,8 @@ class ArchiveSource:
     def _require_image(self) -> None:
         if MANIFEST not in self.files.members:
             raise ArtefactOdd(
-                f"{self.files.path} has no {MANIFEST}: it is no archive of a container of Kybernate's handler, and no"
-                " export"
+                f"{self.files.path} has no {MANIFEST}: it is not an archive of a container of Kybernate's handler,"
+                " and not an export"
             )
 
 
@@ -204,7 +204,7 @@ def _members(stream: IO[bytes]) -> dict[str, tuple[int, int]]:
 def _require_name(name: str) -> None:
     """Names come from digests that were compared with a pattern; this is what makes them safe as paths."""
     if name != "index.json" and not BLOB.fullmatch(name):
-        raise ArtefactOdd(f"{name!r} is no file of a layout")
+        raise ArtefactOdd(f"{name!r} is not a file of a layout")
 
 
 def _small(pieces: Iterator[bytes]) -> bytes:

@@ -214,7 +214,7 @@ class Unpacking:
         elif self._missing.pop(name, None) == member.size and not member.is_directory:
             self._write(name, member.size, source)
         else:
-            raise ArtefactOdd(f"{member.name!r} is no file of the image's manifest, which comes first")
+            raise ArtefactOdd(f"{member.name!r} is not listed in the image's manifest, which comes first")
 
     def _take(self, content: bytes) -> None:
         try:

@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import tomllib
@@ -37,6 +38,7 @@ from kybernate_shim.linux.atomic_write import replace_file
 
 RUNTIME: Final = "io.containerd.kybernate.v1"
 PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
+LAUNCHER: Final = (sys.executable, "-Im", "kybernate_shim.launcher")  # writes the program
 READY_SECONDS: Final = 60.0  # for containerd to answer after its restart
 TRIAL_SECONDS: Final = 60.0  # for a container to run and to be removed
 MODE: Final = 0o644  # of a configuration file that was not there before, as Debian's package has it
@@ -86,7 +88,7 @@ def installed(config: Path | None = None) -> Installed:
     status, words = ask_program(program, "--version")
     release = parse_version(words.split()[2]) if not status and len(words.split()) > 2 else ()
     if not release:
-        raise SetupFailed(f"{program} does not say its version: {words}", state="nothing was changed")
+        raise SetupFailed(f"{program} does not print its version: {words}", state="nothing was changed")
     return Installed(program, release, _files(config or main), running)
 
 
@@ -110,12 +112,9 @@ def set_up(
     are written and compared, and the restart is left to the administrator. Raises SetupFailed.
     """
     names = tuple(map(str, changed))
-    if not Path(PROGRAM_PLACE).exists():
-        raise SetupFailed(
-            f"{PROGRAM_PLACE} is missing: pods of the handler would fail",
-            state="nothing was changed",
-            advice="python -Im kybernate_shim.launcher /usr/local/bin writes it",
-        )
+    if not has_shim():
+        step(f"write {PROGRAM_PLACE}")
+        _write_shim()
     unit = found.running.unit if found.running is not None else ""
     command = list(restart) or (["systemctl", "restart", unit] if unit else [])
     stale = found.running is not None and is_awaited(found.running)
@@ -151,6 +150,19 @@ def set_up(
     step("run a container")
     run_container(address)
     return Outcome((), False, True)
+
+
+def has_shim() -> bool:
+    """Return whether the program that containerd executes is there, and is the one of this installation."""
+    return not ask_program(*LAUNCHER, "--check", str(Path(PROGRAM_PLACE).parent))[0]
+
+
+def _write_shim() -> None:
+    status, words = ask_program(*LAUNCHER, str(Path(PROGRAM_PLACE).parent))
+    if status:
+        raise SetupFailed(
+            f"{PROGRAM_PLACE} cannot be written: {words}", state="containerd's configuration was not changed"
+        )
 
 
 def run_container(address: str = DEFAULT_ADDRESS) -> None:
@@ -228,7 +240,7 @@ def _dumped(found: Installed) -> dict[str, Any]:
             )
         return tomllib.loads(words)
     except tomllib.TOMLDecodeError as error:
-        raise SetupFailed(f"`{' '.join(argv)}` prints no TOML: {error}", state="nothing was changed") from error
+        raise SetupFailed(f"`{' '.join(argv)}` prints invalid TOML: {error}", state="nothing was changed") from error
 
 
 def _require_meant(found: Installed, before: Mapping[str, Any]) -> None:
@@ -242,7 +254,7 @@ def _require_meant(found: Installed, before: Mapping[str, Any]) -> None:
         )
     if not handler(after):
         raise SetupFailed(
-            "containerd does not see the handler in what was written",
+            "containerd does not find the handler in the new configuration",
             state="the earlier configuration is back; containerd was not restarted",
             advice="add the table of packaging/containerd by hand",
         )

@@ -133,7 +133,7 @@ def _parsed(path: Path, text: str) -> tomlkit.TOMLDocument:
         return tomlkit.parse(text)
     except ParseError as error:
         raise ConfigurationUnusable(
-            f"{path} is no TOML: {error}", advice="correct it; containerd refuses it, too"
+            f"{path} is not valid TOML: {error}", advice="correct it: containerd refuses it as well"
         ) from error
 
 

@@ -318,7 +318,7 @@ def _dumped(program: str, main: Path) -> tuple[Mapping[str, Any] | None, str]:
     try:
         return tomllib.loads(words), ""
     except tomllib.TOMLDecodeError as error:
-        return None, f"`{program} config dump` prints no TOML: {error}"
+        return None, f"`{program} config dump` prints invalid TOML: {error}"
 
 
 def _files(main: Path) -> Iterator[ConfigurationFile]:

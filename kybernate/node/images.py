@@ -40,6 +40,7 @@ State = Literal[
     "weak digests",
     "open to others",
     "damaged",
+    "no permission",
     "unfinished",
 ]
 STAGING = ".import-"  # begins the name of a directory that an import fills
@@ -255,10 +256,16 @@ def judged(place: ImagePlace, ring: KeyRing) -> ListedImage:
     except (CheckpointNotFound, FileNotFoundError) as error:
         return ListedImage(place, None, None, Openness(), ("unfinished",), str(error))
     except (CheckpointInvalid, OSError, ValueError, RecursionError) as error:
-        return ListedImage(place, None, None, Openness(), ("damaged",), str(error))
+        state: State = "no permission" if is_denied(error) else "damaged"
+        return ListedImage(place, None, None, Openness(), (state,), str(error))
     signed = signature_of(image, ring)
     found = dict(_states(place, image, signed, openness))
     return ListedImage(place, image, signed, openness, tuple(found), next(iter(found.values()), ""))
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether an image cannot be read because this user may not, which says nothing about the image."""
+    return isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
 
 
 def _require_manifest(path: Path) -> None:

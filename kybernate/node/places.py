@@ -88,7 +88,14 @@ def open_image(name: str, *, near: bool = False) -> Image:
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
-        raise Failure(f"damaged checkpoint image: {error}", advice="it cannot be restored; make a new one") from error
+        raise unusable(error) from error
+
+
+def unusable(error: CheckpointInvalid) -> Failure:
+    """Say that an image is damaged, or that this user may not read it, which says nothing about the image."""
+    if isinstance(error.__cause__, PermissionError):
+        return Failure(f"no permission to read the checkpoint image: {error}", advice="run as root")
+    return Failure(f"damaged checkpoint image: {error}", advice="it cannot be restored; make a new one")
 
 
 def unfound(name: str, error: CheckpointNotFound) -> NoImageThere:

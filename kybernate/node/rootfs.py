@@ -166,7 +166,7 @@ def _blob(place: SnapshotPlace, digest: str) -> dict[str, Any]:
     except ValueError as error:
         raise Failure(f"{digest}, of the container image, cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise Failure(f"{digest}, of the container image, is no document of an image")
+        raise Failure(f"{digest}, of the container image, is not a document of an image")
     return document
 
 

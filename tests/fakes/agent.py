@@ -32,19 +32,33 @@ class FakeAgent(
         self.changes: list[wire.Change] = []
         self.watch_ends = False  # as if the client's time were over once all changes are sent
         self.watched: list[float] = []  # how many seconds a client had left then
-        self.failure: tuple[grpc.StatusCode, wire.Error] | None = None
+        self.failure: tuple[grpc.StatusCode, wire.Error] | None = None  # of every call
+        self.refused: dict[type, tuple[grpc.StatusCode, wire.Error]] = {}  # of calls, by the types of their requests
         self.script: Callable[[str], list[wire.Operation]] = lambda id: []
         self._changed = threading.Condition()
         self._server: grpc.Server | None = None
         self.start()
 
     def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(8))
-        agent_pb2_grpc.add_InventoryServicer_to_server(self, self._server)
-        agent_pb2_grpc.add_OperationsServicer_to_server(self, self._server)
-        agent_pb2_grpc.add_CheckpointsServicer_to_server(self, self._server)
+        self._server = self._new_server()
         self._server.add_insecure_port(f"unix:{self.socket}")
         self._server.start()
+
+    def serve_tls(self, identity: tuple[bytes, bytes], authority: bytes) -> int:
+        """Serve an authority's clients over TCP instead; return the port. `identity`: key, certificate."""
+        self.stop()
+        self._server = self._new_server()
+        credentials = grpc.ssl_server_credentials([identity], authority, require_client_auth=True)
+        port: int = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self._server.start()
+        return port
+
+    def _new_server(self) -> grpc.Server:
+        server = grpc.server(ThreadPoolExecutor(8))
+        agent_pb2_grpc.add_InventoryServicer_to_server(self, server)
+        agent_pb2_grpc.add_OperationsServicer_to_server(self, server)
+        agent_pb2_grpc.add_CheckpointsServicer_to_server(self, server)
+        return server
 
     def stop(self) -> None:
         """End as a killed agent does: connections break, the socket stays."""
@@ -74,8 +88,8 @@ class FakeAgent(
 
     def _answer(self, request: Any, context: grpc.ServicerContext) -> None:
         self.requests.append(request)
-        if self.failure is not None:
-            self._fail(context, *self.failure)
+        if (failure := self.failure or self.refused.get(type(request))) is not None:
+            self._fail(context, *failure)
 
     @staticmethod
     def _fail(context: grpc.ServicerContext, code: grpc.StatusCode, error: wire.Error) -> NoReturn:

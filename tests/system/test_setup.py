@@ -105,21 +105,37 @@ def test_restart_that_fails_brings_the_earlier_configuration_back(bare: Path, tm
     assert run(["ctr", "version"])
 
 
-def test_shim_that_does_not_run_brings_the_earlier_configuration_back(bare: Path) -> None:
+def test_shim_is_written_where_it_is_missing_or_another(bare: Path) -> None:
     program = Path("/usr/local/bin/containerd-shim-kybernate-v1")
-    content, before = program.read_bytes(), texts()
+    content = program.read_bytes()
     try:
         program.unlink()
-        assert "is missing" in setup("--yes", status=1).stderr
+        assert f"{program} will be written" in setup("--dry-run").stdout
+        assert not program.exists()
+        setup("--yes")
+        assert program.read_bytes() == content
         program.write_text("#!/bin/sh\nexit 9\n")
-        program.chmod(0o755)
-        failed = setup("--yes", status=1)
-        assert "does not run" in failed.stderr
-        assert texts() == before
+        assert json.loads(setup("--yes", "--json").stdout)["verified"]
+        assert program.read_bytes() == content
     finally:
         program.unlink(missing_ok=True)
         program.write_bytes(content)
         program.chmod(0o755)
+
+
+def test_container_that_does_not_run_brings_the_earlier_configuration_back(bare: Path) -> None:
+    settings, before = Path("/etc/kybernate/shim.toml"), texts()
+    kept = settings.read_bytes() if settings.exists() else None
+    settings.parent.mkdir(exist_ok=True)
+    try:
+        settings.write_text('runtime = "/nonexistent/runc"\n')
+        failed = setup("--yes", status=1)
+        assert "does not run" in failed.stderr
+        assert texts() == before
+    finally:
+        settings.unlink()
+        if kept is not None:
+            settings.write_bytes(kept)
 
 
 def test_without_a_restart_the_files_are_left_to_the_administrator(bare: Path) -> None:
@@ -136,13 +152,13 @@ def test_without_a_restart_the_files_are_left_to_the_administrator(bare: Path) -
 def test_broken_configuration_is_left_alone(bare: Path) -> None:
     bare.write_text(bare.read_text() + "[[[")
     before = texts()
-    assert "no TOML" in setup("--yes", status=1).stderr
+    assert "not valid TOML" in setup("--yes", status=1).stderr
     assert texts() == before
 
 
 def test_question_is_asked_first(bare: Path) -> None:
     before = texts()
-    assert "--yes" in setup(status=1).stderr
+    assert "--yes" in setup(status=4).stderr
     assert texts() == before
 
 

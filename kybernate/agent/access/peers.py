@@ -1,4 +1,4 @@
-"""The process at the other end of a UNIX connection, by the kernel's word. Source: unix(7), socket(7), pidfd_open(2).
+"""The process at the other end of a UNIX connection, as the kernel knows it. Source: unix(7), socket(7), pidfd_open(2).
 
 A pid alone can lie: its process may have ended after it connected, and another one may have its number. From Linux 6.5
 on, the kernel hands out a descriptor of the process itself (SO_PEERPIDFD). Before, a process counts as the one that

@@ -94,7 +94,7 @@ def test_archive_of_another_runtime_is_named_as_such(node: Node, tmp_path: Path)
     other = tmp_path / "other.tar"
     other.write_bytes(tar({"checkpoint/core-1.img": b"registers", "config.dump": b"{}"}))
     said = node.run("import", str(other), "kept", "--yes", "-n", "shop", status=1).output
-    assert f"no checkpoint/{NAME}: it is no archive of a container of Kybernate's handler" in " ".join(said.split())
+    assert f"no checkpoint/{NAME}: it is not an archive of a container of Kybernate's handler" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("content", [gzip.compress(LAYER)[:-9], b"\x1f\x8b" + bytes(100)], ids=["cut", "damaged"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from kybernate.node import verdict
+from kybernate_shim.checkpoint.image import store
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Problem
@@ -147,6 +151,30 @@ def test_missing_file_is_told_without_verify(node: Node) -> None:
     save(node.checkpoints / "i")
     (node.checkpoints / "i" / "core-1.img").unlink()
     assert "core-1.img: missing" in node.run("inspect", "i", status=1).stderr
+
+
+def denied(*_: object, **__: object) -> NoReturn:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.mark.parametrize("flags", [(), ("--verify",)])
+def test_manifest_that_the_user_may_not_read_is_not_damaged(
+    node: Node, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    save(node.checkpoints / "i")
+    monkeypatch.setattr(store, "read_plain", denied)
+    told = node.run("inspect", "i", *flags, status=1).stderr
+    assert "no permission to read the checkpoint image" in told
+    assert "run as root" in told
+    assert "damaged" not in told
+
+
+def test_files_that_the_user_may_not_read_are_not_damaged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(node.checkpoints / "i")
+    monkeypatch.setattr(store.Digester, "digest", denied)
+    told = node.run("inspect", "i", "--verify", status=1).stderr
+    assert "this user may not read" in told
+    assert "damaged" not in told
 
 
 @pytest.mark.parametrize("flags", [(), ("--verify",)])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import grpc
 import pytest
 
 import kybernate.self
 from kybernate.messages import agent_pb2 as wire
 from tests.documentation import block
 from tests.fakes.agent import FakeAgent
+from tests.unit.agent.access.authority import Authority
 
 
 def test_client(fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +36,46 @@ def test_client(fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert said[-1] == "restore of web-0-again failed: no room nothing was created make room"
     restore = fake.requests[-1]
     assert (restore.image, restore.name) == ("/images/before-upgrade", "web-0-again")
+
+
+def test_client_that_is_refused(
+    fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KYBERNATE_AGENT", str(fake.socket))
+    error = wire.Error(message="no container web-0", type="ContainerNotFound", advice="`kybernate ps` lists them")
+    fake.refused[wire.CheckpointRequest] = grpc.StatusCode.NOT_FOUND, error
+    with pytest.raises(SystemExit):
+        exec(compile(block("docs/client.md", "client").text, "docs/client.md", "exec"), {})
+    assert capsys.readouterr().out == "ContainerNotFound no container web-0 `kybernate ps` lists them\n"
+
+
+def test_tls(fake: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files and the port of the example are those of a test."""
+    authority = Authority()
+    (tmp_path / "ca.crt").write_bytes(authority.certificate)
+    key, certificate = authority.issue("spiffe://example.org/admin")
+    (tmp_path / "admin.key").write_bytes(key)
+    (tmp_path / "admin.crt").write_bytes(certificate)
+    port = fake.serve_tls(authority.issue("node-1.example.org"), authority.certificate)
+    text = block("docs/client.md", "tls").text
+    assert "/etc/kybernate/pki" in text
+    assert "127.0.0.1:7443" in text
+    text = text.replace("/etc/kybernate/pki", str(tmp_path)).replace(":7443", f":{port}")
+    exec(compile(text, "docs/client.md", "exec"), {})
+    assert capsys.readouterr().out == "node-1\n"
+
+
+def test_library_in_a_container_needs_grpc_and_protobuf_alone() -> None:
+    """An image has these two, as the manual says, and none of the node's dependencies."""
+    program = (
+        "import sys, kybernate.self, kybernate.client; kybernate.client.Agent; kybernate.client.AsyncAgent\n"
+        "files = (getattr(one, '__file__', None) or '' for one in list(sys.modules.values()))\n"
+        "print(*sorted({file.partition('/site-packages/')[2].partition('/')[0] for file in files}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if "." not in name and not name.startswith("_")}
+    optional = {"grpc_health", "grpc_reflection", "grpc_tools"}  # which grpc loads where they are installed
+    assert loaded - {"kybernate", "kybernate_shim"} - optional == {"google", "grpc"}
 
 
 def test_async_client(fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

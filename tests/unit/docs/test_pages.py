@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.install.containerd import PROGRAM_PLACE
 from tests.documentation import NOT_OUR_WORDS, PAGES, ROOT, without_blocks
 from tools.generate_docs import MARKED, TABLES, generated
 
@@ -85,8 +86,8 @@ def test_programs_are_not_people(page: Path) -> None:
 def test_packaged_configuration_names_the_shim_where_the_installation_puts_it(path: Path) -> None:
     (cri,) = tomllib.loads(path.read_text())["plugins"].values()
     assert cri["containerd"]["runtimes"]["kybernate"]["runtime_path"] == "/usr/local/bin/containerd-shim-kybernate-v1"
-    for page in ("README.md", "docs/installation.md"):
-        assert "/opt/kybernate/bin/python -Im kybernate_shim.launcher /usr/local/bin" in (ROOT / page).read_text()
+    assert PROGRAM_PLACE == "/usr/local/bin/containerd-shim-kybernate-v1"
+    assert f"`{PROGRAM_PLACE}`" in (ROOT / "docs/installation.md").read_text()
 
 
 def test_nothing_that_is_built_is_in_the_repository() -> None:

@@ -96,7 +96,7 @@ def test_table_that_is_there_is_corrected_where_it_is(release: tuple[int, ...]) 
         (MAIN, "", "version 1"),
         (MAIN, "version = 5\n", "version 5"),
         (MAIN, "version = '2'\n", "version 0"),
-        (MAIN, "version = 2\n[[[", "no TOML"),
+        (MAIN, "version = 2\n[[[", "not valid TOML"),
         (MAIN, "version = 2\nplugins = 7\n", "cannot be extended"),
         (MAIN, 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\ncontainerd = [1]\n', "cannot be extended"),
         (Path("/var/lib/rancher/k3s/agent/etc/containerd/config.toml"), "version = 3\n", "next start"),
