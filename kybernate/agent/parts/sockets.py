@@ -12,6 +12,7 @@ from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.live import own_findings
 from kybernate.agent.part import Part, Work
 from kybernate.agent.sending.files import ImageFiles, Pace
+from kybernate.agent.service.activity import Activity as ActivityService
 from kybernate.agent.service.checkpoints import Checkpoints
 from kybernate.agent.service.described import Described
 from kybernate.agent.service.fetches import SERVICE as IMAGES
@@ -76,6 +77,7 @@ class Sockets(Part):
         quota = Quota(lambda: agent.settings().self_socket.quota)
         return Servicers(
             Inventories(agent.known.inventory, hub, self._findings),
+            ActivityService(agent.known.inventory),
             with_verbs(Operations)(engine),
             with_verbs(Checkpoints)(images.registry, engine, hub.put, images.replicas.look_for),
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),
@@ -91,7 +93,7 @@ class Sockets(Part):
         return self._agent.config().checkpoint_root
 
     async def _activity(self, own: OwnContainer) -> Activity:
-        return await self._agent.known.inventory.gpus.activity((own.namespace, own.id))
+        return await self._agent.known.inventory.activity((own.namespace, own.id))
 
     async def _watch_health(self) -> None:
         """Let the health service say whether operations are known and containerd answers."""
