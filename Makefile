@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster critest conformance bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster test-browser critest conformance bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -14,6 +14,7 @@ help:
 	@echo "make search       try the properties of the unit tests on a thousand random examples each"
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
 	@echo "make test-cluster run the tests of pods under a real kubelet, in a cluster"
+	@echo "make test-browser run the tests of the web page in Chromium"
 	@echo "make critest      run CRI's validation suite by containerd's shim and by ours, and compare (HANDLERS='runc kybernate')"
 	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
@@ -29,7 +30,7 @@ venv: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y --no-install-recommends python3-venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[all,haproxy,postgresql,tracing,test,dev,docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,haproxy,postgresql,tracing,test,browser,dev,docs]'
 	touch $@
 
 proto: venv
@@ -62,6 +63,9 @@ test-contract test-system: test-%:
 test-cluster:
 	tests/lab/run $(or $(LANE),cluster) -- /opt/kybernate/bin/python -m pytest tests/cluster \
 	    --ignore tests/cluster/two_nodes $(PYTEST_ARGS)
+
+test-browser: venv
+	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 # Some minutes for each handler, of which most are waits. The logs are in build/critest.
 critest:

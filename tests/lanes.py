@@ -72,10 +72,17 @@ PARTS = (
     Part("containers", ("system",), 80),
     Part(
         "agent",
-        ("system/test_agent.py", "system/test_agent_inventory.py"),
+        ("system/test_agent.py", "system/test_agent_inventory.py", "system/test_page.py"),
         40,
         DEBIANS,
         "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
+    ),
+    Part(
+        "first hour",
+        ("system/test_doctor.py", "system/test_every_command.py"),
+        150,
+        DEBIANS,
+        "the commands of the package, and containerd of both generations; `next` has the second one's configuration",
     ),
     Part(
         "crictl",

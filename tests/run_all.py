@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -153,6 +154,28 @@ def suites_on_machine(lanes: Collection[str]) -> list[Suite]:
     return [Suite("machine", [*alone, "tests/machine"], alone)] if set(CLUSTERS) <= set(lanes) else []
 
 
+def suites_in_browser() -> list[Suite]:
+    """Return the tests of the web page, where there is a browser."""
+    alone = [sys.executable, "-m", "pytest", "-q"]
+    return [Suite("browser", [*alone, "tests/browser"], alone)] if browser_here() else []
+
+
+def browser_here() -> bool:
+    """Return whether there is Chromium, which is installed where it is missing; print why tests are left out."""
+    if shutil.which("chromium"):
+        return True
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", "chromium"]
+    try:
+        for argv in (["apt-get", "update", "-qq"], install):
+            subprocess.run(argv, env=quiet, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "").strip().splitlines() or [str(error)]
+        print(f"the tests of the web page are left out: chromium cannot be installed: {said[-1]}", flush=True)
+        return False
+    return True
+
+
 def build_lanes(lanes: Collection[str]) -> bool:
     """Build lanes of the lab, one after the other, so that the suites measure nothing but themselves."""
     for lane in lanes:
@@ -228,7 +251,7 @@ def main(argv: Sequence[str]) -> int:
     alone = [sys.executable, "-m", "pytest", "-q"]
     unit = Suite("unit", [*alone, "-n", "auto", "--dist", "worksteal", "tests/unit"], alone)
     lanes = lanes_here()
-    others = suites_in_lab(lanes)
+    others = [*suites_in_lab(lanes), *suites_in_browser()]
     if not run_everything(unit, others, nodes, lanes):
         return 1
     return summary([unit, *others], repeat_alone([unit, *others]))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from kybernate.agent import tier_settings
+from kybernate.agent import seat_settings, tier_settings
+from kybernate.agent.seat_settings import Seats
 from kybernate.agent.tier_settings import NUMBER, Tiers
 from kybernate_shim.config import ConfigInvalid
 from kybernate_shim.config.declaring import LIVE, RESTART, keys, setting, table
@@ -212,6 +213,7 @@ class Settings:
     tracing: Tracing = table(Tracing)
     store: StoreSettings = table(StoreSettings)
     tiers: Tiers = table(Tiers)
+    seats: Seats = table(Seats)
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -267,3 +269,4 @@ def _contradictions(found: Settings) -> Iterator[str]:
         if not url.startswith(("https://", "http://")):
             yield f"webhooks.urls must be a list of URLs of HTTP, not {url!r}"
     yield from tier_settings.contradictions(found.tiers)
+    yield from seat_settings.contradictions(found.seats)

@@ -11,20 +11,25 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from kybernate.addresses import AGENT_VARIABLE
 from kybernate.cli.commands import COMMANDS, PROMPT
 
 RUST_THREADS = "obstore"
 
 
 def main() -> None:
-    """Run the program; exits with 0, 1 after a failure, 2 after a usage error, 130 after an interrupt."""
-    words = sys.argv[1:]
+    """Run the program, and exit with one of the codes of exit_codes.py."""
+    words = ordered(sys.argv[1:])
     if (call := prompt_call(words)) is not None:
         sys.exit(_status(call))
     from kybernate.cli.application import application  # not for those that are called promptly
 
     try:
-        application(words)(prog_name="kybernate")
+        application(words)(words, prog_name="kybernate")
+    except Exception as error:  # noqa: BLE001  # a user reads a sentence, whatever it is
+        from kybernate.cli.reporting import report_defect
+
+        sys.exit(report_defect(error))
     finally:
         if RUST_THREADS in sys.modules:
             _leave(sys.exc_info()[1])
@@ -37,16 +42,29 @@ def prompt_call(words: Sequence[str]) -> Callable[[], Any] | None:
     from kybernate.cli.declared import NotUnderstood, parsed
 
     command = getattr(import_module(f"kybernate.cli.{COMMANDS[words[0]]}"), words[0])
+    from kybernate.cli.options import AGENT
+
     try:
-        arguments = parsed(command, words[1:])
+        arguments = parsed(command, words[1:], {"agent": AGENT})
     except NotUnderstood:
         return None
+    if agent := arguments.pop("agent", ""):
+        os.environ[AGENT_VARIABLE] = agent
     return lambda: command(**arguments)
+
+
+def ordered(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `--agent`, where it comes first, after the command's name."""
+    if len(words) > 2 and words[0] == "--agent" and not words[2].startswith("-"):
+        return [words[2], f"--agent={words[1]}", *words[3:]]
+    if len(words) > 1 and words[0].startswith("--agent=") and not words[1].startswith("-"):
+        return [words[1], words[0], *words[2:]]
+    return list(words)
 
 
 def _status(call: Callable[[], Any]) -> int:
     """Run a command and return its exit status, as typer's group does."""
-    from kybernate.cli.reporting import is_expected, report
+    from kybernate.cli.reporting import is_expected, report, report_defect
     from kybernate_shim.imports import without
 
     with without("ssl"):  # which asyncio loads for what none of these commands does
@@ -58,10 +76,8 @@ def _status(call: Callable[[], Any]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
         return 1
-    except Exception as error:
-        if not is_expected(error):
-            raise
-        return report(error)
+    except Exception as error:  # noqa: BLE001  # a user reads a sentence, whatever it is
+        return report(error) if is_expected(error) else report_defect(error)
     return 0
 
 

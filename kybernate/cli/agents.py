@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from kybernate.client import Agent, Operation
     from kybernate.messages import agent_pb2 as wire
 
-OFF = "none"
+OFF, LOCAL = "none", "local"  # instead of a name: no agent, and this node's own
+
+
+class HereOnly(Failure):
+    """The command works on this node alone."""
+
+    advice = "run it on that node, or choose this one with `--agent local`"
 
 
 class NoAgent(Failure):
@@ -27,34 +33,73 @@ class NoAgent(Failure):
     advice = "start one with `systemctl start kybernate-agent` or `kybernate agent`"
 
 
+class AgentClosed(Failure):
+    """The agent's socket, or its directory, is closed to the user who runs the command."""
+
+    advice = "run as root; members of the group `kybernate` may look, and change nothing"
+
+
+def chosen() -> str:
+    """Return the agent that --agent, $KYBERNATE_AGENT or the current context names; "" is this node's own."""
+    named = os.environ.get(addresses.AGENT_VARIABLE, "")
+    if not named and any(Path(file).exists() for file in _files_of_contexts()):
+        from kybernate.client.contexts import load  # most nodes have no file of contexts
+
+        named = load().current
+    return "" if named == LOCAL else named
+
+
+def _files_of_contexts() -> tuple[str, str]:
+    """Return where contexts.py reads them from. It is not loaded for that: it loads gRPC."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    home = base if base.startswith("/") else os.path.expanduser("~/.config")  # noqa: PTH111  # pathlib raises
+    return "/etc/kybernate/client.toml", f"{home}/kybernate/client.toml"
+
+
+def is_remote() -> bool:
+    """Return whether commands call the agent of another machine. Raises ContextUnknown and ContextsInvalid."""
+    named = chosen()
+    if named in ("", OFF):
+        return False
+    from kybernate.client.target import target_of
+
+    return not target_of(named).address.startswith("unix:")
+
+
+def require_here(what: str) -> None:
+    """Refuse what the command itself does on this node, where another node's agent is chosen. Raises HereOnly."""
+    if is_remote():
+        raise HereOnly(f"{what}, and {chosen()} is the agent of another node", state="nothing was done")
+
+
 def agent_here(address: str = addresses.CONTAINERD) -> Agent | None:
-    """Return a connection to the agent where one runs.
+    """Return a connection to the chosen agent, or to this node's where one runs.
 
     An agent serves the containerd that its own configuration names. So there is none for another `address`, unless
-    --agent or $KYBERNATE_AGENT names it.
+    --agent, $KYBERNATE_AGENT or the current context names it.
     """
-    named = os.environ.get(addresses.AGENT_VARIABLE, "")
+    named = chosen()
     if named:
         return None if named == OFF else _agent(named)
     usual = Path(address.removeprefix("unix://")).resolve() == Path(addresses.CONTAINERD).resolve()
-    return _agent() if usual and Path(addresses.AGENT).is_socket() and _answers() else None
+    return _agent(addresses.AGENT) if usual and _answers() else None
 
 
-def _agent(address: str = "") -> Agent:
+def _agent(address: str) -> Agent:
     from kybernate.client import Agent  # it loads gRPC, which takes longer than to find that no agent runs
 
     return Agent(address)
 
 
 def _answers() -> bool:
-    """Return whether a process accepts connections: a killed agent leaves its socket."""
+    """Return whether a process accepts connections: a killed agent leaves its socket. Raises AgentClosed."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(addresses.AGENT)
-        except PermissionError:
-            return True  # it runs, and its refusal is the answer
+        except PermissionError as error:
+            raise AgentClosed(f"this user may not connect to the agent on {addresses.AGENT}") from error
         except OSError:
             return False
     return True
@@ -82,7 +127,7 @@ def required_agent() -> Iterator[Agent]:
     """Connect to the agent. Raises NoAgent where none runs."""
     agent = agent_here()
     if agent is None:
-        place = os.environ.get(addresses.AGENT_VARIABLE) or addresses.AGENT
+        place = addresses.AGENT if chosen() != OFF else f"${addresses.AGENT_VARIABLE}"
         raise NoAgent(f"no agent runs on this node: nothing listens on {place}")
     with agent:
         yield agent

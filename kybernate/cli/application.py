@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from kybernate.cli.commands import COMMANDS
-from kybernate.cli.declared import declare
+from kybernate.addresses import AGENT_VARIABLE
+from kybernate.cli.commands import BY_AGENT, COMMANDS
+from kybernate.cli.declared import declare, spelled
+from kybernate.cli.options import AGENT
 from kybernate.cli.reporting import is_expected, report
 from kybernate_shim import __version__
 
@@ -29,6 +32,42 @@ class Reporting(TyperGroup):
             raise
 
 
+class Command(TyperCommand):
+    """A command; `--json` is another spelling of `--output json`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        of_program = ctx.parent is not None and ctx.parent.parent is None
+        return [*params[:-1], *_shared_params(), *params[-1:]] if of_program and self.name in BY_AGENT else params
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        has_output = any("--output" in one.opts for one in self.params)
+        return super().parse_args(ctx, spelled(args) if has_output else args)
+
+
+def _choose(agent: str) -> None:
+    if agent:
+        os.environ[AGENT_VARIABLE] = agent
+
+
+Agent = Annotated[
+    str,
+    typer.Option(
+        *AGENT.names, help=AGENT.help, metavar=AGENT.metavar, show_default=False, callback=_choose, expose_value=False
+    ),
+]
+
+
+def _shared_params() -> list[Any]:
+    """Return the options that many commands have, as typer makes them."""
+
+    def shared(agent: Agent = "") -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(shared)
+    return list(typer.main.get_command(app).params)
+
+
 def application(words: Sequence[str] = ()) -> typer.Typer:
     """Return the program with the commands that the arguments `words` need: all, unless the first word is one."""
     app = typer.Typer(
@@ -44,16 +83,17 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     first = words[0] if words else ""
     for module in [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values()):
         import_module(f"kybernate.cli.{module}").register(app)
-    for command in _functions(app):
-        declare(command)
+    for command in _commands(app):
+        command.cls = Command
+        declare(command.callback)
     return app
 
 
-def _functions(app: typer.Typer) -> Iterator[Any]:
-    yield from (one.callback for one in app.registered_commands)
+def _commands(app: typer.Typer) -> Iterator[Any]:
+    yield from app.registered_commands
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            yield from _functions(group.typer_instance)
+            yield from _commands(group.typer_instance)
 
 
 def _show_version(wanted: bool) -> None:
@@ -66,5 +106,6 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    agent: Agent = "",
 ) -> None:
     """Hold the options before the command. typer requires a function for them."""

@@ -11,9 +11,10 @@ import typer
 from kybernate.cli.agents import agent_or_none, finished, require_wait
 from kybernate.cli.directly import carried_out
 from kybernate.cli.ended import checkpointed
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import as_documents
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
-from kybernate.cli.output import seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
+from kybernate.cli.output import seconds, show_columns, show_fields, size
 from kybernate.cli.through_agent import begun
 from kybernate.node.lookup import KnownContainer
 from kybernate.verbs.checkpoint import Checkpoint
@@ -84,7 +85,7 @@ def checkpoint(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Write a container to a checkpoint image.
 
@@ -114,7 +115,7 @@ def checkpoint(
             )
             if not wait:
                 return begun(operation)
-            return _print(*checkpointed(finished(operation)), held=hold, as_json=as_json)
+            return _print(*checkpointed(finished(operation)), held=hold, output=output)
     require_wait(wait)
     verb = Checkpoint(
         container,
@@ -129,7 +130,7 @@ def checkpoint(
         force=force,
         max_freeze=limit,
     )
-    return _print(*checkpointed(carried_out(verb, address, timeout)), held=hold, as_json=as_json)
+    return _print(*checkpointed(carried_out(verb, address, timeout)), held=hold, output=output)
 
 
 def _seconds(max_freeze: str) -> float:
@@ -141,10 +142,8 @@ def _seconds(max_freeze: str) -> float:
         raise typer.BadParameter(str(error), param_hint="--max-freeze") from error
 
 
-def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, as_json: bool) -> None:
-    if as_json:
-        show_json(_document(container, reply))
-    else:
+def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, output: Format) -> None:
+    if not show_document(_document(container, reply), output, reply.path):
         _show(container, reply)
         if held:
             typer.echo(f"\n{container.title} is held: `kybernate ps` shows it, `kybernate release` lets it run on")

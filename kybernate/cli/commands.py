@@ -36,13 +36,24 @@ COMMANDS = {
     "evict": "tiers",
     "pin": "tiers",
     "unpin": "tiers",
+    "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",
+    "context": "context",
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "page": "page",
     "proxy": "proxy",
 }
+
+# Those that call the agent, and so have the option --agent.
+BY_AGENT = frozenset(
+    {
+        "cancel", "checkpoint", "demote", "events", "evict", "images", "ops", "pin", "prefetch", "promote", "ps",
+        "release", "restore", "resume", "sleep", "status", "suspend", "swap", "top", "unpin", "wait", "wake",
+    }
+)  # fmt: skip
 
 # Those that people and programs wait for: called without typer where their arguments are plain, see declared.py.
 PROMPT = ("ps", "status", "suspend", "resume")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.options import Json
-from kybernate.cli.output import seconds, show_columns, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.output import seconds, show_columns, size
 from kybernate.node import cuda
 
 HELP = {
@@ -38,22 +38,20 @@ def register(app: typer.Typer) -> None:
 
 
 def _command(verb: str):  # type: ignore[no-untyped-def]  # typer reads the inner function's signature
-    def command(pids: Pids, timeout: Timeout = 0, as_json: Json = False) -> None:
+    def command(pids: Pids, timeout: Timeout = 0, output: Output = Format.TABLE) -> None:
         done = cuda.run(verb, pids, timeout)
-        if as_json:
-            show_json(_document(done))
-        else:
+        if not show_document(_document(done), output, "\n".join(map(str, done.after))):
             _show(done)
 
     return command
 
 
-def gpus(as_json: Json = False) -> None:
+def gpus(output: Output = Format.TABLE) -> None:
     found = cuda.gpus()
-    if as_json:
-        show_json(
-            [{**asdict(gpu), "holdings": [{"pid": p, "bytes": b} for p, b in gpu.holdings.items()]} for gpu in found]
-        )
+    documents = [
+        {**asdict(gpu), "holdings": [{"pid": p, "bytes": b} for p, b in gpu.holdings.items()]} for gpu in found
+    ]
+    if show_document(documents, output, "\n".join(gpu.uuid for gpu in found)):
         return
     show_columns(
         ("GPU", "MODEL", "FREE", "OF", "PIDS"),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+NONE: Mapping[str, Any] = {}
+
 
 @dataclass(frozen=True)
 class Option:
@@ -63,17 +65,26 @@ def declare(command: Callable[..., Any]) -> None:
     command.__annotations__ = hints
 
 
+def spelled(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with `--json`, which is short for it, spelled as `--output=json`."""
+    end = words.index("--") if "--" in words else len(words)
+    return [*("--output=json" if word == "--json" else word for word in words[:end]), *words[end:]]
+
+
 class NotUnderstood(Exception):
     """The words need typer."""
 
 
-def parsed(command: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments by which to call `command`, as typer would. Raises NotUnderstood."""
-    declared = _declared(command)
+def parsed(command: Callable[..., Any], words: Sequence[str], shared: Mapping[str, Option] = NONE) -> dict[str, Any]:
+    """Return the arguments by which to call `command`, as typer would. Raises NotUnderstood.
+
+    Options in `shared` are not the command's own; those that are given are in the answer by their names.
+    """
+    declared = [*_declared(command), *(_Parameter(name, str, one, optional=True) for name, one in shared.items())]
     options = {name: one for one in declared for name in one.switches()}
     arguments = [one for one in declared if isinstance(one.what, Argument)]
     found: dict[str, Any] = {}
-    rest = list(words)
+    rest = spelled(words) if any(one.name == "output" for one in declared) else list(words)
     while rest:
         word = rest.pop(0)
         if word.startswith("-"):

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.options import ImageName, Json
-from kybernate.cli.output import show_fields, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.options import ImageName
+from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.told import tell_agent
 from kybernate.node.failure import Failure
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
     app.command()(decrypt)
 
 
-def encrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> None:
+def encrypt(image: ImageName, key: KeyFile = None, output: Output = Format.TABLE) -> None:
     """Encrypt a checkpoint image in place.
 
     An image that is encrypted with an older key of the file is given the first one; only its manifest changes then.
@@ -56,29 +57,29 @@ def encrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> Non
     file = key or config.encryption_key
     if file is None:
         raise NoKey("this node has no key for checkpoint images")
-    _change("encrypt", image, lambda directory, run: encrypt_image(directory, file, config, run), as_json=as_json)
+    _change("encrypt", image, lambda directory, run: encrypt_image(directory, file, config, run), output=output)
 
 
-def decrypt(image: ImageName, key: KeyFile = None, as_json: Json = False) -> None:
+def decrypt(image: ImageName, key: KeyFile = None, output: Output = Format.TABLE) -> None:
     """Decrypt a checkpoint image in place: its files lie on the disk as plain files then."""
     config = Config.load()
     file = key or config.encryption_key
-    _change("decrypt", image, lambda directory, run: decrypt_image(directory, file, config, run), as_json=as_json)
+    _change("decrypt", image, lambda directory, run: decrypt_image(directory, file, config, run), output=output)
 
 
-def _change(verb: str, name: str, work: Work, *, as_json: bool) -> None:
+def _change(verb: str, name: str, work: Work, *, output: Format) -> None:
     with Bar(f"{verb} {name}") as bar:
         found, outcome = _changed(verb, name, work, CipherRun(Counter(lambda done: bar.count(done, 0))))
     tell_agent(found.path)
     encryption = found.manifest.encryption
-    if as_json:
-        key_id = encryption.key_id if encryption else ""
-        show_json({"path": str(found.path), "outcome": outcome, "key_id": key_id, "bytes": found.manifest.bytes})
+    key_id = encryption.key_id if encryption else ""
+    document = {"path": str(found.path), "outcome": outcome, "key_id": key_id, "bytes": found.manifest.bytes}
+    if show_document(document, output, str(found.path)):
         return
     show_fields({
         "path": found.path,
         "outcome": outcome,
-        "key": encryption.key_id if encryption else "",
+        "key": key_id,
         "size": size(found.manifest.bytes),
     })  # fmt: skip
 

@@ -5,8 +5,6 @@ The operation is the agent's, or one that the command itself has carried out: wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kybernate.cli.agents import seconds_of
 from kybernate.messages import agent_pb2
 from kybernate.node.lookup import KnownContainer
@@ -31,7 +29,7 @@ def checkpointed(ended: agent_pb2.Operation) -> tuple[KnownContainer, wire.Check
         bytes=ended.result.bytes,
         frozen_ms=ended.result.frozen_ms,
         seconds=seconds_of(ended),
-        steps=_steps(ended.steps),
+        steps=steps_of(ended),
     )
     return container_of(ended), reply
 
@@ -42,17 +40,18 @@ def suspended(ended: agent_pb2.Operation) -> tuple[KnownContainer, wire.SuspendR
     arena = wire.Arena(
         asked=bool(result.arena_bytes or result.arena_reasons), bytes=result.arena_bytes, reasons=result.arena_reasons
     )
-    reply = wire.SuspendResponse(steps=_steps(ended.steps), vram_bytes=result.vram_bytes, arena=arena)
+    reply = wire.SuspendResponse(steps=steps_of(ended), vram_bytes=result.vram_bytes, arena=arena)
     return container_of(ended), reply
 
 
 def resumed(ended: agent_pb2.Operation) -> tuple[KnownContainer, wire.ResumeResponse]:
     """Return the container, and the answer, of a resume."""
-    return container_of(ended), wire.ResumeResponse(steps=_steps(ended.steps), vram_bytes=ended.result.vram_bytes)
+    return container_of(ended), wire.ResumeResponse(steps=steps_of(ended), vram_bytes=ended.result.vram_bytes)
 
 
-def _steps(steps: Sequence[agent_pb2.Step]) -> list[wire.Step]:
+def steps_of(operation: agent_pb2.Operation) -> list[wire.Step]:
+    """Return the steps of an operation in the form of the shim's answers."""
     return [
         wire.Step(name=step.name, seconds=step.seconds, bytes=step.bytes, spared_bytes=step.spared_bytes)
-        for step in steps
+        for step in operation.steps
     ]

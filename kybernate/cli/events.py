@@ -112,4 +112,4 @@ def _is_wanted(one: wire.Event, patterns: list[str]) -> bool:
     return any(fnmatchcase(one.type, pattern) for pattern in patterns)
 
 
-TABLE = Table(HEADER, row, document_of, NARROW)
+TABLE = Table(HEADER, row, document_of, NARROW, lambda one: str(one.id))

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.options import ImageName, Json
-from kybernate.cli.output import show_fields, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.options import ImageName
+from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.export.layers import Compression
@@ -64,7 +65,7 @@ def export(
         typer.Option("--name", metavar="REF", help="Its reference in the layout.", show_default="its name, as a tag"),
     ] = "",
     compression: Compressed = None,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:  # fmt: skip
     """Write a checkpoint image to a file or a directory.
 
@@ -83,9 +84,8 @@ def export(
         raise Interrupted("interrupted", state="nothing was written") from None
     audited(found, str(target))
     count = sum(one.stat().st_size for one in (target.rglob("*") if target.is_dir() else (target,)) if one.is_file())
-    if as_json:
-        show_json({"path": str(target), "format": format.value, "bytes": count, "digest": digest})
-    else:
+    document = {"path": str(target), "format": format.value, "bytes": count, "digest": digest}
+    if not show_document(document, output, str(target)):
         show_fields({"written": target, "size": size(count), "digest": digest})
 
 

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.asking import NotAgreed, require_agreement
-from kybernate.cli.formats import Format
-from kybernate.cli.options import Json
-from kybernate.cli.output import INDENT, show_columns, show_fields, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.output import INDENT, show_columns, show_fields, size
 from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
@@ -61,7 +60,7 @@ def import_image(
             show_default="--move inside of the checkpoint root",
         ),
     ] = None,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Import a checkpoint image from another node.
 
@@ -69,22 +68,21 @@ def import_image(
     signs the image with the node's key and puts it into the directory of the namespace. An image that is not a pod's
     belongs to root alone, for `kybernate restore`. Nothing of an image is trusted before that.
     """
-    if as_json and not yes:
-        raise typer.BadParameter("it goes with --yes only", param_hint="--json")
+    if output.is_document and not yes:
+        raise typer.BadParameter(f"{output} needs --yes", param_hint="--output")
     config = Config.load()
     source = locate(image)
     if source.is_file():
         from kybernate.cli.pull import import_archive  # few images come as one file
 
         wanted = Wanted(name, namespace, str(source), yes=yes, move=True)
-        import_archive(source, wanted, config, Format.JSON if as_json else Format.TABLE)
+        import_archive(source, wanted, config, output)
         return
     inside = source.is_relative_to(config.checkpoint_root)
     moved = inside if move is None else move
     wanted = Wanted(name or source.name, namespace, str(source), yes=yes, move=moved, known=inside)
-    document = bring_in(source, wanted, config, quiet=as_json)
-    if as_json:
-        show_json(document)
+    document = bring_in(source, wanted, config, quiet=output.is_document)
+    show_document(document, output, document["path"])
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.options import Json
-from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, size
 from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
 from kybernate.node.places import ImageUnusable, locate, open_image, unfound
@@ -43,7 +43,7 @@ def inspect(
     check: Annotated[
         bool, typer.Option("--verify", help="Compare every file with its digest, and prove that it can be restored.")
     ] = False,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Show what is in a checkpoint image.
 
@@ -58,22 +58,21 @@ def inspect(
 
         try:
             with unpacked(place, Config.load()) as found:
-                _inspect(str(found.path), place, check=check, as_json=as_json)
+                _inspect(str(found.path), place, check=check, output=output)
         except ArtefactOdd as error:
             raise ImageUnusable(f"{place} is no archive of an image: {error}", advice=error.advice) from error
     else:
-        _inspect(image, place, check=check, as_json=as_json)
+        _inspect(image, place, check=check, output=output)
 
 
-def _inspect(image: str, place: Path, *, check: bool, as_json: bool) -> None:
+def _inspect(image: str, place: Path, *, check: bool, output: Format) -> None:
     """Show an image; `place` is where it is for the user."""
     problems = _verified(image) if check else None
     if problems:
-        _show_problems(place, problems, as_json=as_json)
+        _show_problems(place, problems, output=output)
         raise typer.Exit(1)
     found = replace(open_image(image), path=place)
-    if as_json:
-        show_json(_document(found, problems))
+    if show_document(_document(found, problems), output, str(found.path)):
         return
     _show(found)
     if check:
@@ -92,9 +91,9 @@ def _verified(name: str) -> list[Problem]:
         raise ImageUnusable(f"cannot verify: {error}", state="without --verify, no key is needed") from error
 
 
-def _show_problems(path: Path, problems: list[Problem], *, as_json: bool) -> None:
-    if as_json:
-        show_json({"path": str(path), "verified": False, "problems": _listed(problems)})
+def _show_problems(path: Path, problems: list[Problem], *, output: Format) -> None:
+    document = {"path": str(path), "verified": False, "problems": _listed(problems)}
+    if show_document(document, output, str(path)):
         return
     show_columns(("FILE", "PROBLEM", ""), [(problem.file, problem.kind, problem.detail) for problem in problems])
     typer.echo(f"kybernate: {path} {_verdict(problems)}", err=True)

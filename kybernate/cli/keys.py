@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.asking import require_agreement
-from kybernate.cli.options import Json
-from kybernate.cli.output import age, show_columns, show_fields, show_json
+from kybernate.cli.formats import Format, Output, Table, rfc3339, show_document
+from kybernate.cli.output import age, show_columns, show_fields
 from kybernate.node import keys
 from kybernate.node.images import inventory
 from kybernate.node.trusted import KeyFile, known_keys
@@ -18,6 +18,7 @@ from kybernate_shim.config import Config
 
 HEADER = ("ID", "KIND", "FILE", "CREATED", "IMAGES")
 SHOWN = 20
+ListedKey = tuple[KeyFile, Counter[str]]  # with how many images each key has signed
 
 
 def register(app: typer.Typer) -> None:
@@ -30,25 +31,23 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="keys")
 
 
-def list_keys(as_json: Json = False) -> None:
+def list_keys(output: Output = Format.TABLE) -> None:
     """List the keys that are valid on this node, the one that signs first, and how many images each has signed."""
     config = Config.load()
     signed = Counter(one.signed.id for one in inventory(config).images if one.signed and one.signed.key)
     found = known_keys(config)
-    if as_json:
-        show_json([_document(file, signed) for file in found])
+    TABLE.show(output, [(file, signed) for file in found])
+    if output.is_document:
         return
-    show_columns(HEADER, [_row(file, signed) for file in found])
     for file in found:
         if file.fault:
             typer.echo(f"kybernate: {file.fault}", err=True)
 
 
-def rotate(as_json: Json = False) -> None:
+def rotate(output: Output = Format.TABLE) -> None:
     """Make a new node key. Images of the old one stay valid until it is revoked."""
     old, new = keys.rotate_key(Config.load())
-    if as_json:
-        show_json({"old": old.id if old else "", "new": new.id, "file": str(new.source)})
+    if show_document({"old": old.id if old else "", "new": new.id, "file": str(new.source)}, output, new.id):
         return
     show_fields({"new key": new.id, "file": new.source, "old key": f"{old.id}, in {old.source}" if old else "none"})
     if shared := Config.load().shared_key:
@@ -82,7 +81,8 @@ def path() -> None:
     typer.echo(Config.load().key_directory)
 
 
-def _row(file: KeyFile, signed: Counter[str]) -> tuple[object, ...]:
+def _row(one: ListedKey) -> tuple[object, ...]:
+    file, signed = one
     made = keys.made_at(file.path)
     return (
         file.key.id if file.key else "-",
@@ -93,12 +93,20 @@ def _row(file: KeyFile, signed: Counter[str]) -> tuple[object, ...]:
     )
 
 
-def _document(file: KeyFile, signed: Counter[str]) -> dict[str, Any]:
+def _document(one: ListedKey) -> dict[str, Any]:
+    file, signed = one
     return {
         "id": file.key.id if file.key else "",
         "kind": file.kind,
         "file": str(file.path),
-        "created": keys.made_at(file.path),
+        "created": rfc3339(keys.made_at(file.path) or 0),
         "images": signed[file.key.id] if file.key else 0,
         "problem": file.fault,
     }
+
+
+def _name(one: ListedKey) -> str:
+    return one[0].key.id if one[0].key else str(one[0].path)
+
+
+TABLE = Table(HEADER, _row, _document, len(HEADER), _name)

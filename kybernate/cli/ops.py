@@ -176,7 +176,7 @@ def done(progress: wire.Progress) -> str:
 
 
 def _show_ended(operations: list[wire.Operation], format: Format) -> None:
-    if format in (Format.JSON, Format.YAML):
+    if format in (Format.JSON, Format.YAML, Format.NAME):
         show(operations, format)
         return
     for one in operations:
@@ -210,4 +210,4 @@ def _watch(
                 TABLE.show_change(format, one)
 
 
-TABLE = Table(HEADER, row, document_of, NARROW)
+TABLE = Table(HEADER, row, document_of, NARROW, lambda one: one.id)

@@ -24,11 +24,15 @@ Namespace = Annotated[
 Address = Annotated[
     str, Option(("--address", "-a"), "containerd's socket.", metavar="SOCKET", envvar="CONTAINERD_ADDRESS")
 ]
+
 Json = Annotated[bool, Option(("--json",), "Print JSON.")]
 
 Wait = Annotated[
     bool,
     Option(("--wait/--no-wait",), "Wait for the end; without, print the id of the agent's operation."),
 ]
+
+# Of every command that calls the agent, before or after the command's name.
+AGENT = Option(("--agent",), "Agent: a context, a socket, or HOST:PORT.", metavar="NAME", default="")
 
 ADDRESS = addresses.CONTAINERD

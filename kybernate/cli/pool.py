@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.options import Json
-from kybernate.cli.output import show_columns, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.output import show_columns, size
 from kybernate.cli.progress import Bar
 from kybernate.node.failure import Failure
 from kybernate_shim.config import DEFAULT_PATH, Config
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def pool(
     now: Annotated[bool, typer.Option("--fill", help="Allocate what is missing now, with many threads.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Free the memory; the CUDA helper allocates it again.")] = False,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Show the pool of memory for images in memory.
 
@@ -48,8 +48,7 @@ def pool(
     if now:
         _fill(directory, wanted)
     ready, missing = files.ready(directory), files.lacking(directory, wanted)
-    if as_json:
-        show_json({"path": str(directory), "ready_bytes": ready, "missing_bytes": missing})
+    if show_document({"path": str(directory), "ready_bytes": ready, "missing_bytes": missing}, output, str(directory)):
         return
     show_columns(
         ("SIZE", "STATE"), [*((size(one), "ready") for one in ready), *((size(one), "missing") for one in missing)]

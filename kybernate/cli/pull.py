@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.cli.export import require_libraries
-from kybernate.cli.formats import Format, Output, show_yaml
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.image_registry import Ca, CredentialsFile, Parallel, PlainHttp, connection
 from kybernate.cli.importing import Wanted, bring_in
-from kybernate.cli.options import Json
-from kybernate.cli.output import show_fields, show_json, size
+from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.told import tell_agent
@@ -68,14 +67,13 @@ def pull(
     credentials: CredentialsFile = None,
     parallel: Parallel = 4,
     output: Output = Format.TABLE,
-    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Pull a checkpoint image from an image registry, or from an export.
 
     Nothing of it is trusted before it was compared: every layer with its digest, every file with the image's manifest.
     An image that a key of this node has signed is usable then. Any other one is shown, and imported if you confirm.
     """
-    config, output = Config.load(), Format.JSON if as_json else output
+    config = Config.load()
     try:
         with (
             _source(reference, plain_http, ca, credentials, parallel) as source,
@@ -162,8 +160,7 @@ def _keep(found: Fetched, wanted: Wanted, config: Config, output: Format) -> Non
             advice="nodes that exchange encrypted images need the same `shared_key` and `encryption_key`",
         )
     else:
-        documented = output in (Format.JSON, Format.YAML)
-        _print(bring_in(found.image.path, wanted, config, quiet=documented), {}, output)
+        _print(bring_in(found.image.path, wanted, config, quiet=output.is_document), {}, output)
 
 
 def _admit(found: Fetched, wanted: Wanted, key: Key, config: Config, output: Format) -> None:
@@ -190,9 +187,5 @@ def _admit(found: Fetched, wanted: Wanted, key: Key, config: Config, output: For
 
 
 def _print(document: dict[str, Any], shown: dict[str, object], output: Format) -> None:
-    if output == Format.JSON:
-        show_json(document)
-    elif output == Format.YAML:
-        show_yaml(document)
-    else:
+    if not show_document(document, output, document["path"]):
         show_fields(shown)

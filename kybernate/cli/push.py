@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kybernate.cli.export import Compressed, audited, compression_of
-from kybernate.cli.formats import Format, Output, show_yaml
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.image_registry import Ca, CredentialsFile, Parallel, PlainHttp, connection
-from kybernate.cli.options import ImageName, Json
-from kybernate.cli.output import show_fields, show_json, size
+from kybernate.cli.options import ImageName
+from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.export.reference import Reference, parsed
@@ -52,7 +52,6 @@ def push(
     credentials: CredentialsFile = None,
     parallel: Parallel = 4,
     output: Output = Format.TABLE,
-    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Push a checkpoint image to an image registry.
 
@@ -74,11 +73,7 @@ def push(
         "sent_bytes": done.sent_bytes,
         "known_bytes": done.known_bytes,
     }
-    if as_json or output == Format.JSON:
-        show_json(document)
-    elif output == Format.YAML:
-        show_yaml(document)
-    else:
+    if not show_document(document, output, str(done.reference)):
         sizes = {"sent_bytes": size(done.sent_bytes), "known_bytes": size(done.known_bytes)}
         shown = {"pushed" if key == "reference" else key: sizes.get(key, value) for key, value in document.items()}
         show_fields({key.removesuffix("_bytes"): value for key, value in shown.items()})

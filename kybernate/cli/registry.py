@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.agent.settings import Settings
-from kybernate.cli.options import Json
-from kybernate.cli.output import show_columns, show_fields, show_json, size
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.output import show_columns, show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.store import run_in_store, store_place
 from kybernate.node.failure import Failure
@@ -49,13 +49,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="registry")
 
 
-def status(url: Url = "", as_json: Json = False) -> None:
+def status(url: Url = "", output: Output = Format.TABLE) -> None:
     """Show what the registry holds: images, their sizes, and their replicas by node and tier."""
     with _opened(url) as catalogue:
         totals, revision = catalogue.totals(), catalogue.database.revision()
         shown = catalogue.database.shown
-    if as_json:
-        show_json({"url": shown, "revision": revision, **asdict(totals)})
+    if show_document({"url": shown, "revision": revision, **asdict(totals)}, output, shown):
         return
     show_fields(
         {
@@ -74,7 +73,7 @@ def status(url: Url = "", as_json: Json = False) -> None:
         )
 
 
-def check(url: Url = "", as_json: Json = False) -> None:
+def check(url: Url = "", output: Output = Format.TABLE) -> None:
     """Compare the registry with the images of this node.
 
     The exit status is 1 when they differ, which `kybernate registry rebuild` repairs, or when a directory could not be
@@ -82,12 +81,12 @@ def check(url: Url = "", as_json: Json = False) -> None:
     """
     with _opened(url) as catalogue, Bar("check", counted=True) as bar:
         outcome = catalogue.check(_artefacts(catalogue), bar.count)
-    _show(outcome, "differ", as_json=as_json)
+    _show(outcome, "differ", output=output)
     if outcome.differences or outcome.unreadable:
         raise typer.Exit(1)
 
 
-def rebuild(url: Url = "", as_json: Json = False) -> None:
+def rebuild(url: Url = "", output: Output = Format.TABLE) -> None:
     """Make the registry again from the images of this node, in one step, and then from those in its object store.
 
     What only other nodes hold is left as it is. Labels and pins lie with the images on nodes, and come back with those.
@@ -96,7 +95,7 @@ def rebuild(url: Url = "", as_json: Json = False) -> None:
         with Bar("rebuild", counted=True) as bar:
             outcome = catalogue.rebuild(_artefacts(catalogue), bar.count)
         stored = _indexed(catalogue)
-    _show(outcome, "repaired", stored, as_json=as_json)
+    _show(outcome, "repaired", stored, output=output)
 
 
 @dataclass(frozen=True)
@@ -146,25 +145,23 @@ def _artefacts(catalogue: Catalogue) -> Any:
     return Artefacts(Config.load(), catalogue.node)
 
 
-def _show(outcome: Outcome, word: str, stored: Stored | None = None, *, as_json: bool) -> None:
-    if as_json:
-        show_json(
-            {
-                "images": outcome.images,
-                "damaged": outcome.damaged,
-                "differences": [asdict(one) for one in outcome.differences],
-                "unreadable": {str(path): reason for path, reason in outcome.unreadable.items()},
-                "unwritten": list(outcome.unwritten),
-                **({"store": asdict(stored)} if stored is not None else {}),
-            }
-        )
+def _show(outcome: Outcome, word: str, stored: Stored | None = None, *, output: Format) -> None:
+    document = {
+        "images": outcome.images,
+        "damaged": outcome.damaged,
+        "differences": [asdict(one) for one in outcome.differences],
+        "unreadable": {str(path): reason for path, reason in outcome.unreadable.items()},
+        "unwritten": list(outcome.unwritten),
+        **({"store": asdict(stored)} if stored is not None else {}),
+    }
+    if show_document(document, output, "\n".join(one.subject for one in outcome.differences)):
         return
     typer.echo(f"{outcome.images} images, {outcome.damaged} damaged; {len(outcome.differences)} {word}")
     if outcome.differences:
         rows = [(one.kind, one.subject, ", ".join(one.fields) or NONE) for one in outcome.differences[:SHOWN]]
         show_columns(("DIFFERENCE", "SUBJECT", "FIELDS"), rows)
     if len(outcome.differences) > SHOWN:
-        typer.echo(f"and {len(outcome.differences) - SHOWN} more: --json lists all")
+        typer.echo(f"and {len(outcome.differences) - SHOWN} more: -o json lists all")
     if stored is not None:
         typer.echo(f"store: {stored.added} images added, {stored.removed} removed")
         for place, reason in stored.unreadable.items():

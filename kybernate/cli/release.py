@@ -1,4 +1,4 @@
-"""`kybernate release`: let a container run on that `checkpoint --hold` has left frozen."""
+"""`kybernate release`: let a container continue that `checkpoint --hold` has left frozen."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 
 import typer
 
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace
-from kybernate.cli.output import show_json
+from kybernate.cli.agents import require_here
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace
 from kybernate.node.containerd import Containerd
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import ShimRefused, shim_of, state_now
@@ -20,18 +21,18 @@ def register(app: typer.Typer) -> None:
 
 
 def release(
-    container: ContainerName, namespace: Namespace = "", address: Address = ADDRESS, as_json: Json = False
+    container: ContainerName, namespace: Namespace = "", address: Address = ADDRESS, output: Output = Format.TABLE
 ) -> None:
-    """Let a held container run on.
+    """Let a held container continue.
 
-    Its image stays: it is as one of a container that was not ended.
+    Its image stays, as the image of any container that keeps running does.
     """
+    require_here("the shim of a container is called on its own node")
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
     now = asyncio.run(_release(found, containerd.address))
-    if as_json:
-        show_json({"namespace": found.namespace, "container": found.id, "state": now.state})
-    else:
+    document = {"namespace": found.namespace, "container": found.id, "state": now.state}
+    if not show_document(document, output, found.id):
         typer.echo(f"released {found.title}: it is {now.state}")
 
 

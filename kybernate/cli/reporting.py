@@ -1,10 +1,11 @@
-"""How failures reach the terminal: facts on stderr and exit status 1, never a traceback for what was to be expected."""
+"""How failures reach the terminal: facts on stderr and an exit code, never a traceback for what was to be expected."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from kybernate.cli.exit_codes import exit_code_of
 from kybernate.cli.output import echo, printable
 from kybernate.node.failure import Failure
 from kybernate_shim.trace import VARIABLE as TRACE
@@ -17,25 +18,36 @@ class Interrupted(Failure):
     """The user pressed Ctrl-C. `state` says which work continues without us."""
 
 
-STATUS: dict[type[Exception], int] = {Interrupted: 130}  # as shells count a death by SIGINT
-
-
 def is_expected(error: Exception) -> bool:
-    """Return whether it is a failure to be explained; other errors are defects, and show their traceback."""
+    """Return whether it is a failure to be explained; other errors are defects."""
     if isinstance(error, Failure):
         return True
     config = sys.modules.get("kybernate_shim.config")  # what has not read a configuration cannot have failed by one
     return config is not None and isinstance(error, config.ConfigInvalid)
 
 
+def report_defect(error: Exception) -> int:
+    """Print an error that no command expects, in one sentence, and return the exit status."""
+    what = f"{type(error).__name__}: {in_words(error)}"
+    echo(f"kybernate: unexpected error: {printable(what, keep=KEPT)}", err=True)
+    echo(f"  advice: this is a defect of Kybernate; {TRACE}=1 prints where it is, for a report of it", err=True)
+    _trace(error)
+    return 1
+
+
 def report(error: Exception) -> int:
-    """Print what failed and why, the state of things, and what to do; return the exit status."""
+    """Print what failed and why, the state of things, and what to do; return the exit code."""
     echo(f"kybernate: {printable(in_words(error), keep=KEPT)}", err=True)
     for title in ("state", "advice"):
         if text := getattr(error, title, ""):
             echo(f"  {title + ':':7} {printable(str(text), keep=KEPT)}", err=True)
+    _trace(error)
+    return int(exit_code_of(error))
+
+
+def _trace(error: Exception) -> None:
+    """Print the traceback where it was asked for."""
     if os.environ.get(TRACE):
         import traceback
 
         echo("".join(traceback.format_exception(error)), err=True)
-    return STATUS.get(type(error), 1)

@@ -16,11 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.agents import agent_or_none, finished, named_here, require_wait, seconds_of
+from kybernate.cli.agents import agent_or_none, finished, is_remote, named_here, require_here, require_wait, seconds_of
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import as_documents
-from kybernate.cli.options import ADDRESS, Address, ImageName, Json, Wait
+from kybernate.cli.options import ADDRESS, Address, ImageName, Wait
 from kybernate.cli.output import seconds as duration
-from kybernate.cli.output import show_columns, show_fields, show_json, size
+from kybernate.cli.output import show_columns, show_fields, size
 from kybernate.cli.privileges import summary
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
@@ -101,7 +102,7 @@ def restore(
         ),
     ] = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Create a container from a checkpoint image.
 
@@ -109,8 +110,10 @@ def restore(
     restore with a pod that carries the annotation kybernate.io/restore-from. With --from store, CRIU begins when its
     own files are there, the VRAM of the image follows meanwhile, and nothing is written to a disk.
     """
-    if (log or as_json) and not detach:
-        raise typer.BadParameter("it goes with --detach only", param_hint="--log" if log else "--json")
+    if (log or output != Format.TABLE) and not detach:
+        raise typer.BadParameter("it needs --detach", param_hint="--log" if log else "--output")
+    if not detach or url:
+        require_here("without --detach, or with --url, the command itself restores")
     with agent_or_none(address) as agent:
         # in the foreground, the container's streams are this command's, and an agent has one store
         if agent is not None and detach and not url:
@@ -125,7 +128,7 @@ def restore(
                 force=force,
                 from_store=source is Source.STORE,
             )
-            return _show_restored(finished(operation), as_json=as_json) if wait else begun(operation)
+            return _show_restored(finished(operation), output=output) if wait else begun(operation)
     require_wait(wait)
     with ExitStack() as arrival:
         found = (
@@ -141,12 +144,12 @@ def restore(
             if not detach:
                 raise typer.Exit(_foreground(containerd, plan, arrival, terminal=terminal))
             done = _restored(containerd, plan, into_log(log, terminal=terminal))
-    return _print(done, str(found.path) if source is Source.NODE else found.path.name, as_json=as_json)
+    return _print(done, str(found.path) if source is Source.NODE else found.path.name, output=output)
 
 
 def _named(checkpoint: str, source: Source) -> str:
     """Return what an agent knows an image by: one that is here by its directory. Raises ImageAmbiguous."""
-    if source is not Source.NODE:
+    if source is not Source.NODE or is_remote():
         return checkpoint
     place = locate(checkpoint)
     return str(place) if os.path.lexists(place / MANIFEST) else named_here(checkpoint)
@@ -167,19 +170,25 @@ def _arriving(name: str, url: str) -> Iterator[Image]:
         yield read_for_restore(arriving.directory)
 
 
-def _show_restored(done: wire.Operation, *, as_json: bool) -> None:
+def _show_restored(done: wire.Operation, *, output: Format) -> None:
     container = KnownContainer(done.namespace, done.container)
     steps = [shim_wire.Step(name=one.name, seconds=one.seconds, bytes=one.bytes) for one in done.steps]
     ended = shim_wire.Ended(source=done.result.source, seconds=seconds_of(done), steps=steps)
-    _print(Restored(container, done.result.pid, ended), done.image, as_json=as_json)
+    _print(Restored(container, done.result.pid, ended), done.image, output=output)
 
 
-def _print(done: Restored, path: str, *, as_json: bool) -> None:
+def _print(done: Restored, path: str, *, output: Format) -> None:
     ended, container = done.ended, done.container
-    if as_json:
-        document = {"namespace": container.namespace, "container": container.id, "pid": done.pid, "path": path}
-        cost = {"source": ended.source, "seconds": ended.seconds, "steps": as_documents(ended.steps)}
-        show_json(document | (cost if ended.source else {}))
+    document = {
+        "namespace": container.namespace,
+        "container": container.id,
+        "pid": done.pid,
+        "path": path,
+        "source": ended.source,
+        "seconds": ended.seconds,
+        "steps": as_documents(ended.steps),
+    }
+    if show_document(document, output, container.id):
         return
     show_fields(
         {

@@ -13,7 +13,6 @@ import typer
 from kybernate.agent.settings import Settings
 from kybernate.agent.tier_rules import rules_of
 from kybernate.cli.formats import Format, Output, Table
-from kybernate.cli.options import Json
 from kybernate.cli.output import seconds, size
 from kybernate.node.failure import Failure
 from kybernate.store.policy.model import TierState
@@ -60,7 +59,6 @@ def simulate(
         float, typer.Option(min=0, metavar="SECONDS", help="A workload runs so long after a use: no restore.")
     ] = 0,
     output: Output = Format.TABLE,
-    as_json: Json = False,
 ) -> None:
     """Replay a trace of uses against LRU, LFU and the node's policy.
 
@@ -79,7 +77,7 @@ def simulate(
         setup = replace(setup, prefetch=False)
     trace = _read(traces, setup, _bytes("--size", image_size), idle)
     outcomes = [replay(trace, name, setup) for name in REPLACEMENTS]
-    Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, outcomes)
+    Table(HEADER, _row, _document, NARROW, lambda one: one.policy).show(output, outcomes)
 
 
 def _read(traces: list[str], setup: Setup, image_size: int, idle: float) -> list[Access]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from kybernate.cli.agents import NoAgent, agent_or_none
 from kybernate.cli.declared import Argument, Option
-from kybernate.cli.formats import NONE, Format, Output, Table, until_interrupted
+from kybernate.cli.formats import NONE, Format, Output, Table, show_document, until_interrupted
 from kybernate.cli.moved import arena_document
-from kybernate.cli.options import ADDRESS, Address, Json, Namespace
-from kybernate.cli.output import echo, printable, seconds, show_fields, show_json, size
+from kybernate.cli.options import ADDRESS, Address, Namespace
+from kybernate.cli.output import echo, printable, seconds, show_fields, size
 from kybernate.node.failure import Failure
 
 # One of two ways is taken: by the agent, or by containerd and the shims. The commands load what it needs, no more.
@@ -39,17 +39,15 @@ def ps(
     watch: Annotated[bool, Option(("--watch", "-w"), "Continue with a line for each change; needs the agent.")] = False,
     output: Output = Format.TABLE,
     address: Address = ADDRESS,
-    as_json: Json = False,
 ) -> None:
     """List the containers of Kybernate's shims."""
-    format = Format.JSON if as_json else output
     with agent_or_none(address) as agent:
         if agent is not None:
             from kybernate.cli.surveying import surveyed
 
-            _list(surveyed(agent, namespace), format)
+            _list(surveyed(agent, namespace), output)
             if watch:
-                _watch(agent, namespace, format)
+                _watch(agent, namespace, output)
             return
     if watch:
         raise NoAgent("--watch needs an agent, and none runs on this node")
@@ -60,7 +58,7 @@ def ps(
     with Containerd(address) as containerd:
         from kybernate.node.survey import survey
 
-        _list(asyncio.run(survey(containerd.containers(namespace), containerd.address)), format)
+        _list(asyncio.run(survey(containerd.containers(namespace), containerd.address)), output)
 
 
 def _watch(agent: Agent, namespace: str, format: Format) -> None:
@@ -74,7 +72,7 @@ def _watch(agent: Agent, namespace: str, format: Format) -> None:
 
 def _list(seen: Sequence[SurveyedContainer], format: Format) -> None:
     TABLE.show(format, seen)
-    if format in (Format.JSON, Format.YAML):
+    if format.is_document:
         return
     for one in seen:
         for words in [one.problem] if one.problem else _notes(one.status):
@@ -90,14 +88,14 @@ def status(
     ] = "",
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Show what a container is doing.
 
     Its state, and how far a checkpoint, restore, suspend or resume has come.
     """
     if not container:
-        ps(namespace, address=address, as_json=as_json)
+        ps(namespace, output=output, address=address)
         return
     import asyncio
 
@@ -106,9 +104,7 @@ def status(
     with Containerd(address) as containerd:
         found = containerd.find(container, namespace)
     seen = asyncio.run(_one(found, containerd.address))
-    if as_json:
-        show_json(_document(seen))
-    else:
+    if not show_document(_document(seen), output, found.id):
         _show(seen)
 
 
@@ -222,4 +218,4 @@ def _document(seen: SurveyedContainer) -> dict[str, Any]:
     }
 
 
-TABLE = Table(HEADER, _row, _document, NARROW)
+TABLE = Table(HEADER, _row, _document, NARROW, lambda seen: seen.container.id)

@@ -15,9 +15,9 @@ import typer
 from kybernate.agent.peering import target_of_node
 from kybernate.agent.settings import DEFAULT_PATH as AGENT_TOML
 from kybernate.agent.settings import Settings
-from kybernate.cli.formats import NONE, Format, Output, Table, show_document
-from kybernate.cli.options import ImageName, Json
-from kybernate.cli.output import age, printable, show_columns, show_fields, show_json, size
+from kybernate.cli.formats import NONE, Format, Output, Table, rfc3339, show_document
+from kybernate.cli.options import ImageName
+from kybernate.cli.output import age, printable, show_columns, show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.simulating import simulate
@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="store")
 
 
-def init(url: Url = "", as_json: Json = False) -> None:
+def init(url: Url = "", output: Output = Format.TABLE) -> None:
     """Make a place a store, with a new key where the node has none.
 
     All nodes that share the store need the same key file (`store.key`): copy it by a safe way. What the service
@@ -79,15 +79,14 @@ def init(url: Url = "", as_json: Json = False) -> None:
         return store.id, await probe(store.objects)
 
     id, service = run_in_store(place, work, create=True)
-    if as_json:
-        known = {"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted}
-        show_json({**known, "service": service})
+    known = {"url": place.url, "id": id, "key": str(place.key), "encrypted": place.encrypted}
+    if show_document({**known, "service": service}, output, place.url):
         return
     show_fields({"store": place.url, "id": id, "key": place.key, "encrypted": "yes" if place.encrypted else "no"})
     _warn(f"{place.url}: {words}" for words in service)
 
 
-def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
+def put(image: ImageName, url: Url = "", output: Output = Format.TABLE) -> None:
     """Store an image of this node.
 
     Only chunks that the store does not have are sent. An interrupted transfer continues where it stopped.
@@ -100,8 +99,7 @@ def put(image: ImageName, url: Url = "", as_json: Json = False) -> None:
         recipe = run_in_store(store_place(url), lambda store: images.put(store, directory, transfer))
     progress = transfer.progress
     document = {"id": recipe.id, "namespace": recipe.namespace, "name": recipe.name, **asdict(progress)}
-    if as_json:
-        show_json(document)
+    if show_document(document, output, recipe.id):
         return
     show_fields(
         {
@@ -128,7 +126,7 @@ def get(
         str,
         typer.Option("--from-node", metavar="NODE", help="Read it from the agent of another node.", show_default=False),
     ] = "",
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Bring an image back to this node, from the store or from another node that has it.
 
@@ -136,7 +134,7 @@ def get(
     appears immediately, and restores of it wait for what is missing.
     """
     if node:
-        return _get_from_node(node, image, path, as_json=as_json)
+        return _get_from_node(node, image, path, output=output)
     from kybernate.store import images
     from kybernate.store.named import named_recipe
     from kybernate.store.streaming.arriving import arriving_at
@@ -156,11 +154,11 @@ def get(
             recipe, directory = arriving.recipe, arriving.directory
         else:
             recipe, directory = run_in_store(store_place(url), work)
-    _show_got(recipe.id, str(directory), recipe.size, transfer, as_json=as_json)
+    _show_got(recipe.id, str(directory), recipe.size, transfer, output=output)
     return None
 
 
-def _get_from_node(node: str, image: str, path: Path | None, *, as_json: bool) -> None:
+def _get_from_node(node: str, image: str, path: Path | None, *, output: Format) -> None:
     from kybernate.store.tiers.directory import DirectoryTier
     from kybernate.store.tiers.peer import PeerTier
     from kybernate.store.tiers.tier import Held
@@ -186,14 +184,12 @@ def _get_from_node(node: str, image: str, path: Path | None, *, as_json: bool) -
             raise Interrupted(
                 "interrupted", state="what has arrived stays on this node", advice="the same command continues there"
             ) from None
-    _show_got(held.ref.id, held.place, held.bytes, transfer, as_json=as_json)
+    _show_got(held.ref.id, held.place, held.bytes, transfer, output=output)
 
 
-def _show_got(id: str, place: str, bytes: int, transfer: Transfer, *, as_json: bool) -> None:
+def _show_got(id: str, place: str, bytes: int, transfer: Transfer, *, output: Format) -> None:
     tell_agent(Path(place))
-    if as_json:
-        show_json({"id": id, "path": place, **asdict(transfer.progress)})
-    else:
+    if not show_document({"id": id, "path": place, **asdict(transfer.progress)}, output, place):
         show_fields({"image": place, "size": size(bytes), "read": size(transfer.progress.sent_bytes)})
 
 
@@ -203,7 +199,6 @@ def ls(
     ] = "",
     url: Url = "",
     output: Output = Format.TABLE,
-    as_json: Json = False,
 ) -> None:
     """List the images in the store."""
 
@@ -213,7 +208,7 @@ def ls(
         return [recipe async for recipe in store.recipes(namespace, broken=broken.__setitem__)]
 
     found = sorted(run_in_store(store_place(url), work), key=lambda one: -one.created)
-    Table(HEADER, _row, _document, NARROW).show(Format.JSON if as_json else output, found)
+    TABLE.show(output, found)
     _warn(f"{name} cannot be read: {why}" for name, why in sorted(broken.items()))
 
 
@@ -240,7 +235,7 @@ def check(
     read: Annotated[bool, typer.Option("--read", help="Read every chunk and compare it with its digest.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Index packs that no index names.")] = False,
     url: Url = "",
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Compare what the store says with what it holds; the exit status is 1 where anything of it is damaged."""
     from kybernate.store.check import check as look
@@ -257,16 +252,13 @@ def check(
                 fault_of=lambda recipe: manifest_fault(recipe.manifest, ring),
             ),
         )
-    if as_json:
-        show_json({**asdict(found), "verdict": found.verdict})
-    else:
+    if not show_document({**asdict(found), "verdict": found.verdict}, output, "\n".join(found.damaged)):
         show_fields(
             {"images": found.images, "packs": f"{found.packs}, {size(found.pack_bytes)}", "chunks": found.chunks}
         )
         _warn([*(f"of the service: {words}" for words in found.service), *found.problems])
-    if found.damaged and not as_json:
-        show_columns(("DAMAGED", "REASON"), found.damaged.items())
-    if not as_json:
+        if found.damaged:
+            show_columns(("DAMAGED", "REASON"), found.damaged.items())
         typer.echo(found.verdict)
     if found.is_bad:
         raise typer.Exit(1)
@@ -279,7 +271,6 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
     url: Url = "",
     output: Output = Format.TABLE,
-    as_json: Json = False,
 ) -> None:
     """Free the room of chunks that no image needs.
 
@@ -288,11 +279,10 @@ def gc(
     """
     from kybernate.store.gc import collect
 
+    place = store_place(url)
     with Bar("collect", counted=True) as bar:
-        found = run_in_store(
-            store_place(url), lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count)
-        )
-    if not show_document(asdict(found), Format.JSON if as_json else output):
+        found = run_in_store(place, lambda store: collect(store, grace=grace * 3600, dry_run=dry_run, report=bar.count))
+    if not show_document(asdict(found), output, place.url):
         _show_collected(found)
     if found.problems:
         _warn([*found.problems, "nothing was deleted: `kybernate store check` lists what is damaged"])
@@ -313,13 +303,14 @@ def _show_collected(found: Collected) -> None:
     )
 
 
-def stats(url: Url = "", output: Output = Format.TABLE, as_json: Json = False) -> None:
+def stats(url: Url = "", output: Output = Format.TABLE) -> None:
     """Show what the store holds, and what sharing saves."""
     from kybernate.store.stats import stats as count
 
+    place = store_place(url)
     with Bar("stats", counted=True) as bar:
-        found = run_in_store(store_place(url), lambda store: count(store, report=bar.count))
-    if show_document(asdict(found), Format.JSON if as_json else output):
+        found = run_in_store(place, lambda store: count(store, report=bar.count))
+    if show_document(asdict(found), output, place.url):
         return
     part = f", {found.stored_bytes / found.image_bytes:.0%} of them" if found.image_bytes else ""
     show_fields(
@@ -401,7 +392,7 @@ def _document(one: Recipe) -> dict[str, object]:
         "namespace": one.namespace,
         "name": one.name,
         "bytes": one.size,
-        "created": one.created,
+        "created": rfc3339(one.created),
     }
 
 
@@ -414,3 +405,6 @@ def _row(one: Recipe) -> tuple[object, ...]:
         len(one.chunks()),
         one.id,
     )
+
+
+TABLE = Table(HEADER, _row, _document, NARROW, lambda one: str(one.id))

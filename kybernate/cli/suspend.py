@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait
 from kybernate.cli.declared import Option
+from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
-from kybernate.cli.output import echo, seconds, show_columns, show_json
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
+from kybernate.cli.output import echo, seconds, show_columns
 
 # One of two ways is taken: by the agent, or by containerd and the shim. The commands load what it needs, no more.
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def suspend(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Offload a container's VRAM to host memory.
 
@@ -54,14 +55,14 @@ def suspend(
             from kybernate.cli.through_agent import begun
 
             operation = agent.suspend(container, namespace=namespace, lock_timeout=timeout)
-            return _print("suspend", *suspended(finished(operation)), as_json=as_json) if wait else begun(operation)
+            return _print("suspend", *suspended(finished(operation)), output=output) if wait else begun(operation)
     require_wait(wait)
     from kybernate.cli.directly import carried_out
     from kybernate.cli.ended import suspended
     from kybernate.verbs.suspend import Suspend
 
     done = carried_out(Suspend(container, namespace, timeout), address)
-    return _print("suspend", *suspended(done), as_json=as_json)
+    return _print("suspend", *suspended(done), output=output)
 
 
 def resume(
@@ -70,7 +71,7 @@ def resume(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Undo a suspend: the container keeps running."""
     with agent_or_none(address) as agent:
@@ -79,30 +80,27 @@ def resume(
             from kybernate.cli.through_agent import begun
 
             operation = agent.resume(container, namespace=namespace, restore_timeout=timeout)
-            return _print("resume", *resumed(finished(operation)), as_json=as_json) if wait else begun(operation)
+            return _print("resume", *resumed(finished(operation)), output=output) if wait else begun(operation)
     require_wait(wait)
     from kybernate.cli.directly import carried_out
     from kybernate.cli.ended import resumed
     from kybernate.verbs.resume import Resume
 
     done = carried_out(Resume(container, namespace, restore_timeout=timeout), address)
-    return _print("resume", *resumed(done), as_json=as_json)
+    return _print("resume", *resumed(done), output=output)
 
 
-def _print(verb: str, container: KnownContainer, reply: Reply, *, as_json: bool) -> None:
+def _print(verb: str, container: KnownContainer, reply: Reply, *, output: Format) -> None:
     from kybernate_shim.messages.shim_pb2 import SuspendResponse
 
-    if as_json:
-        arena = {"arena": arena_document(reply.arena)} if isinstance(reply, SuspendResponse) else {}
-        show_json(
-            {
-                "namespace": container.namespace,
-                "container": container.id,
-                "vram_bytes": reply.vram_bytes,
-                **arena,
-                "steps": as_documents(reply.steps),
-            }
-        )
+    document = {
+        "namespace": container.namespace,
+        "container": container.id,
+        "vram_bytes": reply.vram_bytes,
+        "arena": arena_document(reply.arena) if isinstance(reply, SuspendResponse) else None,
+        "steps": as_documents(reply.steps),
+    }
+    if show_document(document, output, container.id):
         return
     echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
     for line in arena_lines(reply) if isinstance(reply, SuspendResponse) else ():

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.agents import finished, named_here, required_agent, seconds_of
-from kybernate.cli.options import ImageName, Json, Wait
-from kybernate.cli.output import seconds, show_fields, show_json, size
+from kybernate.cli.formats import Format, Output, document_of, show_document
+from kybernate.cli.options import ImageName, Wait
+from kybernate.cli.output import seconds, show_fields, size
 from kybernate.cli.through_agent import begun
 from kybernate.client import Operation
 
@@ -27,39 +28,39 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def promote(image: ImageName, to: To = RAM, wait: Wait = True, as_json: Json = False) -> None:
+def promote(image: ImageName, to: To = RAM, wait: Wait = True, output: Output = Format.TABLE) -> None:
     """Copy an image into a faster tier; its other copies stay.
 
     A restore by name then reads it from there. An interrupted copy continues where it stopped.
     """
     with required_agent() as agent:
-        _moved(agent.copy_image(named_here(image), to), wait=wait, as_json=as_json)
+        _moved(agent.copy_image(named_here(image), to), wait=wait, output=output)
 
 
-def demote(image: ImageName, to: To = DISK, wait: Wait = True, as_json: Json = False) -> None:
+def demote(image: ImageName, to: To = DISK, wait: Wait = True, output: Output = Format.TABLE) -> None:
     """Copy an image into a slower tier, and remove it from the faster ones.
 
     Nothing is removed before the copy is complete and compared with the image's manifest.
     """
     with required_agent() as agent:
-        _moved(agent.copy_image(named_here(image), to, demote=True, priority="request"), wait=wait, as_json=as_json)
+        _moved(agent.copy_image(named_here(image), to, demote=True, priority="request"), wait=wait, output=output)
 
 
-def prefetch(image: ImageName, to: To = RAM, wait: Wait = False, as_json: Json = False) -> None:
+def prefetch(image: ImageName, to: To = RAM, wait: Wait = False, output: Output = Format.TABLE) -> None:
     """Copy an image into a faster tier in the background: it pauses while others need the disk or the network."""
     with required_agent() as agent:
-        _moved(agent.copy_image(named_here(image), to, priority="prefetch"), wait=wait, as_json=as_json)
+        _moved(agent.copy_image(named_here(image), to, priority="prefetch"), wait=wait, output=output)
 
 
 def evict(
     image: ImageName,
     tier: Annotated[str, typer.Option("--from", metavar="TIER", help="ram, disk or object.")] = RAM,
     wait: Wait = True,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Remove an image from a tier. Refused where no other tier has a good copy: that one is read to find out."""
     with required_agent() as agent:
-        _moved(agent.evict_image(named_here(image), tier), wait=wait, as_json=as_json)
+        _moved(agent.evict_image(named_here(image), tier), wait=wait, output=output)
 
 
 def pin(images: Images) -> None:
@@ -81,22 +82,12 @@ def _pin(images: list[str], *, pinned: bool) -> None:
             typer.echo(f"{'pinned' if pinned else 'unpinned'} {done.name}{also}")
 
 
-def _moved(operation: Operation, *, wait: bool, as_json: bool) -> None:
+def _moved(operation: Operation, *, wait: bool, output: Format) -> None:
     if not wait:
         begun(operation)
         return
     ended = finished(operation)
-    if as_json:
-        show_json(
-            {
-                "operation": ended.id,
-                "verb": ended.verb,
-                "id": ended.result.image_id,
-                "place": ended.result.path,
-                "bytes": ended.result.bytes,
-                "seconds": seconds_of(ended),
-            }
-        )
+    if show_document(document_of(ended), output, ended.id):
         return
     took = seconds_of(ended)
     rate = f", {size(round(ended.result.bytes / took))}/s" if took and ended.verb == "copy" else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from kybernate.cli.agents import agent_or_none
+from kybernate.cli.agents import agent_or_none, is_remote
 from kybernate.cli.output import printable
 from kybernate.client import Agent
 from kybernate.client.errors import AgentRefused
@@ -16,11 +16,13 @@ GONE = "NOT_FOUND"
 
 
 def tell_agent(*places: Path) -> None:
-    """Have the agent look at directories in which an image has appeared, has changed, or is not any more.
+    """Have the agent look at directories in which an image has appeared, has changed, or no longer exists.
 
     Where no agent runs, its next start finds them. One that refuses is a warning: the image itself is there.
     """
     try:
+        if is_remote():
+            return  # it has not this node's disks
         with agent_or_none() as agent:
             if agent is not None:
                 for place in dict.fromkeys(places):

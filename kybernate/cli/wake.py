@@ -9,9 +9,9 @@ import typer
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait
 from kybernate.cli.directly import carried_out
-from kybernate.cli.formats import document_of
-from kybernate.cli.options import ADDRESS, Address, ContainerName, Json, Namespace, Wait
-from kybernate.cli.output import show_json, size
+from kybernate.cli.formats import Format, Output, document_of, show_document
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
+from kybernate.cli.output import size
 from kybernate.cli.through_agent import begun
 from kybernate.client import Agent, Operation
 from kybernate.messages import agent_pb2 as wire
@@ -35,7 +35,7 @@ def wake(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Make a container active: resume it if it is suspended, restore it if it is parked.
 
@@ -45,7 +45,7 @@ def wake(
     def begin(agent: Agent) -> Operation:
         return agent.wake(container, namespace=namespace, room_timeout=room_timeout)
 
-    _carry_out(begin, Wake(container, namespace, room_timeout), "active", address, wait=wait, as_json=as_json)
+    _carry_out(begin, Wake(container, namespace, room_timeout), "active", address, wait=wait, output=output)
 
 
 def sleep(
@@ -53,31 +53,30 @@ def sleep(
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Free the GPUs of a container: suspend it, unless it is suspended or parked already."""
 
     def begin(agent: Agent) -> Operation:
         return agent.sleep(container, namespace=namespace)
 
-    _carry_out(begin, Sleep(container, namespace), "asleep", address, wait=wait, as_json=as_json)
+    _carry_out(begin, Sleep(container, namespace), "asleep", address, wait=wait, output=output)
 
 
 def _carry_out(
-    begin: Callable[[Agent], Operation], verb: Verb, then: str, address: str, *, wait: bool, as_json: bool
+    begin: Callable[[Agent], Operation], verb: Verb, then: str, address: str, *, wait: bool, output: Format
 ) -> None:
     """Have the agent do it, or do it here where none runs, and print in which state the container is `then`."""
     with agent_or_none(address) as agent:
         if agent is not None:
             operation = begin(agent)
-            return _print(finished(operation), then, as_json=as_json) if wait else begun(operation)
+            return _print(finished(operation), then, output=output) if wait else begun(operation)
     require_wait(wait)
-    return _print(carried_out(verb, address), then, as_json=as_json)
+    return _print(carried_out(verb, address), then, output=output)
 
 
-def _print(done: wire.Operation, then: str, *, as_json: bool) -> None:
-    if as_json:
-        show_json(document_of(done))
+def _print(done: wire.Operation, then: str, *, output: Format) -> None:
+    if show_document(document_of(done), output, done.container):
         return
     moved = f": {size(done.result.vram_bytes)} of VRAM" if done.result.vram_bytes else ""
     typer.echo(f"{done.container_title or done.container} is {then}{moved}")

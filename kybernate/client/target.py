@@ -12,7 +12,9 @@ import grpc.aio
 
 from kybernate import addresses
 from kybernate.client.errors import AgentUnreachable
+from kybernate.node.failure import Failure
 
+LOCAL = "local"  # names this node, whichever context is the current one
 DEFAULT_SOCKET, VARIABLE = addresses.AGENT, addresses.AGENT_VARIABLE
 MAX_MESSAGE = 64 << 20  # bytes; a list of some thousand images
 OPTIONS: tuple[tuple[str, str | int], ...] = (
@@ -36,6 +38,12 @@ class Tls:
     server_name: str = ""
 
 
+class TlsMissing(Failure, ValueError):
+    """An address of TCP, and nothing that says by which certificate to call it."""
+
+    advice = "name `ca`, `certificate` and `key` in a context or in client.toml, or pass tls=Tls(…)"
+
+
 @dataclass(frozen=True)
 class Target:
     """An address in gRPC's form, with what TLS needs; without `tls` it is a UNIX socket of this machine."""
@@ -57,15 +65,26 @@ class Target:
 
 
 def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Target:
-    """Return the target that `address` means: a path or unix:PATH, HOST:PORT with `tls`; "" is the default one.
+    """Return the target that `address` means: a path or unix:PATH, HOST:PORT with TLS, or the name of a context.
 
-    Raises ValueError for TCP without TLS: the agent knows its callers there by their certificates alone.
+    "" is $KYBERNATE_AGENT, and without that the node's own socket. HOST:PORT without `tls` has that of client.toml.
+    Raises TlsMissing for TCP without TLS: the agent knows its callers there by their certificates alone.
     """
-    wanted = address or environment.get(VARIABLE, "") or DEFAULT_SOCKET
+    wanted = address or environment.get(VARIABLE, "") or LOCAL
+    wanted = DEFAULT_SOCKET if wanted == LOCAL else wanted
+    if ":" not in wanted and "/" not in wanted:
+        from kybernate.client.contexts import load  # most calls name no context
+
+        context = load().named(wanted)
+        wanted, tls = context.address, tls or context.tls
     if wanted.startswith(("/", "unix:")):
         return Target(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
     if tls is None:
-        raise ValueError(f"{wanted}: TCP needs TLS; give the authority, a certificate and its key")
+        from kybernate.client.contexts import load
+
+        tls = load().tls
+    if tls is None:
+        raise TlsMissing(f"{wanted} needs TLS, and there is no certificate for it")
     return Target(wanted, tls)
 
 

@@ -33,6 +33,10 @@ class ImageUnusable(Failure):
     """There is no checkpoint image at the place, or it is damaged."""
 
 
+class NoImageThere(ImageUnusable):
+    """No checkpoint image has the name, or none is at the place."""
+
+
 class PlaceTaken(Failure):
     """Something is where the new image was to be."""
 
@@ -96,10 +100,10 @@ def open_image(name: str, *, near: bool = False) -> Image:
         ) from error
 
 
-def unfound(name: str, error: CheckpointNotFound) -> ImageUnusable:
+def unfound(name: str, error: CheckpointNotFound) -> NoImageThere:
     """Say that there is no image, and where it was looked for."""
     here = "/" not in name and Path(name).is_dir()
-    return ImageUnusable(f"no checkpoint image: {error}", advice=f"did you mean ./{name}?" if here else "")
+    return NoImageThere(f"no checkpoint image: {error}", advice=f"did you mean ./{name}?" if here else "")
 
 
 def new_place(container: KnownContainer, name: str | None) -> Path:

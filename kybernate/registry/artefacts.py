@@ -210,6 +210,7 @@ def described(manifest: Manifest) -> ImageRow:
         sum(process.bytes for process in manifest.cuda_processes),
         manifest.encryption is not None,
         tuple(map(_gpu, manifest.gpus)),
+        lineage=replace(manifest.lineage, origin=manifest.origin),
     )
 
 

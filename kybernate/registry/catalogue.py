@@ -7,7 +7,7 @@ the database's transaction that orders the writers of one image.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.node.naming import is_place, meant
 from kybernate.registry import changes, queries
 from kybernate.registry import rebuild as rebuilding
@@ -96,6 +96,12 @@ class Catalogue:
         """Return the images of a workload, of all its containers or of one, newest generation first."""
         return tuple(self.database.read(lambda connection: queries.lineage(connection, namespace, workload, container)))
 
+    def related(self, namespace: str, name: str, words: Collection[str], *, most: int) -> tuple[ImageRow, ...]:
+        """Return the newest images of a namespace that are of a pod, a pod's uid or an origin among `words`, and those
+        of the origin of the images called `name`, "" for none.
+        """
+        return tuple(self.database.read(lambda connection: queries.related(connection, namespace, name, words, most)))
+
     def children(self, id: str) -> tuple[ImageRow, ...]:
         """Return the images that build on the one with this id."""
         return tuple(self.database.read(lambda connection: queries.children(connection, id)))
@@ -122,7 +128,7 @@ class Catalogue:
         def work(connection: Connection) -> ImageRow:
             row = self._locked(connection, name)
             if row.annotations.pinned and not force:
-                raise Failure(
+                raise Refused(
                     f"image {row.name or row.id} is pinned", state="it was not removed", advice="remove the pin before"
                 )
             changes.remove_images(connection, [row.key], replicas=True)
@@ -202,6 +208,10 @@ class Catalogue:
         """Return where a node, or with "" object stores, have images."""
         records = self.database.read(lambda connection: queries.replicas_of_node(connection, node))
         return tuple(record["place"] for record in records)
+
+    def places_without_origin(self, node: str) -> tuple[str, ...]:
+        """Return those places where an older release has registered an image, which kept nothing of its lineage."""
+        return tuple(self.database.read(lambda connection: queries.places_without_origin(connection, node)))
 
     # ---- the registry as an index
 

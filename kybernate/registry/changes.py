@@ -21,8 +21,8 @@ def put_image(connection: Connection, row: ImageRow) -> None:
 
 
 def put_annotations(connection: Connection, row: ImageRow) -> None:
-    """Set what an image's manifest says nothing of."""
-    values = annotations_record(row.source, row.annotations)
+    """Set what an image's manifest says nothing of, or not alone."""
+    values = annotations_record(row)
     connection.execute(update(IMAGE).where(IMAGE.c.key == row.key).values(values))
     put_labels(connection, {row.key: row.annotations.labels})
 

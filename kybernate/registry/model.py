@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from kybernate.node.naming import Names, names_of
 from kybernate.registry.failures import LabelInvalid
-from kybernate_shim.checkpoint.image.manifest import Source
+from kybernate_shim.checkpoint.image.manifest import Lineage, Source
 
 ReplicaState = Literal["complete", "copying", "damaged", "missing"]
 DAMAGED: Final = "damaged:"  # begins the key of what has no readable manifest
@@ -81,7 +81,8 @@ class Replica:
 class ImageRow:
     """An image with all its replicas, at least one. `key` is the manifest's digest, or begins with DAMAGED.
 
-    `bytes` are the payload of all files, `created` is None where the manifest cannot be read.
+    `bytes` are the payload of all files, `created` is None where the manifest cannot be read. `lineage` has the parent
+    of an older registry's annotations where the manifest names none.
     """
 
     key: str
@@ -94,6 +95,7 @@ class ImageRow:
     gpus: tuple[Gpu, ...] = ()
     annotations: Annotations = field(default_factory=Annotations)
     replicas: tuple[Replica, ...] = ()
+    lineage: Lineage = field(default_factory=Lineage)
 
     @property
     def manifest_digest(self) -> str:

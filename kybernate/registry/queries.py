@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +78,12 @@ def replicas_of_node(connection: Connection, node: str) -> list[Record]:
     return _records(connection, select(REPLICA).where(REPLICA.c.node == node))
 
 
+def places_without_origin(connection: Connection, node: str) -> list[str]:
+    """Return where a node has images that were registered without their lineage."""
+    statement = select(REPLICA.c.place).join(IMAGE, REPLICA.c.image == IMAGE.c.key)
+    return list(connection.execute(statement.where(REPLICA.c.node == node, IMAGE.c.origin == "")).scalars())
+
+
 def image_at(connection: Connection, replica: str) -> str | None:
     """Return the key of the image of a replica, None for one that is not registered."""
     return connection.execute(select(REPLICA.c.image).where(REPLICA.c.key == replica)).scalar()
@@ -137,6 +143,24 @@ def lineage(connection: Connection, namespace: str, workload: str, container: st
         conditions.append(_container(container))
     order = (func.coalesce(IMAGE.c.generation, -1).desc(), *NEWEST)
     return list(_with_replicas(connection, _records(connection, select(IMAGE).where(*conditions).order_by(*order))))
+
+
+def related(connection: Connection, namespace: str, name: str, words: Collection[str], most: int) -> list[ImageRow]:
+    """Return the newest images of a namespace that are of a pod, a pod's uid or an origin among `words`.
+
+    With them, those that share their origin with the images called `name`, if that is not "".
+    """
+    family = {bounded(word) for word in words if word}
+    if name:
+        named = (
+            select(IMAGE.c.origin)
+            .join(REPLICA, REPLICA.c.image == IMAGE.c.key)
+            .where(IMAGE.c.namespace == bounded(namespace), REPLICA.c.name == bounded(name), IMAGE.c.origin != "")
+        )
+        family |= set(connection.execute(named.limit(CHUNK)).scalars())
+    kinds = (column.in_(sorted(family)) for column in (IMAGE.c.pod, IMAGE.c.pod_uid, IMAGE.c.origin))
+    wanted = select(IMAGE).where(IMAGE.c.namespace == bounded(namespace), or_(*kinds)).order_by(*NEWEST).limit(most)
+    return list(_with_replicas(connection, _records(connection, wanted)))
 
 
 def newest_generation(connection: Connection, namespace: str, workload: str, container: str) -> int | None:

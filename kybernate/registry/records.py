@@ -18,11 +18,10 @@ from kybernate.registry.model import (
     micros,
     moment,
     replica_key,
-    workload_of,
 )
 from kybernate.registry.schema import UNKNOWN_AGE, bounded
 from kybernate_shim import bounded_json
-from kybernate_shim.checkpoint.image.manifest import Source
+from kybernate_shim.checkpoint.image.manifest import Lineage, Source
 
 Record = dict[str, Any]
 
@@ -45,7 +44,9 @@ def image_record(row: ImageRow) -> Record:
         "vram_bytes": min(row.vram_bytes, LARGEST),
         "encrypted": row.encrypted,
         "gpus": json.dumps([_gpu_document(gpu) for gpu in row.gpus]),
-        **annotations_record(row.source, row.annotations),
+        "origin": bounded(row.lineage.origin),
+        "pod_uid": bounded(row.lineage.pod_uid),
+        **annotations_record(row),
     }
 
 
@@ -53,16 +54,17 @@ def _gpu_document(gpu: Gpu) -> list[str | int]:
     return [bounded(gpu.uuid), bounded(gpu.model), bounded(gpu.driver), gpu.bytes]
 
 
-def annotations_record(source: Source, annotations: Annotations) -> Record:
-    """Return the columns of an image that its manifest says nothing of."""
+def annotations_record(row: ImageRow) -> Record:
+    """Return the columns of an image that its manifest says nothing of, or not alone."""
+    annotations = row.annotations
     text = json.dumps(annotations_document(annotations))
     return {
         "annotations": text,
         "revision": annotations.revision,
         "sum": sum_of(text),
         "pinned": annotations.pinned,
-        "workload": bounded(workload_of(source, annotations)),
-        "parent": bounded(annotations.parent),
+        "workload": bounded(row.workload),
+        "parent": bounded(row.lineage.parent or annotations.parent),
         "generation": annotations.generation,
         "last_used": micros(annotations.last_used),
         "last_restore_seconds": annotations.last_restore_seconds,
@@ -108,6 +110,7 @@ def image_of(row: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]]) -> I
         _gpus(row["gpus"]),
         known_annotations(row) or Annotations(),
         tuple(sorted(map(replica_of, replicas), key=lambda one: (one.node, one.place))),
+        Lineage(row["origin"], row["parent"], row["pod_uid"]),
     )
 
 

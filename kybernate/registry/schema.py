@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import Text as AnyText
 
-HEAD: Final = "r0002"  # the revision of migrations/ that these tables are
+HEAD: Final = "r0003"  # the revision of migrations/ that these tables are
 UNKNOWN_AGE: Final = -(1 << 63)  # of an image whose manifest cannot be read: it is listed behind the others
 LONGEST: Final = 512  # characters of a text that is indexed
 ODD: Final = re.compile("[\\\\\0\ud800-\udfff]")
@@ -82,7 +82,10 @@ IMAGE: Final = Table(
     Column("vram_bytes", BigInteger, nullable=False),
     Column("encrypted", Boolean, nullable=False),
     Column("gpus", Text, nullable=False),  # JSON
-    # From here on what the manifest does not say: `annotations` is all of it as JSON, the others are for queries.
+    Column("origin", Text, nullable=False),  # "" where the image was registered by an older release, as pod_uid
+    Column("pod_uid", Text, nullable=False),
+    # From here on what the manifest does not say, or not alone: `annotations` is all of it as JSON, the others are for
+    # queries.
     Column("annotations", Text, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("sum", String(64), nullable=False),  # of `annotations`: a row that was damaged is found out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from kybernate.node.places import new_place, short_name
 from kybernate.node.restore import image_digest
 from kybernate.node.shim import Shim
 from kybernate.verbs.errors import RequestInvalid
-from kybernate.verbs.evidence import Whole, steps_of
+from kybernate.verbs.evidence import Whole
 from kybernate.verbs.model import Operation, Result, Target
-from kybernate.verbs.node import Node, absolute, of_containers, running, with_place
-from kybernate.verbs.of_shims import OfShim
+from kybernate.verbs.node import Node, of_containers, running
+from kybernate.verbs.of_shims import OfShim, steps_of
+from kybernate.verbs.places import absolute, with_place
 from kybernate.verbs.probes import ProbeLimit, limit_by_probes
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, read_image
@@ -87,7 +89,8 @@ class Checkpoint(OfShim):
             digest = image_digest(containerd, container.namespace, container.image)
         limit = ProbeLimit(self.max_freeze)
         if not self.max_freeze and container.pod:
-            limit = limit_by_probes(node.pod_of(container.pod_namespace, container.pod), container.name)
+            pod = node.pod_of(container.pod_namespace, container.pod)
+            limit = limit_by_probes(pod, container.name, time.time())
         return shim_wire.CheckpointRequest(
             id=container.id,
             path=operation.target.image,

@@ -19,7 +19,8 @@ from kybernate.store.tiers.tier import Held, Tier
 from kybernate.verbs.errors import OperationUndone
 from kybernate.verbs.evict import OBJECT, movement_of, ref_of, remove
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
-from kybernate.verbs.node import Movement, Node, between_tiers
+from kybernate.verbs.node import Movement, Node
+from kybernate.verbs.places import between_tiers
 from kybernate.verbs.verb import Verb
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.node.deleting import NotDeleted, delete_with_copy, trash_of
 from kybernate.node.failure import Failure
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
-from kybernate.verbs.node import Node, held, image_here
+from kybernate.verbs.node import Node
+from kybernate.verbs.places import held, image_here
 from kybernate.verbs.verb import Verb
 from kybernate_shim.config import Config
 

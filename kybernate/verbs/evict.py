@@ -11,7 +11,8 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.store.movement.moving import evict
 from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Tier
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
-from kybernate.verbs.node import Movement, Node, between_tiers
+from kybernate.verbs.node import Movement, Node
+from kybernate.verbs.places import between_tiers
 from kybernate.verbs.verb import Verb
 
 if TYPE_CHECKING:

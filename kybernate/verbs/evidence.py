@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kybernate.node.shim import NoTask
 from kybernate.verbs.errors import NodeRebooted, fault_of
 from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step
+from kybernate.verbs.of_shims import steps_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.messages import shim_pb2 as wire
 
@@ -66,11 +67,6 @@ def result_of(operation: Operation, image: Whole) -> Result:
         vram_bytes=sum(process.bytes for process in manifest.cuda_processes),
         steps=steps,
     )
-
-
-def steps_of(steps: object) -> tuple[Step, ...]:
-    """Return a shim's steps."""
-    return tuple(Step(step.name, step.seconds, step.bytes, step.spared_bytes) for step in steps)  # type: ignore[attr-defined]
 
 
 def _ended(status: wire.Container, id: str) -> Iterator[wire.Ended]:

@@ -17,7 +17,8 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.node.places import PlaceTaken, open_image
 from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
-from kybernate.verbs.node import Node, absolute, disk_of, held, image_here, with_place
+from kybernate.verbs.node import Node
+from kybernate.verbs.places import absolute, disk_of, held, image_here, with_place
 from kybernate.verbs.verb import Verb
 
 if TYPE_CHECKING:

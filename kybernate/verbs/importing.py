@@ -19,7 +19,8 @@ from kybernate.node.importing import ImageNotWhole, NotImported, admit, examine,
 from kybernate.node.privileges import SpecOdd, privileges_of
 from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
-from kybernate.verbs.node import Node, absolute, disk_of, held
+from kybernate.verbs.node import Node
+from kybernate.verbs.places import absolute, disk_of, held
 from kybernate.verbs.verb import Verb
 from kybernate.verbs.verify import result_of
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode

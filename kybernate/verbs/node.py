@@ -1,35 +1,23 @@
-"""What verbs need of the node, and how what a request names is found there: containers, images, places. Blocks."""
+"""What verbs need of the node, and how the containers that a request names are found there."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Failure
-from kybernate.node.filesystem import nearest_existing
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.places import locate
-from kybernate.node.shim import NoTask, life_of
-from kybernate.verbs.errors import RequestInvalid
-from kybernate.verbs.model import DISK, GPU, Target
+from kybernate.verbs.model import GPU, Target
 from kybernate.verbs.room import OPEN, Room
-from kybernate_shim.checkpoint.image.manifest import NAME, Source
 
-if TYPE_CHECKING:  # the extra `store`
+if TYPE_CHECKING:  # the extra `store`, and what takes long to load
     from kybernate.store.movement.turns import Turns
     from kybernate.store.tiers.tier import Held, Ref, Tier
     from kybernate.store.transfer import Progress
-
-
-class ImageNotFound(Failure):
-    """There is no checkpoint image at the place."""
-
-    advice = "`kybernate images` lists what there is"
+    from kybernate_shim.checkpoint.image.manifest import Source
 
 
 @dataclass(frozen=True)
@@ -133,14 +121,13 @@ class Node:
     room: Room = field(default=OPEN)
 
 
-# ---- containers
-
-
 def running(node: Node, name: str, namespace: str) -> KnownContainer:
     """Return the container that a name means. Raises NoTask, ContainerNotFound and NameAmbiguous."""
     with Containerd(node.address) as containerd:
         found = containerd.find(name, namespace)
     if not found.live:
+        from kybernate.node.shim import NoTask, life_of  # it loads the protocol of shims: see of_shims.py
+
         raise NoTask(f"container {found.title} has no processes: {life_of(found)}")
     return found
 
@@ -158,53 +145,3 @@ def of_containers(node: Node, *containers: KnownContainer) -> Target:
         holds=tuple(f"container {container.namespace}/{container.id}" for container in containers),
         copies=tuple(f"{GPU}{gpu}" for gpu in sorted(gpus)),
     )
-
-
-# ---- images and places
-
-
-def image_here(node: Node, name: str) -> Path:
-    """Return the directory of an image that exists. Raises ImageNotFound and ImageAmbiguous."""
-    name = absolute(name) if name.startswith("/") else name
-    path = node.image_of(name) or locate(name)
-    if not os.path.lexists(path / NAME):
-        raise ImageNotFound(f"no checkpoint image: {path} has no {NAME}", state="no operation was begun")
-    return path
-
-
-def between_tiers(node: Node, wanted: Any) -> Target:
-    """Return the target of what moves an image. It takes no turn at a disk: movements have an order of their own."""
-    if wanted.tier not in node.tiers():
-        names = ", ".join(node.tiers())
-        raise RequestInvalid(f"{wanted.tier!r} is not a tier of this node: {names}", state="no operation was begun")
-    namespace, name, id = ref = node.ref_of(wanted)
-    return Target(image=id, title=f"{namespace}/{name}" if namespace else name, ref=ref, holds=(f"image {id}",))
-
-
-def with_place(target: Target, *, writes: Path, image: Path | None = None) -> Target:
-    """Return the target with a place that is written."""
-    return replace(
-        target,
-        image=str(image) if image else target.image,
-        writes=str(writes),
-        holds=(*target.holds, held(writes)),
-        copies=tuple(dict.fromkeys((*target.copies, disk_of(writes)))),
-    )
-
-
-def absolute(path: str) -> str:
-    """Return a path as it is held. Raises RequestInvalid for one that is relative or has `..`."""
-    if not path.startswith("/") or ".." in Path(path).parts:
-        raise RequestInvalid(f"{path!r} is not an absolute path without `..`", state="no operation was begun")
-    return str(Path(path))
-
-
-def held(path: Path) -> str:
-    """Return the name by which an operation holds or shares a path."""
-    return f"path {path}"
-
-
-def disk_of(path: Path) -> str:
-    """Return the name of the filesystem of `path`, or of where it will be."""
-    device = nearest_existing(path).stat().st_dev
-    return f"{DISK}{os.major(device)}:{os.minor(device)}"

@@ -28,9 +28,10 @@ from kybernate.store.streaming import memory
 from kybernate.store.tiers.tier import Ref
 from kybernate.store.transfer import Progress
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
-from kybernate.verbs.evidence import steps_of
 from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target
-from kybernate.verbs.node import Elsewhere, ImageNotFound, Node, absolute, disk_of, held, image_here
+from kybernate.verbs.node import Elsewhere, Node
+from kybernate.verbs.of_shims import steps_of
+from kybernate.verbs.places import ImageNotFound, absolute, disk_of, held, image_here
 from kybernate.verbs.room import Taker
 from kybernate.verbs.verb import Verb
 from kybernate_shim.checkpoint.image.manifest import Source

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import Shim
-from kybernate.verbs.evidence import steps_of
 from kybernate.verbs.model import Result
 from kybernate.verbs.node import Node
-from kybernate.verbs.of_shims import OfShim, room_for
-from kybernate.verbs.restore import of_parked
+from kybernate.verbs.of_shims import OfShim, room_for, steps_of
 from kybernate.verbs.verb import Verb
 from kybernate_shim.messages import shim_pb2 as shim_wire
 
 if TYPE_CHECKING:
+    from kybernate.node.lookup import KnownContainer
+    from kybernate.node.shim import Shim
     from kybernate.verbs.attempt import Attempt
 
 
@@ -32,6 +30,8 @@ class Resume(OfShim):
     restore_timeout: float = 0.0
 
     def meant(self, node: Node) -> Verb:
+        from kybernate.verbs.restore import of_parked  # it loads the store: see of_shims.py
+
         return of_parked(node, self.name) or self
 
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import Shim
 from kybernate.verbs.model import Result
 from kybernate.verbs.of_shims import OfShim, suspend_result
 from kybernate_shim.messages import shim_pb2 as shim_wire
 
 if TYPE_CHECKING:
+    from kybernate.node.lookup import KnownContainer
+    from kybernate.node.shim import Shim
     from kybernate.verbs.attempt import Attempt
 
 

@@ -11,7 +11,8 @@ from kybernate.node.failure import Failure
 from kybernate.node.verdict import problems_with
 from kybernate.store.errors import ImageDamaged
 from kybernate.verbs.model import Result, Target
-from kybernate.verbs.node import Node, disk_of, held, image_here
+from kybernate.verbs.node import Node
+from kybernate.verbs.places import disk_of, held, image_here
 from kybernate.verbs.verb import Verb
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, listed, read_image
 from kybernate_shim.config import Config

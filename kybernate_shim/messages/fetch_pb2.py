@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kybernate_shim/messages/fetch.proto\x12\x13kybernate.images.v1\"B\n\x0c\x46\x65tchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tcontainer\x18\x03 \x01(\t\"\x1d\n\rFetchResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"7\n\x0f\x44\x65scribeRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tcontainer\x18\x02 \x01(\t\"1\n\x10\x44\x65scribeResponse\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t2\xb1\x01\n\x06Images\x12N\n\x05\x46\x65tch\x12!.kybernate.images.v1.FetchRequest\x1a\".kybernate.images.v1.FetchResponse\x12W\n\x08\x44\x65scribe\x12$.kybernate.images.v1.DescribeRequest\x1a%.kybernate.images.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kybernate_shim/messages/fetch.proto\x12\x13kybernate.images.v1\"B\n\x0c\x46\x65tchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tcontainer\x18\x03 \x01(\t\"\x1d\n\rFetchResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"7\n\x0f\x44\x65scribeRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tcontainer\x18\x02 \x01(\t\"1\n\x10\x44\x65scribeResponse\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"@\n\x0eRelatedRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05words\x18\x03 \x03(\t\"D\n\x0fRelatedResponse\x12\x31\n\x06images\x18\x01 \x03(\x0b\x32!.kybernate.images.v1.RelatedImage\"\x9f\x01\n\x0cRelatedImage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\x12\x11\n\tcontainer\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontainer_name\x18\x05 \x01(\t\x12\x0b\n\x03pod\x18\x06 \x01(\t\x12\x0f\n\x07pod_uid\x18\x07 \x01(\t\x12\x0e\n\x06origin\x18\x08 \x01(\t\x12\x0e\n\x06parent\x18\t \x01(\t2\x87\x02\n\x06Images\x12N\n\x05\x46\x65tch\x12!.kybernate.images.v1.FetchRequest\x1a\".kybernate.images.v1.FetchResponse\x12W\n\x08\x44\x65scribe\x12$.kybernate.images.v1.DescribeRequest\x1a%.kybernate.images.v1.DescribeResponse\x12T\n\x07Related\x12#.kybernate.images.v1.RelatedRequest\x1a$.kybernate.images.v1.RelatedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_end=214
   _globals['_DESCRIBERESPONSE']._serialized_start=216
   _globals['_DESCRIBERESPONSE']._serialized_end=265
-  _globals['_IMAGES']._serialized_start=268
-  _globals['_IMAGES']._serialized_end=445
+  _globals['_RELATEDREQUEST']._serialized_start=267
+  _globals['_RELATEDREQUEST']._serialized_end=331
+  _globals['_RELATEDRESPONSE']._serialized_start=333
+  _globals['_RELATEDRESPONSE']._serialized_end=401
+  _globals['_RELATEDIMAGE']._serialized_start=404
+  _globals['_RELATEDIMAGE']._serialized_end=563
+  _globals['_IMAGES']._serialized_start=566
+  _globals['_IMAGES']._serialized_end=829
 # @@protoc_insertion_point(module_scope)

@@ -18,6 +18,7 @@ from kybernate_shim.checkpoint.image.starts import (
     MOST_SHORT_RUNS,
     ON_RESTART,
     SOON,
+    KnownImage,
     Run,
     Start,
     asked,
@@ -31,7 +32,7 @@ from kybernate_shim.logs import Log
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.task.fetch import fetch
+from kybernate_shim.task.fetch import ImageNotFetched, fetch, related
 from kybernate_shim.task.runs import PodRuns
 from kybernate_shim.trust.requester import Requester, requester_of
 from kybernate_shim.trust.rights import Right, may
@@ -52,7 +53,7 @@ async def image_for(
     `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
-    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours, StartUnclear, KeyUnusable and
+    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused, Refused, KeyUnusable and
     ImageNotFetched.
     """
     if path := request.checkpoint or options.criu_image_path:
@@ -79,7 +80,7 @@ async def _here_or_elsewhere(
         )
         return None
     ended = await asyncio.to_thread(runs.read) if runs is not None else ()
-    start = await asyncio.to_thread(_start, wanted, requester, spec, config, ended)
+    start = await _start(wanted, requester, spec, config, ended, log)
     if not start.name:
         log.info("restore.omitted", task=request.id, reason=start.why)
         return None
@@ -101,18 +102,37 @@ async def _here_or_elsewhere(
     return image
 
 
-def _start(wanted: Wanted, requester: Requester, spec: Spec, config: Config, ended: tuple[Run, ...]) -> Start:
-    """Return what a container starts from; outside of a pod it is what is named. Raises StartUnclear."""
+async def _start(
+    wanted: Wanted, requester: Requester, spec: Spec, config: Config, ended: tuple[Run, ...], log: Log
+) -> Start:
+    """Return what a container starts from; outside of a pod it is what is named.
+
+    Images that only other nodes or the object store have are known by the agent. Raises Refused, and
+    ImageNotFetched where it does not answer and the newest image is asked for.
+    """
     if not requester.sandbox:
         return Start(wanted.name, f"{wanted.by} names it")
     restart = on_restart(config.pods_choice(spec.annotations, ON_RESTART))
     base, at, _ = asked(wanted.name)
+    elsewhere: tuple[KnownImage, ...] = ()
     marks = [requester.uid]
     if at:
-        marks.append(origin_of(requester.namespace, base, config))
+        marks.append(await asyncio.to_thread(origin_of, requester.namespace, base, config))
+        elsewhere = await related(requester, base, marks)
+        marks += [image.origin for image in elsewhere if image.name == base]
     elif base == LATEST:
         marks.append(requester.pod)
-    return start_of(wanted, restart, requester, images_of(requester.namespace, marks, config), ended)
+        elsewhere = await related(requester, "", marks)
+    here = await asyncio.to_thread(images_of, requester.namespace, marks, config)
+    if not at and base != LATEST and (here or ended):
+        try:
+            elsewhere = await related(requester, "", marks)
+        except ImageNotFetched as error:
+            log.warning("restore.others_unknown", error=str(error))
+    ids = {image.id for image in here}
+    others = {image.name: image for image in elsewhere if image.id not in ids}
+    known = others | {image.name: image for image in here}
+    return start_of(wanted, restart, requester, tuple(known.values()), ended)
 
 
 def _named(
@@ -125,7 +145,7 @@ def _named(
 ) -> Image | None:
     """Return the image of that name, None where it is another container's of the pod.
 
-    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours and KeyUnusable.
+    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused and KeyUnusable.
     """
     image = read_for_restore(locate(wanted, requester, config))
     require_genuine(image, requester, config, log)

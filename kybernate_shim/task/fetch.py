@@ -1,14 +1,17 @@
-"""Asks the node's agent: for an image that is not on the node, and of which container image a container was made.
+"""Asks the node's agent: for an image that is not on the node, which ones there are, and what a container was made of.
 
-A shim gets neither from containerd. Without an agent, an image stays missing, and a container image unknown.
+A shim gets none of that from containerd. Without an agent, an image stays missing, and a container image unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 from kybernate_shim.checkpoint.image.locate import NAME
 from kybernate_shim.checkpoint.image.requested import Wanted
+from kybernate_shim.checkpoint.image.starts import KnownImage
 from kybernate_shim.errors import Refused
 from kybernate_shim.messages import fetch_pb2 as wire
 from kybernate_shim.run_directory import IMAGES_SOCKET
@@ -19,6 +22,7 @@ SERVICE: Final = "kybernate.images.v1.Images"
 CONNECT_SECONDS: Final = 2.0
 SECONDS: Final = 60.0  # for CRIU's part of the image: clients of containerd give a Create two minutes
 DESCRIBE_SECONDS: Final = 5.0  # for what containerd has in its database
+RELATED_SECONDS: Final = 20.0  # for the registry, which may be another machine's database
 UNKNOWN: Final = (Code.NOT_FOUND, Code.UNIMPLEMENTED)
 
 
@@ -42,6 +46,45 @@ async def fetch(wanted: Wanted, requester: Requester, container: str) -> bool:
                                                              container=container))  # fmt: skip
     finally:
         await agent.close()
+
+
+async def related(requester: Requester, name: str, words: Sequence[str]) -> tuple[KnownImage, ...]:
+    """Return the images of the requester's namespace that `fetch` can have brought, by what they come from.
+
+    Those of a pod, a pod's uid or an origin among `words`, and those of the origin of the image called `name`. Without
+    an agent there are none. Raises ImageNotFetched where it does not say.
+    """
+    try:
+        agent = await Client.connect(str(IMAGES_SOCKET), timeout=CONNECT_SECONDS)
+    except OSError:
+        return ()
+    try:
+        request = wire.RelatedRequest(namespace=requester.namespace, name=name, words=[word for word in words if word])
+        found = await agent.call(SERVICE, "Related", request, wire.RelatedResponse, timeout=RELATED_SECONDS)
+    except (RpcError, TimeoutError, ConnectionError) as error:
+        if isinstance(error, RpcError) and error.code in UNKNOWN:
+            return ()  # of an older release
+        raise ImageNotFetched(
+            "the node's agent does not say which images of the container other nodes and the object store have:"
+            f" {error or 'it has not answered in time'}. Nothing was restored; name the image, or try again"
+        ) from error
+    finally:
+        await agent.close()
+    return tuple(map(_known, found.images))
+
+
+def _known(image: wire.RelatedImage) -> KnownImage:
+    return KnownImage(
+        image.name,
+        image.id,
+        datetime.fromisoformat(image.time),
+        image.container,
+        image.container_name,
+        image.pod,
+        image.pod_uid,
+        image.origin,
+        image.parent,
+    )
 
 
 async def container_image(namespace: str, container: str) -> str:

@@ -23,7 +23,7 @@ def test_the_environment_gives_a_pod_no_gpu(cri: Cri, gpus: Gpus, pods_image: Pa
         id = pod_container(cri, pod, gpu.command())
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
         kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
-        eventually(lambda: cri.state(id) == "EXITED")
+        eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
     with (
         cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod,
         pytest.raises(grpc.RpcError, match=r"NVIDIA_VISIBLE_DEVICES does only with `gpu\.visible_devices_env"),

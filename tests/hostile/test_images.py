@@ -141,7 +141,7 @@ def test_pod_with_an_image_that_stops_its_reader_can_be_stopped(tenant: Tenant) 
         fifo(place)
         assert "not a regular file" in tenant.refused(pod, "c", annotations={"kybernate.io/restore-from": name})
         keeper = tenant.cri.run(pod, "keeper", ["sleep", "600"])
-        assert tenant.cri.state(keeper) == "RUNNING"
+        assert tenant.cri.state(keeper) == "CONTAINER_RUNNING"
 
 
 def test_zeros_for_mounts_are_refused(neighbour: Neighbour, tmp_path: Path) -> None:

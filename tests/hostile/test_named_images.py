@@ -60,7 +60,7 @@ def test_options_for_criu_are_not_the_pods_choice(tenant: Tenant, annotation: st
         second = tenant.pod(annotations={FROM: place.name, **chosen})
         id = tenant.cri.run(second, "c", COUNT, annotations=chosen)
         assert eventually(lambda: tenant.cri.log(second, "c"))
-        assert tenant.cri.state(id) == "RUNNING"
+        assert tenant.cri.state(id) == "CONTAINER_RUNNING"
         assert not proof.exists()
 
 
@@ -94,7 +94,7 @@ def test_the_environment_alone_restores_nothing(tenant: Tenant, image: Path) -> 
     pod = tenant.pod()
     id = tenant.cri.run(pod, "c", ["sh", "-c", "echo fresh; sleep 600"], env={"RESTORE_FROM": image.name})
     tenant.cri.await_log(pod, "c", "fresh")
-    assert tenant.cri.state(id) == "RUNNING"
+    assert tenant.cri.state(id) == "CONTAINER_RUNNING"
 
 
 def edited(image: Path, **mount: str) -> None:
@@ -147,7 +147,7 @@ def test_a_read_only_volume_does_not_become_writable(tenant: Tenant) -> None:
         second = tenant.pod()
         own = tenant.mounted(tenant.empty_dir(second))
         id = tenant.cri.run(second, "c", COUNT, annotations=wish, mounts=[own])
-        assert tenant.cri.state(id) == "RUNNING"
+        assert tenant.cri.state(id) == "CONTAINER_RUNNING"
 
 
 def test_another_tenants_image_is_out_of_reach(image: Path, other_tenant: Tenant) -> None:

@@ -35,7 +35,7 @@ def test_volume_that_is_covered_by_a_filesystem_is_refused_in_words(tenant: Tena
         filesystem.speaking.clear()
         words = refused("kybernate", "checkpoint", id, str(tmp_path / "image"))
         assert "a filesystem of the kind fuse is mounted on the volume" in words
-        assert tenant.cri.state(id) == "RUNNING"
+        assert tenant.cri.state(id) == "CONTAINER_RUNNING"
         tenant.cri.stop(id)
 
 

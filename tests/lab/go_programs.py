@@ -190,7 +190,7 @@ def _build(programs: Programs, into: Path) -> None:
         for place, package in programs.packages.items():
             (into / place).parent.mkdir(parents=True, exist_ok=True)
             tests = place.endswith(".test")
-            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *["-c"] * tests, *programs.flags]
+            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *["-c", "-vet=off"] * tests, *programs.flags]
             quiet = "-O2 -Wno-deprecated-declarations"  # what bindings of a whole C library are full of
             built = {**environment, "CGO_ENABLED": str(int(programs.cgo)), "CGO_CFLAGS": quiet}
             verb = "test" if tests else "build"

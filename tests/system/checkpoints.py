@@ -202,6 +202,17 @@ def dumps_sockets() -> bool:
     return criu >= (4, 2) or parse_version(os.uname().release) < (6, 16)
 
 
+@contextmanager
+def small_disk(at: Path, mib: int) -> Iterator[Path]:
+    """Mount a disk of so many MiB at a directory, which is made."""
+    at.mkdir(parents=True, exist_ok=True)
+    run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(at)])
+    try:
+        yield at
+    finally:
+        eventually(lambda: run(["umount", str(at)]) == "")
+
+
 # -- processes of a node --------------------------------------------------------------------------------------------
 
 

@@ -15,11 +15,11 @@ import grpc
 import pytest
 import websocket
 
-from tests.messages import cri_config_pb2 as config
-from tests.messages import cri_images_pb2 as image_messages
-from tests.messages import cri_images_pb2_grpc as images
-from tests.messages import cri_runtime_pb2 as wire
-from tests.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
+from kybernate.messages import cri_config_pb2 as config
+from kybernate.messages import cri_images_pb2 as image_messages
+from kybernate.messages import cri_images_pb2_grpc as images
+from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from tests.system import identity
 from tests.system.ctr import BUSYBOX, containerd_version, eventually
 
@@ -199,7 +199,8 @@ class Cri:
         return self.call("ContainerStatus", wire.ContainerStatusRequest(container_id=id)).status
 
     def state(self, id: str) -> str:
-        return str(wire.ContainerState.Name(self.status(id).state)).removeprefix("CONTAINER_")
+        """Return the state by the name that CRI gives it, as CONTAINER_RUNNING."""
+        return str(wire.ContainerState.Name(self.status(id).state))
 
     def exec(self, id: str, *command: str, seconds: int = 30) -> tuple[int, str]:
         answer = self.call("ExecSync", wire.ExecSyncRequest(container_id=id, cmd=command, timeout=seconds))

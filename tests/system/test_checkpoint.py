@@ -262,7 +262,7 @@ def test_new_pod_restores_from_an_annotation_with_its_own_identity(cri: Cri, pod
             0,
             "second\n",
         )
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"
         assert cri.stats(id).memory.working_set_bytes.value > 0
         cri.stop(id)
         assert cri.status(id).exit_code == 137
@@ -289,7 +289,7 @@ def test_container_of_two_restores_by_its_name(cri: Cri, pods_image: Path) -> No
         fresh = cri.run(pod, "fresh", ["sh", "-c", "echo fresh; sleep 1000"])
         assert int(eventually(lambda: cri.log(pod, "counter"))[0]) > COUNTED
         cri.await_log(pod, "fresh", "fresh")
-        assert cri.state(fresh) == "RUNNING"
+        assert cri.state(fresh) == "CONTAINER_RUNNING"
 
 
 def test_other_containers_of_a_restored_pod_start_as_usual(cri: Cri, pods_image: Path) -> None:
@@ -300,14 +300,14 @@ def test_other_containers_of_a_restored_pod_start_as_usual(cri: Cri, pods_image:
         image = checkpoint_pod(cri, pod, pods_image, "--exit")
     with cri.pod(annotations={"kybernate.io/restore-from": image}) as pod:
         init = cri.run(pod, "init", ["echo", "migrated"])
-        eventually(lambda: cri.state(init) == "EXITED")
+        eventually(lambda: cri.state(init) == "CONTAINER_EXITED")
         sidecar = cri.run(pod, "sidecar", ["sh", "-c", "echo beside; sleep 1000"])
         cri.run(pod, "counter", ["/never/run"])
         assert int(eventually(lambda: cri.log(pod, "counter"))[0]) > COUNTED
         debugger = cri.run(pod, "debugger", ["sh", "-c", "echo shell; sleep 1000"])
         assert [cri.log(pod, name) for name in ("init", "sidecar")] == [["migrated"], ["beside"]]
         cri.await_log(pod, "debugger", "shell")
-        assert [cri.state(id) for id in (sidecar, debugger)] == ["RUNNING"] * 2
+        assert [cri.state(id) for id in (sidecar, debugger)] == ["CONTAINER_RUNNING"] * 2
 
 
 def test_missing_image_is_the_reason_that_the_pod_shows(cri: Cri) -> None:
@@ -315,7 +315,7 @@ def test_missing_image_is_the_reason_that_the_pod_shows(cri: Cri) -> None:
         id = cri.create(pod, "counter", ["/never/run"])
         with pytest.raises(grpc.RpcError, match="/default/no-such-image: no such directory"):
             cri.start(id)
-        assert cri.state(id) == "EXITED"
+        assert cri.state(id) == "CONTAINER_EXITED"
 
 
 def archived(cri: Cri, archive: Path) -> int:

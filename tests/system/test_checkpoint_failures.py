@@ -9,8 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,10 @@ from tests.system.checkpoints import (
     restored,
     save,
     shim_of,
+    small_disk,
     working,
 )
-from tests.system.ctr import Ctr, eventually, run
+from tests.system.ctr import Ctr, eventually
 from tests.system.programs import script
 
 BIG = 512  # MiB: a dump that takes long enough to be hit in the middle
@@ -99,16 +99,6 @@ def writing(ctr: Ctr, file: str) -> AbstractContextManager[Witness]:
     """Run a counting container that has written 100 MiB to the descriptor that the expression `file` gives."""
     fill = f"import os\nfile = {file}\nfor _ in range(100): os.write(file, os.urandom(1 << 20))\n"
     return counting(ctr, "python3", "-c", fill + HOLDING, "0", image=PYTHON)
-
-
-@contextmanager
-def small_disk(at: Path, mib: int) -> Iterator[Path]:
-    at.mkdir(parents=True, exist_ok=True)
-    run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(at)])
-    try:
-        yield at
-    finally:
-        eventually(lambda: run(["umount", str(at)]) == "")
 
 
 # -- the disk -------------------------------------------------------------------------------------------------------

@@ -88,6 +88,36 @@ def test_deadline_lets_a_held_container_run_on(counter: Witness, scratch: Path) 
     counter.assert_goes_on()
 
 
+def test_limit_of_a_freeze_is_over_with_the_image_and_does_not_end_a_hold(counter: Witness, scratch: Path) -> None:
+    limit = 8.0
+    hold(counter, scratch / "image", "--hold-for", "600", "--max-freeze", f"{limit:g}s")
+
+    def held_longer_than_the_limit() -> bool:
+        left = float(json.loads(kybernate("status", counter.id, "--json"))["held_seconds"])
+        assert left, "it is not held any more"
+        return left < 600 - limit
+
+    eventually(held_longer_than_the_limit, seconds=60, pause=0.5)
+    counter.assert_stands_still()
+    assert_whole(scratch / "image")
+    kybernate("release", counter.id)
+    counter.assert_goes_on()
+
+
+def test_program_that_was_executed_before_a_hold_may_be_killed_without_an_end_of_it(
+    ours: Ctr, counter: Witness, scratch: Path
+) -> None:
+    """As containerd kills the program of a probe whose time is over."""
+    flags = ["--detach", "--log-uri", "file:///dev/null", "--exec-id", "probe"]
+    ours("task", "exec", *flags, counter.id, "sleep", "1000")
+    hold(counter, scratch / "image")
+    ours("task", "kill", "--exec-id", "probe", "--signal", "SIGKILL", counter.id)
+    counter.assert_stands_still()
+    assert state(counter.id) == "held"
+    kybernate("release", counter.id)
+    counter.assert_goes_on()
+
+
 def test_restart_of_containerd_changes_nothing(
     ours: Ctr, containerd: Containerd, counter: Witness, scratch: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.messages import cri_runtime_pb2 as wire
+from kybernate.messages import cri_runtime_pb2 as wire
 from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
 from tests.system.leftovers import Snapshot
@@ -37,7 +37,7 @@ def test_containers_of_a_pod_share_one_daemon(cri: Cri) -> None:
         first = cri.run(pod, "first", ["sleep", "1000"])
         second = cri.run(pod, "second", ["sleep", "1000"])
         assert len(Snapshot.take().shims - before) == 1
-        assert cri.state(first) == cri.state(second) == "RUNNING"
+        assert cri.state(first) == cri.state(second) == "CONTAINER_RUNNING"
 
 
 def test_pod_has_its_own_address_and_hostname(cri: Cri) -> None:
@@ -92,7 +92,7 @@ def test_exit_is_reported_with_its_code_and_reason(cri: Cri) -> None:
     with cri.pod() as pod:
         good = cri.run(pod, "good", ["true"])
         bad = cri.run(pod, "bad", ["sh", "-c", "exit 5"])
-        eventually(lambda: cri.state(good) == cri.state(bad) == "EXITED")
+        eventually(lambda: cri.state(good) == cri.state(bad) == "CONTAINER_EXITED")
         assert (cri.status(good).exit_code, cri.status(good).reason) == (0, "Completed")
         assert (cri.status(bad).exit_code, cri.status(bad).reason) == (5, "Error")
 
@@ -100,7 +100,7 @@ def test_exit_is_reported_with_its_code_and_reason(cri: Cri) -> None:
 def test_out_of_memory_is_the_reason_of_the_exit(cri: Cri) -> None:
     with cri.pod() as pod:
         id = cri.run(pod, "hog", ["sh", "-c", "x=x; while :; do x=$x$x; done"], memory=16 << 20)
-        eventually(lambda: cri.state(id) == "EXITED", seconds=40)
+        eventually(lambda: cri.state(id) == "CONTAINER_EXITED", seconds=40)
         eventually(lambda: cri.status(id).reason == "OOMKilled")
 
 
@@ -111,9 +111,9 @@ def test_container_of_a_pod_is_restarted(cri: Cri) -> None:
             id = cri.run(pod, "c", ["sh", "-c", f"echo attempt {attempt}; sleep 1000"], attempt=attempt)
             cri.await_log(pod, "c", f"attempt {attempt}", attempt=attempt)
             cri.stop(id)
-            eventually(lambda id=id: cri.state(id) == "EXITED")
+            eventually(lambda id=id: cri.state(id) == "CONTAINER_EXITED")
             cri.remove(id)
-        assert cri.state(keeper) == "RUNNING"
+        assert cri.state(keeper) == "CONTAINER_RUNNING"
 
 
 def test_stop_gives_the_container_its_grace(cri: Cri) -> None:
@@ -156,7 +156,7 @@ def test_attach_reaches_stdin_and_stdout(cri: Cri) -> None:
             frames += frame[1:] if frame[:1] == b"\x01" else b""
         stream.close()
         cri.await_log(pod, "c", "got one")
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"
 
 
 def test_failed_container_does_not_disturb_its_pod(cri: Cri) -> None:
@@ -165,10 +165,10 @@ def test_failed_container_does_not_disturb_its_pod(cri: Cri) -> None:
         id = cri.create(pod, "bad", ["/no/such/command"])
         with pytest.raises(grpc.RpcError, match=r"no such file|not found"):
             cri.start(id)
-        assert cri.state(id) == "EXITED"
+        assert cri.state(id) == "CONTAINER_EXITED"
         count = len(cri.log(pod, "keeper"))
         eventually(lambda: len(cri.log(pod, "keeper")) > count)
-        assert cri.state(keeper) == "RUNNING"
+        assert cri.state(keeper) == "CONTAINER_RUNNING"
 
 
 def test_twenty_pods_come_and_go_side_by_side(ours: Cri) -> None:

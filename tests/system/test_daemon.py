@@ -147,7 +147,7 @@ def test_killed_daemon_of_a_pod_ends_all_its_containers(containerd: Containerd, 
         for name in Snapshot.take().shims - before.shims:
             os.kill(int(name.partition("[")[2].rstrip("]")), signal.SIGKILL)
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=30)
-        eventually(lambda: all(cri.state(id) == "EXITED" for id in ids), seconds=30)
+        eventually(lambda: all(cri.state(id) == "CONTAINER_EXITED" for id in ids), seconds=30)
     cri.close()
 
 

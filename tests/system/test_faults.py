@@ -96,7 +96,7 @@ def test_pods_survive_a_containerd_restart(containerd: Containerd) -> None:
         id = cri.run(pod, "c", ["sh", "-c", COUNT])
         cri.await_log(pod, "c", "3")
         containerd.restart()
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"
         last = cri.log(pod, "c")[-1]
         cri.await_log(pod, "c", str(int(last) + 3))
         assert cri.exec(id, "echo", "back") == (0, "back\n")

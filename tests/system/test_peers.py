@@ -136,7 +136,7 @@ def continues(ours: Ctr, image: Path, log: Path) -> None:
 def test_image_moves_and_its_program_continues(both: Two, image: str, ours: Ctr, tmp_path: Path) -> None:
     id = read_image(ROOT / image).manifest.id
     moved = json.loads(both.asked("promote", image, "--to", "disk", "--json"))
-    assert (moved["id"], moved["place"]) == (id, str(OTHER / image))
+    assert (moved["result"]["image_id"], moved["result"]["path"]) == (id, str(OTHER / image))
     assert not verify(OTHER / image)
 
     def known() -> bool:

@@ -103,7 +103,7 @@ def test_every_bundle_of_a_pod_says_where_its_daemon_is_and_whose_it_is() -> Non
 
 
 def _all_work(cri: Cri, ids: list[str]) -> None:
-    assert {cri.state(id) for id in ids} == {"RUNNING"}
+    assert {cri.state(id) for id in ids} == {"CONTAINER_RUNNING"}
     assert {cri.exec(id, "echo", "said") for id in ids} == {(0, "said\n")}
 
 

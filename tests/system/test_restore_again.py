@@ -73,7 +73,7 @@ def test_container_that_ends_continues_from_the_newest_image_that_it_wrote(cri: 
         cri.await_log(pod, "counter", str(again + 3), attempt=1)
         with pods_place() as third:
             checkpoint(pod, third, "--exit")
-            eventually(lambda: cri.state(id) == "EXITED")
+            eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
             last = int(cri.log(pod, "counter", 1)[-1])
             cri.run(pod, "counter", FRESH, attempt=2)
             assert int(first_line(cri, pod, 2)) == last + 1
@@ -84,7 +84,7 @@ def test_container_that_ends_continues_from_the_newest_image_that_it_wrote(cri: 
 def end(cri: Cri, id: str) -> None:
     """Kill a container, as a crash does."""
     cri.stop(id)
-    eventually(lambda: cri.state(id) == "EXITED")
+    eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
 
 
 @pytest.mark.parametrize(("restart", "fresh"), [("fresh", True), ("same", False), ("", False)])

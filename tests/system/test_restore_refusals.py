@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kybernate.messages import cri_config_pb2
 from kybernate_shim.checkpoint.image.manifest import ManifestInvalid
-from tests.messages import cri_config_pb2
 from tests.system.checkpoints import (
     COUNT,
     MANIFEST,
@@ -173,7 +173,7 @@ def test_pod_says_why_its_container_was_not_restored(good: Path) -> None:
             cri.remove(id)
             assert time.monotonic() - begin < PROMPTLY
         id = cri.run(pod, "after", ["sleep", "1000"])
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"
     cri.close()
 
 

@@ -16,12 +16,15 @@ import pytest
 from kybernate.messages import agent_pb2 as wire
 from kybernate.store.keys import make_key
 from kybernate_shim.checkpoint.image.manifest import NAME as MANIFEST
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.run_directory import IMAGES_SOCKET
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, usual
 from tests.system import node_agent
 from tests.system.checkpoints import Witness, counting, holding, kybernate, refused
+from tests.system.cri import Cri, Pod
 from tests.system.ctr import CommandFailed, Ctr, eventually
 from tests.system.node_agent import NodeAgent
+from tests.system.tenants import pods_place
 
 MEMORY = Path("/dev/shm/kybernate-test")
 ROOT = Path("/var/lib/kybernate/checkpoints")
@@ -148,7 +151,7 @@ def test_image_goes_through_all_tiers_and_is_restored_from_each(
 ) -> None:
     agent.write(agent.settings + "[tiers.policy]\nenabled = false\n")  # or it would copy the image where this has not
     told = json.loads(kybernate("promote", image, "--json"))
-    assert told["place"] == str(MEMORY / image)
+    assert told["result"]["path"] == str(MEMORY / image)
     eventually(lambda: tiers_of(agent, image) == {"ram", "disk"})
     assert not verify(MEMORY / image)
 
@@ -222,7 +225,7 @@ def test_fresh_node_knows_what_the_store_has(agent: NodeAgent, image: str, secon
     eventually(lambda: second.agent.lines("store.listed"))
     assert tiers_of(second.agent, image) == {"object"}
     (listed,) = [line for line in second.asked("images").splitlines() if image in line]
-    assert listed.endswith("elsewhere, object")
+    assert listed.split()[-2:] == ["object", "elsewhere"]
     (known,) = json.loads(second.asked("images", "-o", "json"))
     assert [(one["node"], one["tier"], one["state"]) for one in known["replicas"]] == [("", "object", "complete")]
 
@@ -321,3 +324,53 @@ def test_unknown_tier_is_refused(agent: NodeAgent, ours: Ctr) -> None:
         with pytest.raises(CommandFailed, match="'tape' is no tier of this node: ram, disk, object"):
             kybernate("promote", f"tiers-{witness.id}", "--to", "tape")
         shutil.rmtree(ROOT / f"tiers-{witness.id}")
+
+
+# ---- pods
+
+COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done"]
+FROM = "kybernate.io/restore-from"
+
+
+@pytest.fixture
+def for_shims(agent: NodeAgent) -> Iterator[NodeAgent]:
+    """The agent, with its socket for shims where they look for it."""
+    IMAGES_SOCKET.symlink_to(agent.place / "run" / IMAGES_SOCKET.name)
+    yield agent
+    IMAGES_SOCKET.unlink()
+
+
+def in_the_store_alone(agent: NodeAgent, image: Path) -> None:
+    eventually(lambda: agent.registered(f"default/{image.name}"))
+    kybernate("demote", f"default/{image.name}", "--to", "object")
+    eventually(lambda: not image.exists())
+
+
+def counted(cri: Cri, pod: Pod) -> int:
+    return int(cri.log(pod, "counter")[-1])
+
+
+def test_latest_of_a_pod_is_found_in_the_store(for_shims: NodeAgent) -> None:
+    with Cri("kybernate") as cri, pods_place() as first, pods_place() as second:
+        with cri.pod() as pod:
+            cri.run(pod, "counter", COUNTER)
+            cri.await_log(pod, "counter", "5")
+            name = f"default/{pod.config.metadata.name}/counter"
+            kybernate("checkpoint", name, first.name)
+            cri.await_log(pod, "counter", str(counted(cri, pod) + 5))
+            kybernate("checkpoint", name, second.name, "--exit")
+            last = counted(cri, pod)
+        in_the_store_alone(for_shims, second)
+        with cri.pod(annotations={FROM: f"{first.name}@latest"}) as pod:
+            cri.run(pod, "counter", ["/never/run"])
+            assert eventually(lambda: cri.log(pod, "counter"))[0] == str(last + 1)
+            with pods_place() as third:
+                kybernate("checkpoint", f"default/{pod.config.metadata.name}/counter", third.name)
+                eventually(lambda: for_shims.registered(f"default/{third.name}"))
+                found = for_shims.call("Checkpoints", "GetImage", wire.GetImageRequest(image=f"default/{third.name}"))
+                assert found.parent == read_image(second).manifest.id
+        in_the_store_alone(for_shims, second)
+        in_the_store_alone(for_shims, first)
+        with cri.pod(annotations={FROM: f"{first.name}@latest"}) as pod:  # neither is on the node
+            cri.run(pod, "counter", ["/never/run"])
+            assert eventually(lambda: cri.log(pod, "counter"))[0] == str(last + 1)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kybernate.messages import cri_config_pb2 as config
 from kybernate_shim.checkpoint.image.store import read_image
-from tests.messages import cri_config_pb2 as config
 from tests.system.checkpoints import PYTHON, kybernate, refused
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import eventually
@@ -237,7 +237,7 @@ def test_container_that_is_restarted_in_its_pod_undoes_nothing_there(cri: Cri, p
         run.start("again", RESTARTED)
         found = run.answer("again")
         assert found == {"told": {"changed": "since", "made": "since", "now": ""}, "shm": "since"}
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"
 
 
 def test_volumes_are_chosen_for_one_image(cri: Cri, pods_image: Path) -> None:
@@ -261,7 +261,7 @@ def test_volumes_beyond_the_limit_are_refused_by_name(cri: Cri, pods_image: Path
         words = refused("kybernate", "checkpoint", name, str(pods_image), "--exit")
         assert "told 2 MiB" in words
         assert f"{ANNOTATION}: -told" in words
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"
 
 
 def test_open_file_of_a_volume_that_is_left_is_refused(cri: Cri, pods_image: Path) -> None:
@@ -272,4 +272,4 @@ def test_open_file_of_a_volume_that_is_left_is_refused(cri: Cri, pods_image: Pat
         words = refused("kybernate", "checkpoint", name, str(pods_image), "--exit")
         assert "/told/file" in words
         assert ANNOTATION in words
-        assert cri.state(id) == "RUNNING"
+        assert cri.state(id) == "CONTAINER_RUNNING"

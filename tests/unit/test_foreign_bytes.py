@@ -83,8 +83,9 @@ READS: Final = {
     "kybernate/client/errors.py": "metadata of 8 KiB at most; DecodeError is caught",
     "kybernate/client/queries.py": "an answer of the agent's, as large as the channel lets it be",
     "kybernate/export/archives.py": "headers are bounded as they are read",
+    "kybernate/client/contexts.py": OPERATOR,
     "kybernate/install/containerd.py": OPERATOR,
-    "kybernate/node/runtimes.py": OPERATOR,
+    "kybernate/node/containerd_health.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
     "kybernate/store/policy/traces.py": OPERATOR,
 }

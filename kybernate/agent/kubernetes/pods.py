@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PODS: Final = "/api/v1/pods"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 REFUSED_PAUSE: Final = 300.0
+PROBED: Final = ("name", "livenessProbe", "startupProbe", "restartPolicy")
 KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 
 
@@ -44,16 +45,20 @@ class Pod:
 
 
 def probed(document: Object) -> Object:
-    """Return of a pod's object what says how long its containers may be frozen: see agent/probes.py."""
-    metadata, spec = (_mapping(document.get(name)) for name in ("metadata", "spec"))
-    kept = {
-        kind: [
-            {key: one[key] for key in ("name", "livenessProbe", "restartPolicy") if key in one}
-            for one in map(_mapping, spec.get(kind) or ())
-        ]
-        for kind in ("containers", "initContainers")
+    """Return of a pod's object what says how long its containers may be frozen: see verbs/probes.py."""
+    metadata, spec, status = (_mapping(document.get(name)) for name in ("metadata", "spec", "status"))
+    return {
+        "metadata": {"annotations": _mapping(metadata.get("annotations"))},
+        "spec": {kind: _only(PROBED, spec.get(kind)) for kind in ("containers", "initContainers")},
+        "status": {
+            kind: _only(("name", "started", "state"), status.get(kind))
+            for kind in ("containerStatuses", "initContainerStatuses")
+        },
     }
-    return {"metadata": {"annotations": _mapping(metadata.get("annotations"))}, "spec": kept}
+
+
+def _only(keys: tuple[str, ...], objects: Any) -> list[Object]:
+    return [{key: one[key] for key in keys if key in one} for one in map(_mapping, objects or ())]
 
 
 def pod_of(document: Object) -> Pod | None:

@@ -22,6 +22,7 @@ from kybernate.agent.service.operations import Operations, with_verbs
 from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
+from kybernate.agent.service.related import Related
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
@@ -74,6 +75,7 @@ class Sockets(Part):
         )
         peers = agent.settings().peers
         described = Described(agent.events.containerd.image_of)
+        related = Related(images.replicas.elsewhere)
         quota = Quota(lambda: agent.settings().self_socket.quota)
         return Servicers(
             Inventories(agent.known.inventory, hub, self._findings),
@@ -83,7 +85,7 @@ class Sockets(Part):
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),
             PeerImages(images.registry, images.leases),
             ImageFiles(images.leases, peers.reads, Pace(lambda: agent.settings().peers.bytes_per_second)),
-            {IMAGES: {**images.fetches.services()[IMAGES], **described.methods()}},
+            {IMAGES: {**images.fetches.services()[IMAGES], **described.methods(), **related.methods()}},
         )
 
     def _findings(self) -> Iterable[wire.Finding]:

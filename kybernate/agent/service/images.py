@@ -47,7 +47,7 @@ def image_message(row: ImageRow, asked: str = "") -> wire.Image:
             image_digest=row.source.image_digest,
             node=row.source.node,
         ),
-        parent=kept.parent,
+        parent=row.lineage.parent,
         generation=kept.generation or 0,
         gpus=[wire.Gpu(uuid=gpu.uuid, model=gpu.model, used_bytes=gpu.bytes) for gpu in row.gpus],
         bytes=row.bytes,

@@ -5,7 +5,7 @@ Which node put an image into an object store does not matter: all of them see it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +20,12 @@ from kybernate.registry.catalogue import Catalogue
 from kybernate.registry.failures import ImageNotRegistered
 from kybernate.registry.model import ImageRow, RegisteredCopy, Replica
 from kybernate.store.tiers.tier import Held, Ref
+from kybernate_shim.checkpoint.image.locate import NAME
 from kybernate_shim.checkpoint.image.manifest import decode
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 
+MOST_RELATED = 1000
 NO_NODE = ""  # holds what is in an object store
 
 
@@ -107,6 +109,20 @@ class Replicas:
         ref, is_here = Ref(namespace, name, row.id), self._is_here(replica)
         return TierCopy(row, ref, tier, replica.place, is_here=is_here, whole=whole)
 
+    def elsewhere(self, namespace: str, name: str, words: Collection[str]) -> list[tuple[str, ImageRow]]:
+        """Return images of a namespace that can be brought to this node, with their names there, newest first.
+
+        Those of a pod, a pod's uid or an origin among `words`, and those of the origin of the images called `name`.
+        """
+        rows = self._catalogue().related(namespace, name, words, most=MOST_RELATED)
+        copies = [self._copy_of(RegisteredCopy(row, replica)) for row in rows for replica in row.replicas]
+        found = {
+            (copy.ref.name, copy.row.id): copy.row
+            for copy in copies
+            if copy.is_elsewhere and copy.ref.namespace == namespace and NAME.fullmatch(copy.ref.name)
+        }
+        return [(name, row) for (name, _), row in found.items()]
+
     def other_nodes(self, ref: Ref) -> list[str]:
         """Return the nodes that have a whole copy of an image, without this one."""
         rows = [copy for copy in self._catalogue().copies(ref.id or ref.path) if copy.row.id == ref.id or not ref.id]
@@ -134,6 +150,10 @@ class Replicas:
     def places_below(self, url: str) -> set[str]:
         """Return where the registry knows images of the store at `url`."""
         return {place for place in self._catalogue().places(NO_NODE) if place.startswith(f"{url}#")}
+
+    def without_origin(self) -> set[str]:
+        """Return where the registry knows images of object stores without their lineage."""
+        return set(self._catalogue().places_without_origin(NO_NODE))
 
     def gone(self, held: Held) -> None:
         """Note that an object store no longer has it."""

@@ -38,12 +38,13 @@ async def index_store(tier: ObjectTier, replicas: Replicas) -> Indexed:
     known = await asyncio.to_thread(replicas.places_below, tier.url)
     listed = await tier.listed()
     unreadable: dict[str, str] = {}
-    new = [(place, ref) for place, ref in listed.items() if place not in known]
+    read = known - await asyncio.to_thread(replicas.without_origin)
+    new = [(place, ref) for place, ref in listed.items() if place not in read]
     rows: list[ImageRow] = []
     for begin in range(0, len(new), PARALLEL):
         some = new[begin : begin + PARALLEL]
-        read = await asyncio.gather(*(_read(tier, replicas, place, ref, unreadable) for place, ref in some))
-        rows += [row for row in read if row is not None]
+        found = await asyncio.gather(*(_read(tier, replicas, place, ref, unreadable) for place, ref in some))
+        rows += [row for row in found if row is not None]
     rows.sort(key=lambda row: str(row.created))  # generations count in the order of time
     added = [await asyncio.to_thread(replicas.add, row) for row in rows]
     removed = sorted(known - listed.keys())

@@ -22,6 +22,7 @@ from kybernate.registry.failures import (
     PageTokenInvalid,
 )
 from kybernate.registry.model import EPOCH, Annotations, Filter, ImageRow, Replica, TierTotals
+from kybernate_shim.checkpoint.image.manifest import Lineage
 from tests.contract.registry.rows import from_source, labelled, row
 
 TEXTS = st.text(st.characters(), max_size=40)
@@ -239,6 +240,39 @@ def test_generations_of_a_workload_count_on_after_a_removal(catalogue: Catalogue
     assert len(catalogue.generations("web-0", namespace="shop")) == 4
     assert catalogue.generations("web-0", namespace="bank") == ()
     assert ids(catalogue.children(row(6).id)) == [12]
+
+
+def test_images_are_related_by_pod_origin_and_name(catalogue: Catalogue) -> None:
+    for number, lineage in enumerate(
+        [Lineage("c0", "", "u-0"), Lineage("c0", "id-0", "u-1"), Lineage("c9", "", "u-1")]
+    ):
+        catalogue.add(row(number, lineage=lineage))
+    catalogue.add(from_source(7, namespace="bank", pod="web-0"))
+    assert [one.lineage for one in catalogue.related("shop", "", ["web-1"], most=9)] == [Lineage("c0", "id-0", "u-1")]
+    assert ids(catalogue.related("shop", "", ["u-1"], most=9)) == [2, 1]
+    assert ids(catalogue.related("shop", "", ["c0", ""], most=9)) == [1, 0]
+    assert ids(catalogue.related("shop", "image-0", ["c9"], most=9)) == [2, 1, 0]
+    assert ids(catalogue.related("shop", "image-0", [], most=1)) == [1]
+    assert catalogue.related("shop", "image-7", ["", "u-9"], most=9) == ()
+    assert catalogue.related("shop", "", ["'; --"], most=9) == ()
+    assert ids(catalogue.related("bank", "", ["web-0"], most=9)) == [7]
+
+
+def test_parent_is_that_of_the_manifest_or_of_an_older_registry(catalogue: Catalogue) -> None:
+    catalogue.add(row(1, lineage=Lineage("c0", "id-0", "u")))
+    catalogue.add(row(2, annotations=Annotations(parent="id-0")))
+    assert ids(catalogue.children("id-0")) == [2, 1]
+    catalogue.pin("image-1")
+    assert ids(catalogue.children("id-0")) == [2, 1]
+    assert catalogue.get("image-2").lineage.parent == "id-0"
+
+
+def test_images_of_an_older_release_are_found_until_their_lineage_is_known(catalogue: Catalogue) -> None:
+    added(catalogue, 1, 2)
+    assert sorted(catalogue.places_without_origin("node-b")) == ["/images/shop/image-1", "/images/shop/image-2"]
+    catalogue.add(row(1, lineage=Lineage("c1")))
+    assert catalogue.places_without_origin("node-b") == ("/images/shop/image-2",)
+    assert catalogue.places_without_origin("node-c") == ()
 
 
 def test_totals_count_images_once_and_replicas_each(catalogue: Catalogue) -> None:

@@ -227,10 +227,10 @@ class _Walk:
         shutil.rmtree(self._image)
 
     def _refused_suspend(self) -> None:
-        self._is_refused(self.bench.kybernate("suspend", self.id, status=1))
+        self._is_refused(self.bench.kybernate("suspend", self.id, status=4))
 
     def _refused_checkpoint(self) -> None:
-        self._is_refused(self.bench.kybernate("checkpoint", self.id, str(self._image), status=1))
+        self._is_refused(self.bench.kybernate("checkpoint", self.id, str(self._image), status=4))
 
     def _is_refused(self, said: str) -> None:
         assert self.entry.refused in said, f"it should name {self.entry.refused!r}: {said}"

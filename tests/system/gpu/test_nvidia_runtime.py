@@ -87,7 +87,7 @@ def test_pod_with_a_cdi_device_continues_in_another(
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
         used = gpus.used()
         kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
-        eventually(lambda: cri.state(id) == "EXITED")
+        eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
         last = steps_of(cri, pod)[-1]
     assert gpus.used() == [0, 0]
     with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:

@@ -23,7 +23,7 @@ def test_new_pod_computes_on_with_what_nvidias_runtime_adds(
         eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
         used = gpus.used()
         kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
-        eventually(lambda: cri.state(id) == "EXITED")
+        eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
         last = steps_of(cri, pod)[-1]
     assert gpus.used() == [0, 0]
     with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:

@@ -69,7 +69,7 @@ def test_lists_are_json_and_yaml(node: Node, agent: FakeAgent) -> None:
     (as_json,) = json.loads(node.run("ops", "-o", "json").stdout)
     (as_yaml,) = yaml.safe_load(node.run("ops", "-o", "yaml").stdout)
     assert as_json == as_yaml
-    assert (as_json["state"], as_json["container_title"]) == ("SUCCEEDED", "team-a/web-0/web")
+    assert (as_json["state"], as_json["container_title"]) == ("succeeded", "team-a/web-0/web")
 
 
 def test_wait_ends_with_the_operation(node: Node, agent: FakeAgent) -> None:
@@ -83,7 +83,7 @@ def test_wait_ends_with_the_operation(node: Node, agent: FakeAgent) -> None:
 
 
 def test_wait_fails_with_the_operation(node: Node, agent: FakeAgent) -> None:
-    error = wire.Error(type="DumpFailed", message="CRIU failed", state="the container runs", advice="see dump.log")
+    error = wire.Error(type="Failed", message="CRIU failed", state="the container runs", advice="see dump.log")
     agent.push(operation("op-1", wire.FAILED, error=error))
     assert node.run("wait", "op-1", status=1).stderr.splitlines() == [
         "kybernate: checkpoint of team-a/web-0/web failed: CRIU failed",
@@ -94,7 +94,7 @@ def test_wait_fails_with_the_operation(node: Node, agent: FakeAgent) -> None:
 
 def test_wait_gives_up(node: Node, agent: FakeAgent) -> None:
     agent.push(operation("op-1", wire.RUNNING))
-    assert "operation op-1 (checkpoint) has not ended" in node.run("wait", "op-1", "--timeout", "0.2", status=1).stderr
+    assert "operation op-1 (checkpoint) has not ended" in node.run("wait", "op-1", "--timeout", "0.2", status=5).stderr
 
 
 def test_cancel_says_what_came_of_it(node: Node, agent: FakeAgent) -> None:
@@ -104,7 +104,7 @@ def test_cancel_says_what_came_of_it(node: Node, agent: FakeAgent) -> None:
 
 def test_without_an_agent_the_command_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KYBERNATE_AGENT", "none")
-    assert node.run("ops", status=1).stderr.splitlines()[0].startswith("kybernate: no agent runs on this node")
+    assert node.run("ops", status=6).stderr.splitlines()[0].startswith("kybernate: no agent runs on this node")
 
 
 def events(*ids: int) -> list[wire.Change]:
@@ -248,7 +248,7 @@ def test_operation_that_is_not_waited_for_is_named(node: Node, agent: FakeAgent)
 
 def test_no_wait_needs_an_agent(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KYBERNATE_AGENT", "none")
-    assert "--no-wait needs an agent" in node.run("resume", "web-0", "--no-wait", status=1).stderr
+    assert "--no-wait needs an agent" in node.run("resume", "web-0", "--no-wait", status=6).stderr
 
 
 @pytest.mark.parametrize(("verb", "done"), [("suspend", "suspended"), ("resume", "resumed")])
@@ -328,7 +328,7 @@ def test_images_of_the_registry_are_filtered_by_it(node: Node, agent: FakeAgent)
     assert wide[1].split()[:5] == ["one", "team-a", "web-0/web", "5", "B"]
     assert "keep=yes" in wide[1]
     assert "damaged" in wide[2].split()
-    request = agent.requests[0]
+    request = next(one for one in agent.requests if isinstance(one, wire.ListImagesRequest))
     assert (dict(request.labels), request.workload, request.pinned) == ({"keep": "yes"}, "web", True)
     assert [one["name"] for one in json.loads(node.run("images", "tw*", "-o", "json").stdout)] == ["two"]
     assert node.run("images", "--pinned", "--quiet", "one").stdout == "/images/team-a/one\n"

@@ -13,6 +13,7 @@ import typer
 
 from kybernate.cli.application import application
 from kybernate.cli.commands import COMMANDS
+from kybernate.cli.exit_codes import ExitCode
 
 
 def commands(*words: str) -> list[str]:
@@ -104,7 +105,7 @@ def test_prompt_command_explains_its_failure(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "none")], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == ExitCode.UNAVAILABLE
     assert done.stderr.startswith("kybernate: ")
     assert "advice: is containerd running?" in done.stderr
     assert "Traceback" not in done.stderr

@@ -144,7 +144,7 @@ def test_place_with_files_is_refused(node: Node, tmp_path: Path) -> None:
     shim = counter(node)
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "dump.log").touch()
-    result = node.run("checkpoint", "counter", str(tmp_path / "image"), status=1)
+    result = node.run("checkpoint", "counter", str(tmp_path / "image"), status=4)
     assert "is not an empty directory" in result.stderr
     assert shim.requests == []
 
@@ -153,7 +153,7 @@ def test_failure_says_what_became_of_the_container(node: Node) -> None:
     shim = counter(node)
     shim.add("counter", pid=os.getpid(), state="paused")
     shim.answers["Checkpoint"] = RpcError(Code.RESOURCE_EXHAUSTED, "the disk is full: 3 MiB free, 8 MiB needed")
-    result = node.run("checkpoint", "counter", status=1)
+    result = node.run("checkpoint", "counter", status=4)
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
         "kybernate: cannot checkpoint counter: the disk is full: 3 MiB free, 8 MiB needed",
@@ -163,35 +163,35 @@ def test_failure_says_what_became_of_the_container(node: Node) -> None:
 
 def test_trace_is_shown_where_it_is_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KYBERNATE_TRACE", "1")
-    assert "Traceback" in node.run("checkpoint", "nobody", status=1).stderr
+    assert "Traceback" in node.run("checkpoint", "nobody", status=3).stderr
 
 
 def test_unknown_container_is_not_found(node: Node) -> None:
-    assert "no container has the id or the name 'nobody'" in node.run("checkpoint", "nobody", status=1).stderr
+    assert "no container has the id or the name 'nobody'" in node.run("checkpoint", "nobody", status=3).stderr
 
 
 def test_namespace_limits_the_search(node: Node) -> None:
     counter(node)
-    node.run("checkpoint", "counter", "-n", "k8s.io", status=1)
+    node.run("checkpoint", "counter", "-n", "k8s.io", status=3)
 
 
 def test_container_of_another_shim_is_told(node: Node) -> None:
     node.containerd.add("stock", runtime="io.containerd.runc.v2")
     node.shim("stock", service="containerd.task.v3.Task")
-    result = node.run("checkpoint", "stock", status=1)
+    result = node.run("checkpoint", "stock", status=4)
     assert "its runtime is io.containerd.runc.v2" in result.stderr
     assert "runtimeClassName: kybernate" in result.stderr
 
 
 def test_container_without_any_shim_of_ours_is_told(node: Node) -> None:
     node.containerd.add("vm", runtime="io.containerd.kata.v2")
-    assert "does not run under Kybernate" in node.run("checkpoint", "vm", status=1).stderr
+    assert "does not run under Kybernate" in node.run("checkpoint", "vm", status=4).stderr
 
 
 def test_older_shim_is_told(node: Node) -> None:
     node.containerd.add("old")
     node.shim("old", service="containerd.task.v3.Task")
-    assert "the shim of old is too old" in node.run("checkpoint", "old", status=1).stderr
+    assert "the shim of old is too old" in node.run("checkpoint", "old", status=4).stderr
 
 
 def test_containerd_may_be_named_through_a_link(node: Node) -> None:
@@ -203,17 +203,17 @@ def test_containerd_may_be_named_through_a_link(node: Node) -> None:
 
 def test_dead_shim_is_told(node: Node) -> None:
     node.containerd.add("orphan")
-    assert "the shim of orphan is dead" in node.run("checkpoint", "orphan", status=1).stderr
+    assert "the shim of orphan is dead" in node.run("checkpoint", "orphan", status=6).stderr
 
 
 @pytest.mark.parametrize(("state", "words"), [("", "it has no task"), ("STOPPED", "its task is stopped")])
 def test_container_without_processes_is_told(node: Node, state: str, words: str) -> None:
     node.containerd.add("ended", state=state)
-    assert words in node.run("checkpoint", "ended", status=1).stderr
+    assert words in node.run("checkpoint", "ended", status=3).stderr
 
 
 def test_missing_containerd_is_told(node: Node, tmp_path: Path) -> None:
-    result = node.run("checkpoint", "counter", "--address", str(tmp_path / "nowhere"), status=1)
+    result = node.run("checkpoint", "counter", "--address", str(tmp_path / "nowhere"), status=6)
     assert "containerd does not answer" in result.stderr
     assert "--address" in result.stderr
 
@@ -255,7 +255,7 @@ def test_release_says_what_the_container_is_then(node: Node) -> None:
     assert shim.requests[-1].id == "counter"
     assert node.json("release", "counter") == {"namespace": "default", "container": "counter", "state": "running"}
     shim.answers["Release"] = RpcError(Code.FAILED_PRECONDITION, "container counter is not held. Nothing was changed")
-    failed = node.run("release", "counter", status=1)
+    failed = node.run("release", "counter", status=4)
     assert "cannot release counter: container counter is not held" in failed.stderr
 
 

@@ -87,7 +87,7 @@ def test_archive_whose_changed_files_no_signature_covers_is_not_trusted_without_
 
 
 def test_archive_needs_a_name(node: Node, archive: Path) -> None:
-    assert "give a name after the reference" in node.run("import", str(archive), "--yes", status=1).output
+    assert "give a name after the reference" in node.run("import", str(archive), "--yes", status=4).output
 
 
 def test_archive_of_another_runtime_is_named_as_such(node: Node, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_image_without_a_pod_stays_roots_own(node: Node, foreign: Path) -> None:
 def test_everything_is_shown_before_the_question(node: Node, foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(foreign, spec=PRIVILEGED, signed=False, **POD)
     monkeypatch.setattr(asking, "is_terminal", lambda: True)
-    result = node.run("import", str(foreign), status=1)
+    result = node.run("import", str(foreign), status=4)
     for words in (
         "pod:             shop/front/web",
         "signed by:       the image is not signed",
@@ -97,7 +97,7 @@ def test_everything_is_shown_before_the_question(node: Node, foreign: Path, monk
     assert not node.checkpoints.exists()
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 4), ("\n", 4), ("", 4)])
 def test_the_answer_is_no_unless_it_is_yes(
     node: Node, foreign: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_the_answer_is_no_unless_it_is_yes(
 
 def test_without_a_terminal_nothing_is_asked_and_nothing_imported(node: Node, foreign: Path) -> None:
     save(foreign, signed=False)
-    result = node.run("import", str(foreign), status=1, input="y\n")
+    result = node.run("import", str(foreign), status=4, input="y\n")
     assert "stdin is not a terminal" in result.stderr
     assert "--yes" in result.stderr
     assert not node.checkpoints.exists()
@@ -310,7 +310,7 @@ def test_imported_image_is_restored(node: Node, foreign: Path) -> None:
     save(foreign, signed=False)
     node.containerd.add_image("busybox:1")
     node.containerd.on_task = lambda namespace, id: node.shim(id, namespace=namespace).add(id, state="created")
-    node.run("restore", str(foreign), "-d", status=1)
+    node.run("restore", str(foreign), "-d", status=4)
     node.run("import", str(foreign), "--yes")
     node.run("restore", "i", "-d")
     spec = json.loads(node.containerd.containers["default", "counter"].spec.value)
@@ -335,7 +335,7 @@ def test_every_import_leaves_a_line_in_the_audit_log(node: Node, foreign: Path, 
 
 def test_restore_that_is_refused_leaves_a_line(node: Node, foreign: Path, tmp_path: Path) -> None:
     save(foreign, signed=False)
-    node.run("restore", str(foreign), "-d", status=1)
+    node.run("restore", str(foreign), "-d", status=4)
     (line,) = audited(tmp_path)
     assert (line["verb"], line["decision"]) == ("restore", "refused")
     assert "is not signed" in line["reason"]

@@ -196,7 +196,7 @@ def test_image_of_a_pod_is_found_by_its_name_and_by_its_namespace(node: Node) ->
 def test_ambiguous_name_is_listed(node: Node) -> None:
     save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
     save(node.checkpoints / "i")
-    result = node.run("inspect", "i", status=1)
+    result = node.run("inspect", "i", status=4)
     places = f"  {node.checkpoints}/i\n  {node.checkpoints}/shop/i"
     assert f"'i' is the name of 2 checkpoint images:\n{places}" in result.stderr
     assert "name one of them by its place" in result.stderr
@@ -208,7 +208,7 @@ def test_image_is_found_by_its_id(node: Node) -> None:
     save(node.checkpoints / "one")
     assert node.json("inspect", "3f6b")["path"] == str(node.checkpoints / "one")
     save(node.checkpoints / "two")
-    assert "is the name of 2 checkpoint images" in node.run("inspect", "3f6b", status=1).stderr
+    assert "is the name of 2 checkpoint images" in node.run("inspect", "3f6b", status=4).stderr
 
 
 def test_relative_path_and_a_namespace_are_told_apart(
@@ -217,7 +217,7 @@ def test_relative_path_and_a_namespace_are_told_apart(
     save(node.checkpoints / "shop" / "i", pod="front", namespace="shop")
     save(tmp_path / "shop" / "i")
     monkeypatch.chdir(tmp_path)
-    assert "'shop/i' is the name of 2 checkpoint images" in node.run("inspect", "shop/i", status=1).stderr
+    assert "'shop/i' is the name of 2 checkpoint images" in node.run("inspect", "shop/i", status=4).stderr
     assert node.json("inspect", "./shop/i")["path"] == str(tmp_path / "shop" / "i")
     assert node.json("inspect", str(node.checkpoints / "shop/i"))["path"] == str(node.checkpoints / "shop" / "i")
 
@@ -234,4 +234,4 @@ def test_image_is_shown_where_the_keys_cannot_be_listed(node: Node, tmp_path: Pa
     (tmp_path / "keys").write_text("not a directory")
     assert "signature:     not checked: the keys in" in node.run("inspect", "i").stdout
     assert node.json("inspect", "i")["signature"]["valid"] is False
-    assert "cannot be listed" in node.run("images", status=1).stderr
+    assert "cannot be listed" in node.run("images", status=4).stderr

@@ -49,7 +49,7 @@ def test_shared_key_comes_first(node: Node, tmp_path: Path) -> None:
         (True, "shared", 1),
         (False, "node", 1),
     ]
-    result = node.run("keys", "revoke", shared, "--yes", status=1)
+    result = node.run("keys", "revoke", shared, "--yes", status=4)
     assert "which other nodes also have" in result.stderr
     assert (tmp_path / "cluster.key").exists()
     assert "still signed by the shared key" in node.run("keys", "rotate").stdout
@@ -81,9 +81,9 @@ def test_revoked_key_makes_its_images_unusable(node: Node) -> None:
 
 def test_revocation_is_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     id = save(node.checkpoints / "a").signature.key
-    assert "--yes" in node.run("keys", "revoke", id, status=1).stderr
+    assert "--yes" in node.run("keys", "revoke", id, status=4).stderr
     monkeypatch.setattr(asking, "is_terminal", lambda: True)
-    assert "the key is still valid" in node.run("keys", "revoke", id, status=1, input="n\n").stderr
+    assert "the key is still valid" in node.run("keys", "revoke", id, status=4, input="n\n").stderr
     assert states(node) == {"a": []}
     node.run("keys", "revoke", id, input="y\n")
     assert states(node) == {"a": ["foreign"]}
@@ -91,4 +91,4 @@ def test_revocation_is_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_unknown_key_is_not_revoked(node: Node) -> None:
     save(node.checkpoints / "a")
-    assert "no key here has the identifier 'node'" in node.run("keys", "revoke", "node", "--yes", status=1).stderr
+    assert "no key here has the identifier 'node'" in node.run("keys", "revoke", "node", "--yes", status=3).stderr

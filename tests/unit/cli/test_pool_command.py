@@ -44,7 +44,7 @@ def test_it_is_filled_shown_and_given_back(node: Node, directory: Path) -> None:
 
 
 def test_without_one_it_says_how_to_have_one(node: Node) -> None:
-    said = node.run("pool", status=1).stderr
+    said = node.run("pool", status=4).stderr
     assert "this node has no pool of memory for images" in said
     assert "gpu.image_pool_files" in said
 
@@ -52,6 +52,6 @@ def test_without_one_it_says_how_to_have_one(node: Node) -> None:
 def test_what_keeps_it_from_being_filled_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as disk:
         configure(monkeypatch, Path(disk))
-        said = node.run("pool", "--fill", status=1).stderr
+        said = node.run("pool", "--fill", status=4).stderr
     assert "is not on a tmpfs" in said
     assert "checkpoints into memory work" in said

@@ -67,10 +67,10 @@ def test_other_images_are_shown_and_asked_for(node: Node, reference: str, how: s
     weak = "xxh128" if how == "weak digests" else "blake2b"
     save(node.checkpoints / "i", signed=how != "unsigned", key=key, digest=weak)
     assert ("every `kybernate pull` of it asks" in node.run("push", "i", reference).stderr) == (how == "weak digests")
-    said = node.run("pull", reference, "new", status=1)
+    said = node.run("pull", reference, "new", status=4)
     assert "this needs a confirmation" in said.stderr
     assert f"image:           {reference}" in said.stdout
-    assert "use --yes" in node.run("pull", reference, "new", "-o", "json", status=1).stderr
+    assert "use --yes" in node.run("pull", reference, "new", "-o", "json", status=4).stderr
     assert images(node) == {"i"}
     assert node.json("pull", reference, "new", "--yes")["source"] == reference
     assert {one["name"]: one["usable"] for one in node.json("images")}["new"]
@@ -139,7 +139,7 @@ def test_what_is_no_export_is_refused(node: Node, tmp_path: Path) -> None:
     assert images(node) == set()
     save(node.checkpoints / "i")
     node.run("export", "i", str(tmp_path / "c.tar"), "-f", "checkpointctl")
-    assert "give a name after the reference" in node.run("pull", str(tmp_path / "c.tar"), status=1).stderr
+    assert "give a name after the reference" in node.run("pull", str(tmp_path / "c.tar"), status=4).stderr
 
 
 @pytest.fixture

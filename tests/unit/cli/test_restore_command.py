@@ -94,6 +94,9 @@ def test_answer_as_json(node: Node) -> None:
         "container": "again",
         "pid": PID,
         "path": str(node.checkpoints / "i"),
+        "source": "",
+        "seconds": 0.0,
+        "steps": [],
     }
 
 
@@ -189,7 +192,7 @@ def test_restore_that_cannot_be_undone_tells_both_failures(node: Node) -> None:
 def test_other_shim_is_never_started(node: Node) -> None:
     restorable(node)
     node.containerd.on_task = lambda namespace, id: node.shim(id, service="containerd.task.v3.Task")
-    result = node.run("restore", "i", "-d", "--runtime", "io.containerd.runc.v2", status=1)
+    result = node.run("restore", "i", "-d", "--runtime", "io.containerd.runc.v2", status=4)
     assert "its runtime is io.containerd.runc.v2" in result.stderr
     assert "tasks.start" not in node.containerd.calls
     assert node.containerd.tasks == {}
@@ -199,7 +202,7 @@ def test_other_shim_is_never_started(node: Node) -> None:
 def test_taken_id_is_refused(node: Node) -> None:
     restorable(node)
     node.containerd.add("counter")
-    result = node.run("restore", "i", "-d", status=1)
+    result = node.run("restore", "i", "-d", status=4)
     assert "container counter exists" in result.stderr
     assert node.containerd.calls == []
 
@@ -213,7 +216,7 @@ def test_image_that_is_not_here_is_told(node: Node) -> None:
 
 def test_other_image_under_the_same_name_is_refused(node: Node) -> None:
     restorable(node, image_digest="sha256:" + "5" * 64)
-    assert "but the container was created from sha256:5555" in node.run("restore", "i", "-d", status=1).stderr
+    assert "but the container was created from sha256:5555" in node.run("restore", "i", "-d", status=4).stderr
     assert node.containerd.calls == []
     node.run("restore", "i", "-d", "--force")
 
@@ -226,7 +229,7 @@ def test_same_image_is_taken(node: Node) -> None:
 
 def test_unknown_image_has_to_be_named(node: Node) -> None:
     restorable(node, image="")
-    assert "--image" in node.run("restore", "i", "-d", status=1).stderr
+    assert "--image" in node.run("restore", "i", "-d", status=3).stderr
     node.run("restore", "i", "-d", "--image", "busybox:1")
 
 
@@ -251,7 +254,7 @@ def test_options_of_the_background_need_detach(node: Node, argv: tuple[str, ...]
 
 def refused(node: Node, name: str = "i") -> str:
     """Run the restore of an image that must be refused before containerd hears of it, and return what it said."""
-    stderr = node.run("restore", name, "-d", status=1).stderr
+    stderr = node.run("restore", name, "-d", status=4).stderr
     assert node.containerd.calls == []
     return stderr
 

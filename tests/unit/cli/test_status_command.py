@@ -115,7 +115,7 @@ def test_status_without_a_name_is_ps(node: Node) -> None:
 def test_status_of_what_the_shim_does_not_know(node: Node) -> None:
     node.containerd.add("ghost")
     node.shim("ghost")
-    assert "is unknown to its shim" in node.run("status", "ghost", status=1).stderr
+    assert "is unknown to its shim" in node.run("status", "ghost", status=3).stderr
 
 
 def test_what_is_odd_about_gpu_state_is_told_beside_the_table(node: Node) -> None:

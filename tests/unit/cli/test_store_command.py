@@ -54,7 +54,7 @@ def test_image_is_stored_listed_brought_back_and_removed(node: Node, place: Path
 def test_image_is_not_brought_back_over_another(node: Node, place: Path) -> None:
     image(node, "counter")
     node.run("store", "put", "counter")
-    assert "counter exists" in node.run("store", "get", "counter", str(node.checkpoints / "counter"), status=1).stderr
+    assert "counter exists" in node.run("store", "get", "counter", str(node.checkpoints / "counter"), status=4).stderr
 
 
 def test_damaged_image_is_named_and_brings_back_nothing(node: Node, place: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_damaged_pack_without_an_image_is_damage_too(node: Node, place: Path) ->
 
 
 def test_unknown_image_and_missing_store_are_named(node: Node, place: Path, tmp_path: Path) -> None:
-    assert "no image of the name 'none'" in node.run("store", "get", "none", status=1).stderr
+    assert "no image of the name 'none'" in node.run("store", "get", "none", status=3).stderr
     assert (
         "there is no store at this place" in node.run("store", "ls", "--url", f"file://{tmp_path}/o", status=1).stderr
     )

@@ -29,7 +29,7 @@ def shims(node: Node) -> tuple[FakeShim, FakeShim]:
 
 def test_answer_is_shown(node: Node, shims: tuple[FakeShim, FakeShim]) -> None:
     one, two = shims
-    lines = node.run("swap", "one", "two", "--wait", "2.5").stdout.splitlines()
+    lines = node.run("swap", "one", "two", "--room-timeout", "2.5").stdout.splitlines()
     assert lines[:2] == ["suspended one: 2.00 GiB of VRAM", "resumed two: 1.00 GiB of VRAM"]
     assert [line.split()[0] for line in lines[2:]] == ["STEP", "arena-take", "arena-give", "together"]
     assert one.requests == [wire.SuspendRequest(id="one")]

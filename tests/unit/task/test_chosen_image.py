@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,26 @@ from kybernate_shim.checkpoint.image.manifest import Lineage, Manifest, Source
 from kybernate_shim.checkpoint.image.namespace import images_of
 from kybernate_shim.checkpoint.image.requested import RESTORE_FROM, wanted_image
 from kybernate_shim.checkpoint.image.signature import sign
-from kybernate_shim.checkpoint.image.starts import ON_RESTART, Run, StartUnclear
+from kybernate_shim.checkpoint.image.starts import ON_RESTART, KnownImage, Run
 from kybernate_shim.checkpoint.image.store import CheckpointNotFound, write_manifest
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.task import chosen_image
+from kybernate_shim.task.fetch import ImageNotFetched
 from kybernate_shim.task.runs import PodRuns
 from kybernate_shim.trust.keys import signing_key
-from kybernate_shim.trust.requester import CONTAINER_NAME, CONTAINER_TYPE, POD_NAME, POD_NAMESPACE, POD_UID, SANDBOX_ID
+from kybernate_shim.trust.requester import (
+    CONTAINER_NAME,
+    CONTAINER_TYPE,
+    POD_NAME,
+    POD_NAMESPACE,
+    POD_UID,
+    SANDBOX_ID,
+    Requester,
+)
 from tests.unit.checkpoint.image.manifests import MINIMAL
 
 
@@ -47,6 +59,19 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(chosen_image, "fetch", fetch)
     return asked
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[KnownImage]:
+    """Images that an agent knows on other nodes or in the object store; of those it brings none."""
+    known: list[KnownImage] = []
+
+    async def related(requester: Requester, name: str, words: Sequence[str]) -> tuple[KnownImage, ...]:
+        origins = {image.origin for image in known if image.name == name} | set(words)
+        return tuple(image for image in known if origins & {image.pod, image.pod_uid, image.origin})
+
+    monkeypatch.setattr(chosen_image, "related", related)
+    return known
 
 
 def made(config: Config, name: str, minute: int = 0, *, uid: str = "uid-0", container: str = "c0", parent: str = "",
@@ -138,10 +163,60 @@ def test_latest_begins_fresh_and_continues_where_a_pod_of_the_name_was(config: C
     made(config, "second", 1)
     assert chosen(config, "latest") == "second"
     assert chosen(config, "first@latest") == "second"
-    with pytest.raises(StartUnclear):
+    with pytest.raises(Refused, match="expected NAME, NAME@"):
         chosen(config, "first@newest")
-    with pytest.raises(StartUnclear):
+    with pytest.raises(Refused, match="expected fresh, same or latest"):
         chosen(config, "first", restart="often")
+
+
+def stored(config: Config, manifest: Manifest, name: str) -> KnownImage:
+    """Move an image to where only an agent knows it."""
+    shutil.rmtree(config.checkpoint_root / "team-a" / name)
+    return KnownImage.of(name, manifest)
+
+
+def test_latest_is_found_where_only_the_agent_knows_it(
+    config: Config, fetched: list[str], elsewhere: list[KnownImage]
+) -> None:
+    made(config, "second", 2)
+    third = made(config, "third", 3, uid="uid-3", container="c3", parent="id of second")
+    elsewhere += [stored(config, third, "third"), stored(config, made(config, "first", 1), "first")]
+    elsewhere.append(KnownImage.of("copy-of-second", made(config, "copy", 1)))
+    elsewhere[-1] = replace(elsewhere[-1], id="id of second")
+    shutil.rmtree(config.checkpoint_root / "team-a/copy")
+    for wanted in ("latest", "second@latest", "first@latest"):
+        with pytest.raises(CheckpointNotFound):  # the agent that is asked for it here brings none
+            chosen(config, wanted)
+    assert fetched == ["third", "third", "third"]
+    assert chosen(config, "second") == "second"  # that one is named
+
+
+def test_container_that_starts_again_has_its_newest_image_back_from_elsewhere(
+    config: Config, fetched: list[str], elsewhere: list[KnownImage]
+) -> None:
+    made(config, "first")
+    ran(config, "id of first")
+    own = made(config, "second", 1, uid="uid-1", container="c1", parent="id of first")
+    elsewhere.append(stored(config, own, "second"))
+    assert chosen(config, "first") == ""  # it can be had no more, and what is older is not its state
+    assert fetched == ["second"]
+    assert chosen(config, "first", restart="same") == "first"
+
+
+def test_agent_that_does_not_answer_keeps_a_pod_from_an_older_image(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: Any) -> tuple[KnownImage, ...]:
+        raise ImageNotFetched("the node's agent does not say")
+
+    monkeypatch.setattr(chosen_image, "related", silent)
+    made(config, "first")
+    assert chosen(config, "first") == "first"
+    for wanted in ("latest", "first@latest"):
+        with pytest.raises(ImageNotFetched):
+            chosen(config, wanted)
+    ran(config, "id of first")
+    assert chosen(config, "first") == "first"
 
 
 def test_pod_names_no_image_by_path_but_root_may_for_what_was_a_pods(config: Config) -> None:

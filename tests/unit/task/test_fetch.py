@@ -15,7 +15,7 @@ from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate_shim.checkpoint.image.requested import Wanted
 from kybernate_shim.messages import fetch_pb2 as wire
 from kybernate_shim.task import fetch as module
-from kybernate_shim.task.fetch import SERVICE, ImageNotFetched, container_image, fetch
+from kybernate_shim.task.fetch import SERVICE, ImageNotFetched, container_image, fetch, related
 from kybernate_shim.trust.requester import Requester
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError, Server
 
@@ -144,3 +144,49 @@ def test_node_without_an_agent_knows_no_digest(path: Path) -> None:
 
 def test_agent_of_an_older_release_knows_no_digest(path: Path) -> None:
     assert answered(path, {SERVICE: {}}) == ""
+
+
+def told(path: Path, answer: Callable[[wire.RelatedRequest, Call], Awaitable[wire.RelatedResponse]]) -> Any:
+    async def scenario() -> Any:
+        server = Server({SERVICE: {"Related": Method(wire.RelatedRequest, answer, cancellable=True)}})
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        await server.start(listener)
+        try:
+            return await related(POD, "first", ["uid-1", ""])
+        finally:
+            await server.close(grace=0)
+
+    return asyncio.run(scenario())
+
+
+def test_agent_says_which_images_are_elsewhere(path: Path) -> None:
+    requests: list[wire.RelatedRequest] = []
+    image = wire.RelatedImage(name="first", id="a", time="2026-01-02T03:00:00+00:00", container="c0", origin="c0")
+
+    async def answer(request: wire.RelatedRequest, call: Call) -> wire.RelatedResponse:
+        requests.append(request)
+        return wire.RelatedResponse(images=[image])
+
+    (found,) = told(path, answer)
+    assert (found.name, found.id, found.origin, found.time.isoformat()) == ("first", "a", "c0", image.time)
+    (request,) = requests
+    assert (request.namespace, request.name, list(request.words)) == ("team-a", "first", ["uid-1"])
+
+
+def test_agent_that_knows_no_lineages_has_no_images_elsewhere(path: Path) -> None:
+    async def older(request: wire.RelatedRequest, call: Call) -> wire.RelatedResponse:
+        raise RpcError(Code.UNIMPLEMENTED, "no such method")
+
+    assert told(path, older) == ()
+    path.unlink()
+    assert asyncio.run(related(POD, "", [])) == ()
+
+
+def test_agent_that_cannot_say_which_images_are_elsewhere_is_no_reason_to_take_another(path: Path) -> None:
+    async def refuses(request: wire.RelatedRequest, call: Call) -> wire.RelatedResponse:
+        raise RpcError(Code.UNAVAILABLE, "the registry does not answer")
+
+    with pytest.raises(ImageNotFetched, match=r"the registry does not answer.*Nothing was restored"):
+        told(path, refuses)

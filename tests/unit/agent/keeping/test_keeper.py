@@ -151,14 +151,14 @@ def test_store_that_is_silent_holds_no_decision_up(tmp_path: Path, monkeypatch: 
     assert len(looks) == 1
 
 
-def test_refused_action_is_not_repeated_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_action_is_not_repeated_immediately(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.rows = [row("1", world.on("ram", "1"))]
     world.engine.refuses = True
     assert world.step() == []
     world.engine.refuses = False
     assert world.step() == []
-    monkeypatch.setattr(keeper, "RETRY_SECONDS", 0.0)
+    world.keeper._attempts.first = 0.0
     assert world.step() == [Copy(f"{world.ram}/team-a/web-1", "disk", "demotion")]
 
 

@@ -14,7 +14,7 @@ from kybernate.agent.kubernetes.access import Access
 from kybernate.agent.kubernetes.api import Api
 from kybernate.agent.kubernetes.pods import Pod, Pods, pod_of
 from kybernate.agent.kubernetes.story import Subject
-from kybernate.verbs.probes import limit_by_probes
+from kybernate.verbs.probes import LIVENESS, STARTUP, ProbeLimit, limit_by_probes
 from tests.fakes.api_server import ApiServer, a_pod, api_server
 
 NOTHING = st.none() | st.integers() | st.text(max_size=3)
@@ -90,8 +90,14 @@ def test_probes_are_known_as_long_as_the_pod_is() -> None:
     async def work(server: ApiServer, there: Following) -> None:
         await until(lambda: there.names)
         known = there.pods.probes["shop", "a"]
-        assert limit_by_probes(known, known["spec"]["containers"][0]["name"]).seconds > 0
+        name = known["spec"]["containers"][0]["name"]
+        assert limit_by_probes(known, name, 0) == ProbeLimit(1.8, LIVENESS)
         assert "env" not in known["spec"]["containers"][0]
+        pod["spec"]["containers"][0]["startupProbe"] = {**probe, "failureThreshold": 3}
+        pod["status"]["containerStatuses"] = [{"name": name, "started": False, "image": "large"}]
+        server.change("MODIFIED", pod)
+        await until(lambda: limit_by_probes(there.pods.probes["shop", "a"], name, 0) == ProbeLimit(2.7, STARTUP))
+        assert "image" not in there.pods.probes["shop", "a"]["status"]["containerStatuses"][0]
         server.change("DELETED", pod)
         await until(lambda: not there.pods.probes)
 

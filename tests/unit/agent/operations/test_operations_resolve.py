@@ -21,7 +21,8 @@ from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.export import Export
 from kybernate.verbs.importing import Import
 from kybernate.verbs.model import Arguments
-from kybernate.verbs.node import Elsewhere, ImageNotFound
+from kybernate.verbs.node import Elsewhere
+from kybernate.verbs.places import ImageNotFound
 from kybernate.verbs.restore import Restore
 from kybernate.verbs.swap import Swap
 from kybernate.verbs.verify import Verify

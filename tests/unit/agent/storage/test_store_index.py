@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from kybernate.agent.service.related import Related
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.registry.catalogue import Catalogue
 from kybernate.registry.model import Filter
+from kybernate.registry.schema import IMAGE
 from kybernate.store import images
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import StoreUnreachable
@@ -20,8 +24,10 @@ from kybernate.store.keys import make_key
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.tiers.object import ObjectTier
 from kybernate.store.transfer import Transfer
-from kybernate_shim.checkpoint.image.manifest import NAME, decode, encode
+from kybernate_shim.checkpoint.image.manifest import NAME, Lineage, decode, encode
 from kybernate_shim.config import Config
+from kybernate_shim.messages import fetch_pb2 as wire
+from kybernate_shim.ttrpc import RpcError
 from tests.unit.cli.saved_image import save
 
 Look = Callable[[], Indexed]
@@ -51,7 +57,10 @@ def look(place: StorePlace, catalogue: Catalogue) -> Look:
     return lambda: asyncio.run(work())
 
 
-def put(place: StorePlace, directory: Path, id: str, time: str = "2026-11-21T05:00:00.000Z") -> None:
+def put(
+    place: StorePlace, directory: Path, id: str, time: str = "2026-11-21T05:00:00.000Z", *,
+    lineage: Lineage = Lineage(), pod: str = "web",  # noqa: B008  # it cannot change
+) -> None:  # fmt: skip
     """Store an image as another node does."""
 
     async def work() -> None:
@@ -59,10 +68,20 @@ def put(place: StorePlace, directory: Path, id: str, time: str = "2026-11-21T05:
         await images.put(store, directory, Transfer())
         store.close()
 
-    save(directory, signed=False, namespace="team-a", pod="web", time=time)
+    save(directory, signed=False, namespace="team-a", pod=pod, time=time)
     manifest = decode((directory / NAME).read_bytes())
-    (directory / NAME).write_bytes(encode(replace(manifest, id=id)))
+    (directory / NAME).write_bytes(encode(replace(manifest, id=id, lineage=lineage)))
     asyncio.run(work())
+
+
+def related(catalogue: Catalogue, config: Config, url: str, name: str, *words: str) -> list[tuple[str, str]]:
+    """Return name and id of what a shim of namespace team-a is told."""
+    replicas = Replicas(lambda: catalogue, lambda: config, store=lambda: url)
+    method = Related(replicas.elsewhere).methods()["Related"]
+    request = wire.RelatedRequest(namespace="team-a", name=name, words=words)
+    call: Any = None
+    answer = asyncio.run(method.handle(request, call))
+    return [(image.name, image.id) for image in answer.images]
 
 
 def known(catalogue: Catalogue) -> dict[str, list[tuple[str, str, str]]]:
@@ -128,3 +147,33 @@ def test_store_that_is_away_changes_nothing(
     with pytest.raises(StoreUnreachable):
         look()
     assert known(catalogue) == {"a": [("", "object", "kept")]}
+
+
+def test_shims_are_told_what_the_store_has_of_a_lineage(
+    place: StorePlace, catalogue: Catalogue, look: Look, tmp_path: Path
+) -> None:
+    put(place, tmp_path / "first", "a", lineage=Lineage("c0", "", "uid-0"))
+    put(place, tmp_path / "second", "b", "2026-11-22T05:00:00.000Z", lineage=Lineage("c0", "a", "uid-1"))
+    put(place, tmp_path / "other", "c", lineage=Lineage("c7", "", "uid-7"), pod="db")
+    look()
+    config = Config(checkpoint_root=tmp_path / "root")
+    assert related(catalogue, config, place.url, "", "uid-1") == [("second", "b")]
+    assert related(catalogue, config, place.url, "first") == [("second", "b"), ("first", "a")]
+    assert related(catalogue, config, place.url, "", "web") == [("second", "b"), ("first", "a")]
+    assert related(catalogue, config, "s3://another", "", "web") == []
+    with pytest.raises(RpcError):
+        related(catalogue, config, place.url, "", *map(str, range(99)))
+    row = catalogue.get("b")
+    assert (row.lineage, [one.id for one in catalogue.children("a")]) == (Lineage("c0", "a", "uid-1"), ["b"])
+
+
+def test_what_an_older_release_has_registered_is_read_again(
+    place: StorePlace, catalogue: Catalogue, look: Look, tmp_path: Path
+) -> None:
+    put(place, tmp_path / "first", "a", lineage=Lineage("c0", "", "uid-0"))
+    look()
+    catalogue.label("a", {"kept": "yes"})
+    catalogue.database.write(lambda connection: connection.execute(update(IMAGE).values(origin="", pod_uid="")))
+    assert [row.id for row in look().added] == ["a"]
+    assert (catalogue.get("a").lineage.origin, catalogue.get("a").annotations.labels) == ("c0", {"kept": "yes"})
+    assert not look().added

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint import dump as dumps
+from kybernate_shim.checkpoint import frozen_state
 from kybernate_shim.checkpoint.criu import credentials, images
 from tests.unit.checkpoint.dump.dumping import writes
 from tests.unit.checkpoint.fake_target import FakeTarget
@@ -17,7 +17,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
     """A container whose CRIU writes one file."""
     monkeypatch.setattr(images, "processes", lambda image: ())
     monkeypatch.setattr(credentials, "credentials", lambda image: ())
-    monkeypatch.setattr(dumps, "make_restorable", lambda target, request, volumes: None)
+    monkeypatch.setattr(frozen_state, "make_restorable", lambda target, request, volumes: None)
     made = FakeTarget(tmp_path)
     made.children.on["checkpoint"] = writes(made, 0)
     return made

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.checkpoint import bound_sockets, dump_plan
-from kybernate_shim.checkpoint import dump as dumping
-from kybernate_shim.checkpoint.dump import DumpFailed, LastCopyKept
+from kybernate_shim.checkpoint import bound_sockets, dump_plan, frozen_state
 from kybernate_shim.checkpoint.dump_request import Dumped
 from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.errors import Failed, Refused
 from tests.unit.checkpoint.dump.dumping import run
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
 
@@ -26,13 +25,13 @@ def test_container_that_goes_on_is_thawed_after_criu(target: FakeTarget) -> None
 
 
 def test_container_does_not_wait_for_the_disk(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = dumping.finish
+    finish = frozen_state.finish
 
     def noted(*arguments: Any) -> Dumped:
         target.steps.append("manifest")
         return finish(*arguments)
 
-    monkeypatch.setattr(dumping, "finish", noted)
+    monkeypatch.setattr(frozen_state, "finish", noted)
     run(target)
     assert target.steps == ["freeze", "checkpoint", "thaw", "manifest"]
 
@@ -63,8 +62,8 @@ def test_image_of_a_container_that_criu_has_ended_too_early_stays(
     def fails(*arguments: object) -> None:
         raise FileNotFoundError("/proc/7/root")
 
-    monkeypatch.setattr(dumping, "make_restorable", fails)
-    with pytest.raises(LastCopyKept, match=r"could not be completed: /proc/7/root.*keep it until a restore"):
+    monkeypatch.setattr(frozen_state, "make_restorable", fails)
+    with pytest.raises(Failed, match=r"could not be completed: /proc/7/root.*keep it until a restore"):
         run(target, exit=True, tcp="established")
     assert read_image(target.image).manifest.tcp == "established"
 
@@ -75,8 +74,8 @@ def test_last_copy_stays_when_even_its_manifest_cannot_be_written(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(dumping, "finish", full)
-    with pytest.raises(DumpFailed, match="no space"):
+    monkeypatch.setattr(frozen_state, "finish", full)
+    with pytest.raises(Failed, match="no space"):
         run(target, exit=True, tcp="established")
     assert (target.image / "inventory.img").exists()
 
@@ -117,14 +116,14 @@ def test_socket_that_a_restore_could_not_bind_is_refused_at_once(
     target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unbindable(monkeypatch, from_look=1)
-    with pytest.raises(bound_sockets.SocketDirectoryNotSaved):
+    with pytest.raises(Refused, match="restore cannot bind the socket there"):
         run(target)
     assert target.steps == []
 
 
 def test_socket_that_is_bound_before_the_freeze_is_refused(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     unbindable(monkeypatch, from_look=2)
-    with pytest.raises(bound_sockets.SocketDirectoryNotSaved):
+    with pytest.raises(Refused, match="restore cannot bind the socket there"):
         run(target, FakeAccelerator(target.steps), exit=True)
     assert target.steps == ["detach", "bytes out", "release", "freeze", "thaw", "bytes back", "attach", "thaw"]
 

@@ -11,7 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from kybernate_shim.checkpoint import bound_sockets, dump_plan, memory_first, own_state, sockets, undumpable
+from kybernate_shim.checkpoint import (
+    bound_sockets,
+    dump_plan,
+    frozen_state,
+    memory_first,
+    own_state,
+    sockets,
+    undumpable,
+)
 from kybernate_shim.checkpoint import dump as dumping
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
@@ -49,7 +57,7 @@ def test_undo_waits_for_a_freeze_that_cannot_be_stopped(target: FakeTarget) -> N
 def test_cancelled_dump_writes_no_manifest_afterwards(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill that comes while the image is being finished finds the directory cleared, whatever the thread does."""
     finishing, go_on = threading.Event(), threading.Event()
-    finish = dumping.finish
+    finish = frozen_state.finish
 
     def slow(*arguments: Any) -> Dumped:
         finishing.set()
@@ -57,7 +65,7 @@ def test_cancelled_dump_writes_no_manifest_afterwards(target: FakeTarget, monkey
         return finish(*arguments)
 
     async def cancelled_at_the_end() -> None:
-        monkeypatch.setattr(dumping, "finish", slow)
+        monkeypatch.setattr(frozen_state, "finish", slow)
         target.image.mkdir()
         task = asyncio.ensure_future(checkpoint(target))
         await asyncio.to_thread(finishing.wait, 10)
@@ -188,8 +196,8 @@ LOOKS = (
     (dump_plan, "wanted", {}),
     (memory_first, "read_ahead", {"rootfs_diff": True}),
     (dumping, "chosen_settings", {}),
-    (dumping, "_write_rootfs_diff", {"rootfs_diff": True}),
-    (dumping, "make_restorable", {}),
+    (frozen_state, "_write_rootfs_diff", {"rootfs_diff": True}),
+    (frozen_state, "make_restorable", {}),
 )
 
 

@@ -1,0 +1,245 @@
+"""All that the page knows: a fold of changes, with a version for each section by which browsers ask for it again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Generic, TypeVar
+
+from kybernate.page.view import (
+    SECTIONS,
+    Begin,
+    Change,
+    Container,
+    End,
+    Event,
+    Found,
+    Gone,
+    Gpu,
+    Image,
+    Lost,
+    Object,
+    Operation,
+    Put,
+    Section,
+    Tier,
+)
+
+EVENTS: Final = 100_000  # that are kept; older ones are with the agent
+ENDED_OPERATIONS: Final = 2_000  # that are kept
+WAKES: Final = 40  # durations for a container's chart
+WAKING: Final = frozenset({"resume", "restore", "wake"})
+PAGE: Final = 100  # rows
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Rows(Generic[Row]):
+    """A page of a list: its rows, its number from 1, how many pages and rows there are."""
+
+    rows: Sequence[Row]
+    number: int
+    pages: int
+    total: int
+
+
+class Known:
+    """What the source has reported. `apply` is the only way to change it; all on one thread."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.versions: tuple[tuple[str, str], ...] = ()
+        self.trouble: Lost | None = Lost("the page has not reached the agent yet")
+        self.version = dict.fromkeys(Section, 0)
+        self._objects: dict[tuple[type, str], Object] = {}
+        self._arriving: dict[tuple[type, str], Object] | None = None
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._ended: deque[str] = deque()  # keys of operations that are final, oldest first
+        self._wakes: dict[str, deque[float]] = {}
+
+    # -- changes
+
+    def apply(self, change: Change) -> frozenset[Section]:
+        """Take over one change, and return the sections that look different now."""
+        changed = frozenset(self._apply(change))
+        for section in changed:
+            self.version[section] += 1
+        return changed
+
+    def _apply(self, change: Change) -> Iterable[Section]:
+        match change:
+            case Begin():
+                self._arriving = {}
+            case End():
+                return self._arrived()
+            case Put(object=Event() as event):
+                return self._happened(event)
+            case Put(object=object):
+                return self._put(object)
+            case Gone(object=object):
+                objects = self._objects if self._arriving is None else self._arriving
+                if objects.pop(_place(object), None) is not None and self._arriving is None:
+                    return {SECTIONS[type(object)]}
+            case Lost():
+                self.trouble = change
+                return {Section.STATUS}
+            case Found():
+                self.trouble, self.name, self.versions = None, change.name, change.versions
+                return {Section.STATUS}
+        return ()
+
+    def _arrived(self) -> Iterable[Section]:
+        """Replace all objects by those of the snapshot. Ended operations and events that are known stay."""
+        if self._arriving is None:
+            return ()
+        arrived, self._arriving = self._arriving, None
+        before = self._objects
+        kept = {place: one for place, one in before.items() if isinstance(one, Operation) and not one.live}
+        self._objects = kept | arrived
+        for object in arrived.values():
+            self._note_end(object, before.get(_place(object)))
+        return {SECTIONS[kind] for kind, _ in before.keys() ^ self._objects.keys()} | {
+            SECTIONS[place[0]] for place, one in arrived.items() if before.get(place) != one
+        }
+
+    def _happened(self, event: Event) -> Iterable[Section]:
+        if self._events and event.key <= self._events[-1].key:
+            return ()  # a source that was away repeats what it does not know was taken
+        self._events.append(event)
+        return {Section.EVENTS}
+
+    def _put(self, object: Object) -> Iterable[Section]:
+        place = _place(object)
+        if self._arriving is not None:
+            self._arriving[place] = object
+            return ()
+        before = self._objects.get(place)
+        if before == object:
+            return ()
+        self._objects[place] = object
+        changed = {SECTIONS[type(object)]}
+        if self._note_end(object, before):
+            changed.add(Section.CONTAINERS)  # their charts
+        return changed
+
+    def _note_end(self, object: Object, before: Object | None) -> bool:
+        """Note an operation that has ended; return whether a chart has a new bar."""
+        if not isinstance(object, Operation) or object.live:
+            return False
+        if isinstance(before, Operation) and not before.live:
+            return False
+        self._ended.append(object.key)
+        while len(self._ended) > ENDED_OPERATIONS:
+            self._objects.pop((Operation, self._ended.popleft()), None)
+        if object.verb not in WAKING or object.state != "succeeded" or not object.container:
+            return False
+        self._wakes.setdefault(object.container, deque(maxlen=WAKES)).append(object.seconds)
+        return True
+
+    # -- what is shown
+
+    def _of(self, kind: type[Row]) -> list[Row]:
+        return [one for one in self._objects.values() if isinstance(one, kind)]
+
+    def gpus(self) -> list[Gpu]:
+        return sorted(self._of(Gpu), key=lambda one: one.index)
+
+    def tiers(self) -> list[Tier]:
+        return sorted(self._of(Tier), key=lambda one: one.key)
+
+    def container(self, key: str) -> Container | None:
+        """Return a container by its key."""
+        found = self._objects.get((Container, key))
+        return found if isinstance(found, Container) else None
+
+    def image(self, key: str) -> Image | None:
+        """Return an image by its key."""
+        found = self._objects.get((Image, key))
+        return found if isinstance(found, Image) else None
+
+    def users(self, gpu: str) -> list[Container]:
+        """Return the containers whose memory is on a GPU, by title."""
+        return [one for one in self.containers() if gpu in one.gpus and one.gpu not in ("", "suspended")]
+
+    def containers(self, wanted: str = "") -> list[Container]:
+        """Return the containers that have `wanted` in title, image or phase, by title."""
+        found = (one for one in self._of(Container) if _has(wanted, one.title, one.image, one.phase))
+        return sorted(found, key=lambda one: (one.title, one.key))
+
+    def images(self, wanted: str = "") -> list[Image]:
+        """Return the images that have `wanted` in name, source or tier, newest first."""
+        found = (one for one in self._of(Image) if _has(wanted, one.name, one.source, *one.tiers))
+        return sorted(found, key=lambda one: (-one.created, one.key))
+
+    def operations(self, container: str = "") -> list[Operation]:
+        """Return the operations, of a container where one is named: those that run first, then the newest."""
+        found = (one for one in self._of(Operation) if container in ("", one.container))
+        return sorted(found, key=lambda one: (not one.live, -one.created, one.key))
+
+    def events(self, level: str = "", container: str = "") -> Iterator[Event]:
+        """Yield the events, newest first, of a level or a container where one is named."""
+        id = container.rpartition("/")[2]
+        for event in reversed(self._events):
+            if level in ("", event.level) and id in ("", event.container):
+                yield event
+
+    def event_rows(self, number: int, level: str = "") -> Rows[Event]:
+        """Return a page of the events without a copy of all of them."""
+        total = len(self._events) if not level else sum(1 for _ in self.events(level))
+        number, pages = _within(number, total)
+        start = (number - 1) * PAGE
+        return Rows(list(islice(self.events(level), start, start + PAGE)), number, pages, total)
+
+    def wakes(self, container: str) -> Sequence[float]:
+        """Return the seconds of a container's last successful wakes, oldest first."""
+        return tuple(self._wakes.get(container, ()))
+
+
+def rows(all: Sequence[Row], number: int) -> Rows[Row]:
+    """Return a page of a list; the nearest one where there is no such page."""
+    number, pages = _within(number, len(all))
+    return Rows(all[(number - 1) * PAGE : number * PAGE], number, pages, len(all))
+
+
+def _within(number: int, total: int) -> tuple[int, int]:
+    pages = max(1, -(-total // PAGE))
+    return min(max(1, number), pages), pages
+
+
+def _place(object: Object) -> tuple[type, str]:
+    return type(object), str(object.key)
+
+
+def _has(wanted: str, *texts: str) -> bool:
+    return not wanted or any(wanted.casefold() in text.casefold() for text in texts)
+
+
+Why = Callable[[Container, Known], str]
+
+
+def why(container: Container, known: Known) -> str:
+    """Return in sentences why a container is as it is: what runs on it, what failed last, what has the room."""
+    operations = known.operations(container.key)
+    running = next((one for one in operations if one.live), None)
+    if running is not None:
+        left = f", about {running.seconds_left:.0f} s are left" if running.seconds_left else ""
+        return f"{running.verb} is {running.state}: {running.step or 'it waits for its turn'}{left}."
+    if container.problem:
+        return f"Its shim does not answer: {container.problem}."
+    if container.phase != "suspended":
+        return f"It is {container.phase}." + (f" {container.note}" if container.note else "")
+    said = [
+        f"It is suspended: {container.note}" if container.note else "It is suspended, and nothing has asked for it."
+    ]
+    last = next((one for one in operations if one.verb in WAKING), None)
+    if last is not None and last.state == "failed":
+        said.append(f"Its last {last.verb} failed: {last.error}." + (f" {last.advice}." if last.advice else ""))
+    gpus = {one.key: one for one in known.gpus()}
+    for key in container.gpus:
+        if (gpu := gpus.get(key)) is not None and gpu.total - gpu.used < container.host_bytes:
+            users = ", ".join(one.title for one in known.users(key)) or "programs outside Kybernate"
+            said.append(f"GPU {gpu.index} has less free memory than it needs; {users} hold the rest.")
+    return " ".join(said)

@@ -1,0 +1,179 @@
+"""A node's agent as the source of the page's data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from kybernate.client import AgentRefused, AgentUnreachable
+from kybernate.client.asynchronous import AsyncAgent
+from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Failure
+from kybernate.page import log_file, view
+from kybernate.page.source import Action, ActionRefused
+
+KINDS: Final = ("container", "gpu", "operation", "image", "tier", "event")
+FIRST_WAIT: Final = 0.1  # seconds until the next attempt to reach the agent
+MOST_WAIT: Final = 2.0
+STATES: Final = {
+    wire.PENDING: "pending",
+    wire.RUNNING: "running",
+    wire.CANCELLING: "cancelling",
+    wire.SUCCEEDED: "succeeded",
+    wire.FAILED: "failed",
+    wire.CANCELLED: "cancelled",
+}
+
+
+class NodeSource:
+    """The agent at an address; "" means the node's own socket."""
+
+    def __init__(self, address: str = "") -> None:
+        self._address = address
+
+    async def changes(self) -> AsyncIterator[view.Change]:
+        """Yield what the agent reports, without an end; see `Source.changes`."""
+        wait, revision, instance = FIRST_WAIT, 0, ""
+        while True:
+            try:
+                async with AsyncAgent(self._address) as agent:
+                    node = await agent.node()
+                    yield view.Found(node.name, tuple(sorted(node.versions.items())))
+                    async for change in agent.watch(KINDS, revision=revision, instance=instance):
+                        wait, revision, instance = FIRST_WAIT, change.revision, change.instance
+                        for one in changes_of(change):
+                            yield one
+                yield view.Lost("the agent has ended the connection", AgentUnreachable.advice)
+            except Failure as failure:
+                yield view.Lost(str(failure), failure.advice)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, MOST_WAIT)
+
+    async def act(self, action: Action, key: str) -> str:
+        """Begin an operation of the agent, or pin an image; see `Source.act`."""
+        namespace, _, id = key.rpartition("/")
+        try:
+            async with AsyncAgent(self._address) as agent:
+                match action:
+                    case Action.WAKE:
+                        operation = await agent.resume(id, namespace=namespace)
+                    case Action.SLEEP:
+                        operation = await agent.suspend(id, namespace=namespace)
+                    case Action.CHECKPOINT:
+                        operation = await agent.checkpoint(id, namespace=namespace)
+                    case Action.RESTORE:
+                        operation = await agent.restore(key)
+                    case Action.PIN | Action.UNPIN:
+                        image = await agent.pin(key, pinned=action is Action.PIN)
+                        return f"{image.name} is {'pinned' if image.pinned else 'no longer pinned'}."
+        except (AgentRefused, AgentUnreachable) as failure:
+            raise ActionRefused(str(failure), state=failure.state, advice=failure.advice) from failure
+        subject = operation.state.container_title or operation.state.image or key
+        return f"{operation.state.verb} of {subject} has begun (operation {operation.id})."
+
+    def log(self, container: view.Container) -> AsyncIterator[str]:
+        """Yield the lines of the file that kubelet has for a pod's container; see `Source.log`."""
+        return log_file.follow(container)
+
+
+def changes_of(change: wire.Change) -> tuple[view.Change, ...]:
+    """Return what a message of the agent's Watch means to the page."""
+    if change.bookmark == wire.BOOKMARK_SNAPSHOT_BEGIN:
+        return (view.Begin(),)
+    if change.bookmark == wire.BOOKMARK_SNAPSHOT_END:
+        return (view.End(),)
+    object = _object(change)
+    if object is None:
+        return ()
+    return (view.Gone(object) if change.removed else view.Put(object),)
+
+
+def _object(change: wire.Change) -> view.Object | None:
+    match change.WhichOneof("object"):
+        case "container":
+            return _container(change.container)
+        case "gpu":
+            gpu = change.gpu
+            return view.Gpu(gpu.uuid, gpu.index, gpu.model, gpu.total_bytes, gpu.used_bytes)
+        case "operation":
+            return _operation(change.operation)
+        case "image":
+            return _image(change.image)
+        case "tier":
+            tier = change.tier
+            return view.Tier(tier.name, tier.path, tier.capacity_bytes, tier.used_bytes, tier.free_bytes, tier.images)
+        case "event":
+            event = change.event
+            return view.Event(
+                event.id, _seconds(event, "time"), event.type, event.level, event.message, event.container
+            )
+        case _:
+            return None
+
+
+def _container(one: wire.Container) -> view.Container | None:
+    if one.sandbox or one.foreign:
+        return None
+    return view.Container(
+        key=f"{one.namespace}/{one.id}",
+        title=one.title,
+        image=one.image,
+        state=one.state,
+        gpu=one.gpu,
+        host_bytes=one.vram_bytes,
+        gpus=tuple(one.gpu_uuids),
+        operation=one.operation,
+        note=one.note,
+        problem=one.problem,
+        workload=one.workload,
+        started=_seconds(one, "started"),
+        restored_from=one.restored_from,
+        pod_namespace=one.pod_namespace,
+        pod=one.pod,
+        name=one.name,
+    )
+
+
+def _operation(one: wire.Operation) -> view.Operation:
+    return view.Operation(
+        key=one.id,
+        verb=one.verb,
+        state=STATES.get(one.state, "pending"),
+        container=f"{one.namespace}/{one.container}" if one.container else "",
+        subject=one.container_title or one.container or one.image,
+        requester=one.requester,
+        created=_seconds(one, "created"),
+        ended=_seconds(one, "ended"),
+        step=one.progress.step,
+        done=one.progress.done_bytes,
+        total=one.progress.total_bytes,
+        seconds_left=one.progress.seconds_left,
+        error=one.error.message,
+        advice=one.error.advice,
+        steps=tuple(view.Step(step.name, step.seconds, step.bytes) for step in one.steps),
+    )
+
+
+def _image(one: wire.Image) -> view.Image:
+    source = "/".join(part for part in (one.source.namespace, one.source.pod, one.source.container) if part)
+    return view.Image(
+        key=one.id,
+        name=one.name,
+        source=source,
+        created=_seconds(one, "created"),
+        bytes=one.bytes,
+        vram_bytes=one.vram_bytes,
+        tiers=tuple(sorted({copy.tier for copy in one.replicas if copy.state == "complete"})),
+        pinned=one.pinned,
+        states=tuple(one.states),
+        restore_seconds=one.last_restore_seconds,
+    )
+
+
+def _seconds(message: Message, field: str) -> float:
+    time: Timestamp = getattr(message, field)
+    return time.seconds + time.nanos / 1e9

@@ -1,0 +1,120 @@
+"""HTML from what is known: one template for each section, escaped, with a cache by version for all that look."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from kybernate.page.access import Role
+from kybernate.page.known import Known, rows, why
+from kybernate.page.source import Action
+from kybernate.page.view import Container, Section
+
+CACHED: Final = 256  # rendered sections
+WANTED_CHARACTERS: Final = 200  # of a search
+UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+LABELS: Final[Mapping[Action, str]] = {
+    Action.WAKE: "Wake",
+    Action.SLEEP: "Sleep",
+    Action.CHECKPOINT: "Checkpoint",
+    Action.RESTORE: "Restore",
+    Action.PIN: "Pin",
+    Action.UNPIN: "Unpin",
+}
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which part of a list is looked at. From the address of a request, so it may be anything."""
+
+    number: int = 1
+    wanted: str = ""
+    level: str = ""
+    container: str = ""
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> Query:
+        """Return the query of an address; what is no such query is left out."""
+        number = values.get("page", "")
+        return cls(
+            int(number) if number.isascii() and number.isdigit() and len(number) < 8 else 1,
+            values.get("q", "")[:WANTED_CHARACTERS],
+            values.get("level", "") if values.get("level") in ("info", "warning", "error") else "",
+            values.get("container", "")[:WANTED_CHARACTERS],
+        )
+
+    def at(self, number: int) -> str:
+        """Return the query of another page of the same list, as an address has it."""
+        values = {"page": str(number), "q": self.wanted, "level": self.level, "container": self.container}
+        return urlencode({name: value for name, value in values.items() if value})
+
+
+class Renderer:
+    """Makes the page of what is known, for a role."""
+
+    def __init__(self, known: Known, *, playground: bool) -> None:
+        self._known = known
+        self._cache: OrderedDict[tuple[Section, Query, Role, int], str] = OrderedDict()
+        self._environment = Environment(
+            loader=PackageLoader("kybernate.page"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(size=size, clock=clock, seconds=seconds)
+        self._environment.globals.update(Section=Section, Action=Action, LABELS=LABELS, playground=playground)
+
+    def section(self, section: Section, query: Query, role: Role) -> str:
+        """Return a section as HTML."""
+        key = section, query, role, self._version(section)
+        if (found := self._cache.get(key)) is None:
+            found = self._cache[key] = self.render(f"section/{section}.html", role, query=query, **self._facts(query))
+            while len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return found
+
+    def render(self, template: str, role: Role, **facts: Any) -> str:
+        """Return a template as HTML."""
+        return self._environment.get_template(template).render(known=self._known, role=role, rows=rows, **facts)
+
+    def why(self, container: Container) -> str:
+        return why(container, self._known)
+
+    def _version(self, section: Section) -> int:
+        """Return what changes with all that a section shows."""
+        version = self._known.version
+        return version[section] + (version[Section.CONTAINERS] if section is Section.GPUS else 0)
+
+    def _facts(self, query: Query) -> dict[str, Any]:
+        return {"selected": self._known.container(query.container) if query.container else None}
+
+
+def size(count: int) -> str:
+    """Return bytes as people read them: "4.7 GiB"."""
+    value, unit = float(count), 0
+    while value >= 1023.95 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count} B" if not unit else f"{value:.1f} {UNITS[unit]}"
+
+
+def seconds(value: float) -> str:
+    """Return a duration: "0.48 s", "3 min 20 s"."""
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 60:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def clock(then: float) -> str:
+    """Return a time as RFC 3339 in UTC, which the page's script shows in the reader's own; "" for 0."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then)) if then else ""

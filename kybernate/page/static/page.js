@@ -1,0 +1,155 @@
+// Keeps a page current: one stream says which sections have changed; each that is shown is asked for again, and rows that
+// are the same stay as they are, with the reader's focus. Without this script the page works, and is reloaded by hand.
+"use strict";
+(() => {
+  const WAIT_MS = 1000;
+  const shown = new Map();  // section -> version that is on the page
+  const said = document.getElementById("said");
+  const dialog = document.getElementById("dialog");
+
+  function say(text) {
+    const line = document.createElement("p");
+    line.textContent = text;
+    said.replaceChildren(line);
+    setTimeout(() => line.remove(), 10 * WAIT_MS);
+  }
+
+  function local(root) {
+    for (const time of root.querySelectorAll("time")) {
+      const then = new Date(time.dateTime);
+      if (!Number.isNaN(then.valueOf())) time.textContent = then.toLocaleString();
+    }
+  }
+
+  // Replaces what differs, element by element where both have the same children's ids.
+  function update(before, after) {
+    if (before.isEqualNode(after)) return;
+    const one = [...before.children], other = [...after.children];
+    const same = before.nodeName === after.nodeName && one.length === other.length && one.length > 0 &&
+      [...before.childNodes].every((node) => node.nodeType !== 3 || !node.data.trim()) &&
+      [...after.childNodes].every((node) => node.nodeType !== 3 || !node.data.trim()) &&
+      one.every((child, n) => child.nodeName === other[n].nodeName && child.id === other[n].id) &&
+      before.cloneNode(false).isEqualNode(after.cloneNode(false));
+    if (same) one.forEach((child, n) => update(child, other[n]));
+    else before.replaceWith(after);
+  }
+
+  async function refresh(place) {
+    const open = [...place.querySelectorAll("details[open]")].map((one) => one.closest("[id]")?.id);
+    const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const answer = await fetch(`/section/${place.dataset.section}?${place.dataset.query}`);
+    if (answer.status === 401) return location.assign("/login");
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    const after = place.cloneNode(false);
+    after.innerHTML = await answer.text();  // of this page's own templates, which escape each value
+    local(after);
+    const parent = place.parentNode;
+    update(place, after);
+    const now = parent.querySelector("[data-section]");
+    for (const id of open) if (id) document.getElementById(id)?.querySelector("details")?.setAttribute("open", "");
+    if (focused && document.activeElement === document.body) {
+      [...now.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === focused)?.focus();
+    }
+  }
+
+  async function take(versions) {
+    for (const place of document.querySelectorAll("[data-section]")) {
+      const name = place.dataset.section;
+      const version = `${versions[name]}/${name === "gpus" ? versions.containers : ""}`;
+      if (shown.get(name) === version) continue;
+      const first = !shown.has(name);
+      shown.set(name, version);
+      try { await refresh(place); } catch (error) { shown.delete(name); if (!first) throw error; }
+    }
+  }
+
+  function follow() {
+    const stream = new EventSource("/changes");
+    let newest = null, busy = false;
+    stream.onmessage = async (event) => {
+      newest = JSON.parse(event.data);
+      if (busy) return;
+      busy = true;
+      while (newest) {
+        const versions = newest;
+        newest = null;
+        try { await take(versions); document.body.classList.remove("away"); } catch { await new Promise((go) => setTimeout(go, WAIT_MS)); newest ??= versions; }
+      }
+      busy = false;
+    };
+    stream.onerror = () => {
+      if (!document.body.classList.contains("away")) say("The page's server does not answer. What is shown may be old.");
+      document.body.classList.add("away");
+      if (stream.readyState === EventSource.CLOSED) setTimeout(follow, WAIT_MS);
+    };
+    stream.onopen = () => { if (document.body.classList.contains("away")) say("The page's server answers again."); document.body.classList.remove("away"); };
+  }
+
+  document.addEventListener("submit", async (event) => {
+    const form = event.target;
+    if (form.matches("form.action")) {
+      event.preventDefault();
+      const answer = await fetch(`/confirm?fragment=1&${new URLSearchParams(new FormData(form))}`);
+      if (!answer.ok) return say(await answer.text());
+      dialog.innerHTML = await answer.text();
+      dialog.showModal();
+    } else if (form.closest("dialog")) {
+      event.preventDefault();
+      const data = new URLSearchParams(new FormData(form));
+      data.set("fragment", "1");
+      dialog.close();
+      const answer = await fetch(form.getAttribute("action"), { method: "POST", body: data });
+      const text = await answer.text();
+      const part = new DOMParser().parseFromString(text, "text/html").body;
+      say(part.textContent.trim());
+    } else if (form.id === "chat") {
+      event.preventDefault();
+      await chat(form);
+    }
+  });
+  document.addEventListener("click", (event) => {
+    if (event.target.matches("[data-close]") && dialog.open) { event.preventDefault(); dialog.close(); }
+  });
+
+  async function chat(form) {
+    const state = document.getElementById("chat-state"), output = document.getElementById("answer");
+    const began = performance.now();
+    const messages = [{ role: "user", content: form.message.value }];
+    output.textContent = "";
+    state.textContent = "Waiting for the model, which may have to wake…";
+    const answer = await fetch("/chat", { method: "POST", headers: { "x-proof": document.body.dataset.proof }, body: JSON.stringify({ model: form.model.value, messages }) });
+    if (!answer.ok) { state.textContent = await answer.text(); return; }
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "", first = true;
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data:") || line.includes("[DONE]")) continue;
+        const text = JSON.parse(line.slice(5)).choices?.[0]?.delta?.content;
+        if (!text) continue;
+        if (first) { state.textContent = `The first word came after ${((performance.now() - began) / 1000).toFixed(2)} s.`; first = false; }
+        output.append(text);
+      }
+    }
+    if (first) state.textContent = "The model has sent no text.";
+  }
+
+  const log = document.getElementById("log");
+  if (log) {
+    const LINES = 2000;
+    const stream = new EventSource(log.dataset.log);
+    stream.onmessage = (event) => {
+      const end = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
+      log.append(`${JSON.parse(event.data)}\n`);
+      while (log.childNodes.length > LINES) log.firstChild.remove();
+      if (end) log.scrollTop = log.scrollHeight;
+    };
+    stream.addEventListener("absent", (event) => { log.textContent = JSON.parse(event.data); stream.close(); });
+  }
+
+  local(document);
+  if (document.querySelector("[data-section]")) follow();
+})();

@@ -1,0 +1,41 @@
+"""Shortage of host memory: the seats that are used last are parked."""
+
+from __future__ import annotations
+
+from kybernate.seats.model import IN_RAM, Park, Seat, Status
+from kybernate.seats.plan import Plan
+
+
+def plan_relief(plan: Plan) -> None:
+    """Park seats while host memory is below the low mark, until it would be above the high one."""
+    if plan.ram_free < plan.rules.ram_low:
+        park_coldest(plan, plan.rules.ram_high - plan.rules.ram_low)
+
+
+def park_coldest(plan: Plan, wanted: int) -> bool:
+    """Park the coldest seats until `wanted` bytes above the low mark are free, or will be; False if none can be.
+
+    What is being parked counts as free, so that no more is parked than needed.
+    """
+    coming = sum(one.ram_bytes for one in plan.state.seats.values() if one.status == Status.PARKING)
+    coming += sum(plan.state.seats[name].ram_bytes for name in plan.parked)
+    lacking = wanted + plan.rules.ram_low - plan.ram_free - coming
+    for seat in sorted(filter(lambda one: _may_park(plan, one), plan.state.seats.values()), key=_warmth):
+        if lacking <= 0:
+            break
+        plan.parked.add(seat.name)
+        plan.act(Park(seat.name, "the coldest, and host memory is short"))
+        lacking -= seat.ram_bytes
+        coming += seat.ram_bytes
+    return coming > 0
+
+
+def _may_park(plan: Plan, seat: Seat) -> bool:
+    if seat.status not in IN_RAM or seat.retry_at > plan.now or not seat.bytes or seat.stands_by_for:
+        return False
+    return not seat.requests and seat.name not in plan.occupying and seat.name not in plan.parked
+
+
+def _warmth(seat: Seat) -> tuple[float, float, str]:
+    """Return what sorts seats: the one that is expected last comes first, then the one that is suspended longest."""
+    return (-seat.expected_use, seat.since, seat.name)
