@@ -110,6 +110,7 @@ class _Kept:
     pod_ip: str = ""  # of that process
     in_flight: int = 0  # as reported by others, and until when
     active_until: float = 0.0
+    waits_for: str = ""  # before it takes memory on its GPUs
     failures: int = 0
     due: float = 0.0  # of the next look without an event, 0 for none
     again: bool = False  # something has changed while it was looked at
@@ -192,6 +193,14 @@ class Containers:
         kept = self._kept.get(key)
         if kept is not None and (kept.in_flight, kept.active_until) != (in_flight, until):
             kept.in_flight, kept.active_until = in_flight, until
+            if kept.known is not None and key not in self._looks:
+                self._publish(kept)
+
+    def set_waits(self, key: Key, reason: str) -> None:
+        """Note what a container waits for before it takes memory on its GPUs, "" when it waits no longer."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.waits_for != reason:
+            kept.waits_for = reason
             if kept.known is not None and key not in self._looks:
                 self._publish(kept)
 
@@ -381,6 +390,7 @@ class Containers:
             pod_ip=kept.pod_ip,
             in_flight=kept.in_flight,
             active_until=kept.active_until,
+            waits_for=kept.waits_for,
         )
         old = self._hub.get("container", f"{container.namespace}/{container.id}")
         self._hub.put(message)

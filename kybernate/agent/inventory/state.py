@@ -85,6 +85,7 @@ def message_of(
     pod_ip: str = "",
     in_flight: int = 0,
     active_until: float = 0.0,
+    waits_for: str = "",
 ) -> api.Container:
     """Return the agent's message; `started_ns` is when the task's first process began, 0 where unknown.
 
@@ -121,6 +122,7 @@ def message_of(
         labels=one.labels,
         pod_ip=pod_ip,
         in_flight=in_flight,
+        waits_for=waits_for[:LONGEST_TEXT],
     )
     if active_until:
         message.active_until.FromMilliseconds(round(active_until * 1000))

@@ -23,6 +23,7 @@ from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.service.related import Related
+from kybernate.agent.service.room import RoomForShims
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
@@ -85,7 +86,10 @@ class Sockets(Part):
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),
             PeerImages(images.registry, images.leases),
             ImageFiles(images.leases, peers.reads, Pace(lambda: agent.settings().peers.bytes_per_second)),
-            {IMAGES: {**images.fetches.services()[IMAGES], **described.methods(), **related.methods()}},
+            {
+                IMAGES: {**images.fetches.services()[IMAGES], **described.methods(), **related.methods()},
+                **RoomForShims(agent.rooms.owner).services(),
+            },
         )
 
     def _findings(self) -> Iterable[wire.Finding]:
