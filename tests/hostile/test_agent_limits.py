@@ -17,11 +17,12 @@ import psutil
 import pytest
 
 from kybernate.agent.journal import Journal
-from kybernate.agent.operations.model import Checkpoint, Fault, Operation, State, Submission, Target
 from kybernate.agent.operations.store import MOST_LIST, SCHEMA, Store
 from kybernate.agent.service.operations import MOST_LIST_BYTES
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages import agent_pb2_grpc as services
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.model import Fault, Operation, State, Submission, Target
 from tests.hostile.tenant import Tenant
 from tests.hostile.test_agent import CHECKPOINT, IMAGES, SELF, SLEEP, first_process
 from tests.system import node_agent
