@@ -22,6 +22,7 @@ from kybernate.agent.service.operations import MOST_LIST_BYTES
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages import agent_pb2_grpc as services
 from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.every import VERBS
 from kybernate.verbs.model import Fault, Operation, State, Submission, Target
 from tests.hostile.tenant import Tenant
 from tests.hostile.test_agent import CHECKPOINT, IMAGES, SELF, SLEEP, first_process
@@ -89,7 +90,7 @@ def filled(directory: Path) -> None:
     """Write the journal of an agent whose tenants have asked for thousands of operations after another one's."""
 
     async def fill() -> None:
-        store = Store(Journal(directory / "journal.db", SCHEMA))
+        store = Store(Journal(directory / "journal.db", SCHEMA), VERBS)
         for number in range(MANY):
             id = f"{number:026}"
             container = "small" if number == 0 else f"big{number % 4}"
