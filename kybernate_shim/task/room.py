@@ -19,12 +19,8 @@ CONNECT_SECONDS: Final = 2.0
 SECONDS: Final = 60.0  # clients of containerd give a Start two minutes
 
 
-class RoomRefused(Refused):
-    """The node's agent gives the container no room on its GPUs, or not in time. The message says why."""
-
-
 async def take(spec: Spec, namespace: str, container: str) -> None:
-    """Return when a container may take memory on its GPUs; immediately for one without GPUs. Raises RoomRefused."""
+    """Return when a container may take memory on its GPUs; immediately for one without GPUs. Raises Refused."""
     visible = spec.env(VISIBLE)
     if visible is None or visible in NONE or not IMAGES_SOCKET.exists():
         return
@@ -40,7 +36,7 @@ async def take(spec: Spec, namespace: str, container: str) -> None:
             return
         if error.code == Code.DEADLINE_EXCEEDED:
             raise _late(container) from error
-        raise RoomRefused(f"container {container}: the node's agent: {error.message}. It was not started") from error
+        raise Refused(f"container {container}: the node's agent: {error.message}. It was not started") from error
     except TimeoutError:
         raise _late(container) from None
     except ConnectionError:
@@ -49,7 +45,7 @@ async def take(spec: Spec, namespace: str, container: str) -> None:
         await agent.close()
 
 
-def _late(container: str) -> RoomRefused:
-    return RoomRefused(
+def _late(container: str) -> Refused:
+    return Refused(
         f"container {container}: the node's agent has found no room on its GPUs in {SECONDS:g} s. It was not started"
     )

@@ -13,6 +13,7 @@ import pytest
 from kybernate.agent.room import RoomOwner
 from kybernate.agent.service.room import RoomForShims
 from kybernate.verbs.room import OPEN, Room, Taker
+from kybernate_shim.errors import Refused
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.task import room as asking
 from kybernate_shim.ttrpc import Server
@@ -150,7 +151,7 @@ def test_room_that_does_not_come_in_time_is_refused(tmp_path: Path, monkeypatch:
         server = Server(RoomForShims(RoomOwner(Said().note, grant=lambda taker, before: "it is full")).services())
         await server.start(listening(place))
         try:
-            with pytest.raises(asking.RoomRefused, match="found no room on its GPUs"):
+            with pytest.raises(Refused, match="found no room on its GPUs"):
                 await asking.take(WITH_GPU, "k8s.io", "web")
         finally:
             await server.close(grace=0)
