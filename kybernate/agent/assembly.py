@@ -13,7 +13,7 @@ from kybernate.agent.part import Part, Parts
 from kybernate.agent.parts.images import Images
 from kybernate.agent.parts.node import Events, Known, Records
 from kybernate.agent.parts.sockets import Sockets
-from kybernate.agent.parts.work import InCluster, Operations, Policy, Telemetry
+from kybernate.agent.parts.work import InCluster, Operations, Policy, Rooms, Telemetry
 from kybernate.agent.settings import LiveSettings, Settings, StoreSettings
 from kybernate.agent.tier_settings import Tiers
 from kybernate.node.failure import Failure
@@ -36,6 +36,7 @@ class Agent:
         self.events = self._part(Events(self))
         self.known = self._part(Known(self))
         self.images = self._part(Images(self))
+        self.rooms = self._part(Rooms(self))
         self.operations = self._part(Operations(self))
         self.telemetry = self._part(Telemetry(self))
         self.cluster = self._part(InCluster(self))

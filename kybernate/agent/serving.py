@@ -30,7 +30,7 @@ from kybernate_shim.run_directory import IMAGES_SOCKET
 from kybernate_shim.ttrpc import Server, Services
 
 LIVENESS: Final = "liveness"  # of the health service; "" is readiness
-SERVED: Final = ("Inventory", "Operations", "Checkpoints", "Peers")
+SERVED: Final = ("Inventory", "Activity", "Operations", "Checkpoints", "Peers")
 GRACE_SECONDS: Final = 2.0
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", 1 << 20),  # no request is larger
@@ -53,6 +53,7 @@ class Servicers:
     """
 
     inventory: agent_pb2_grpc.InventoryServicer
+    activity: agent_pb2_grpc.ActivityServicer
     operations: agent_pb2_grpc.OperationsServicer
     checkpoints: agent_pb2_grpc.CheckpointsServicer
     own: agent_pb2_grpc.SelfServicer
@@ -160,6 +161,7 @@ class Serving:
 
     def _add(self, server: grpc.aio.Server, servicers: Servicers) -> None:
         agent_pb2_grpc.add_InventoryServicer_to_server(servicers.inventory, server)
+        agent_pb2_grpc.add_ActivityServicer_to_server(servicers.activity, server)
         agent_pb2_grpc.add_OperationsServicer_to_server(servicers.operations, server)
         agent_pb2_grpc.add_CheckpointsServicer_to_server(servicers.checkpoints, server)
         peer_pb2_grpc.add_PeersServicer_to_server(servicers.peers, server)

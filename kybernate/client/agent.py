@@ -135,6 +135,16 @@ class Agent(Verbs[Operation]):
                 on_trouble(error)
             time.sleep(RETRY_SECONDS)
 
+    def report_activity(
+        self, container: str = "", *, workload: str = "", namespace: str = "", in_flight: int = 0, lasts: float = 0
+    ) -> int:
+        """Report requests in flight at a container, or at all of a NAMESPACE/WORKLOAD; return how many these are.
+
+        The report holds for `lasts` seconds, 10 by default; the caller repeats it as long as it holds.
+        """
+        query = queries.report_activity(container, workload, namespace, in_flight, lasts)
+        return self._call(query).containers
+
     # -- operations
 
     def operation(self, id: str) -> Operation:

@@ -121,6 +121,16 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
                 on_trouble(error)
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def report_activity(
+        self, container: str = "", *, workload: str = "", namespace: str = "", in_flight: int = 0, lasts: float = 0
+    ) -> int:
+        """Report requests in flight at a container, or at all of a NAMESPACE/WORKLOAD; return how many these are.
+
+        The report holds for `lasts` seconds, 10 by default; the caller repeats it as long as it holds.
+        """
+        query = queries.report_activity(container, workload, namespace, in_flight, lasts)
+        return (await self._call(query)).containers
+
     # -- operations
 
     async def operation(self, id: str) -> AsyncOperation:

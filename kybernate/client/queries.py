@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from kybernate.client.requests import SERVICE
+from kybernate.client.requests import SERVICE, duration
 from kybernate.messages import agent_pb2 as wire
 
 Reply = TypeVar("Reply", bound=Message)
@@ -49,6 +49,17 @@ def container(name: str, namespace: str) -> Query[wire.Container]:
 def watch(kinds: Iterable[str], revision: int, instance: str) -> Query[wire.Change]:
     request = wire.WatchRequest(revision=revision, instance=instance, kinds=kinds)
     return Query("Inventory/Watch", request, wire.Change)
+
+
+def report_activity(
+    container: str, workload: str, namespace: str, in_flight: int, lasts: float
+) -> Query[wire.ReportActivityResponse]:
+    request = wire.ReportActivityRequest(namespace=namespace, in_flight=in_flight, lasts=duration(lasts))
+    if workload:
+        request.workload = workload
+    else:
+        request.container = container
+    return Query("Activity/ReportActivity", request, wire.ReportActivityResponse)
 
 
 def operation(id: str) -> Query[wire.Operation]:

@@ -31,7 +31,7 @@ class Room(Protocol):
         """Wait until the container may take memory on its GPUs, and hold that place while the block takes it.
 
         `waiting` gets what is waited for, in words, each time that it changes. A block that ends by an error gives the
-        place back; otherwise the container has it until it is suspended or ends. Raises RoomRefused.
+        place back; otherwise the container has it until it is suspended or ends. Raises Failure.
         """
 
 

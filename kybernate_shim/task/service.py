@@ -27,6 +27,7 @@ from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
 from kybernate_shim.oci.bundle import Bundle
+from kybernate_shim.task import room
 from kybernate_shim.task.codes import KINDS, rpc_error, task_error
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.prepare import prepare
@@ -125,6 +126,7 @@ class TaskService:
         container = self.container(request.id)
         if request.exec_id:
             return wire.StartResponse(pid=await container.execs.start(request.exec_id))
+        await room.take(container.spec, container.namespace, container.id)
         pid = await container.start()
         self.log.info("task.started", task=request.id, pid=pid)
         return wire.StartResponse(pid=pid)

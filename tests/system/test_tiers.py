@@ -321,7 +321,7 @@ def test_unknown_tier_is_refused(agent: NodeAgent, ours: Ctr) -> None:
     with counting(ours) as witness:
         kybernate("checkpoint", witness.id, f"tiers-{witness.id}")
         eventually(lambda: agent.registered(f"tiers-{witness.id}"))
-        with pytest.raises(CommandFailed, match="'tape' is no tier of this node: ram, disk, object"):
+        with pytest.raises(CommandFailed, match="'tape' is not a tier of this node: ram, disk, object"):
             kybernate("promote", f"tiers-{witness.id}", "--to", "tape")
         shutil.rmtree(ROOT / f"tiers-{witness.id}")
 

@@ -28,7 +28,16 @@ from kybernate.agent.inventory.happenings import (
     restore_skipped,
 )
 from kybernate.agent.inventory.notices import ENDED, SKIPPED, STARTED, Notice
-from kybernate.agent.inventory.state import LONGEST_POLL_SECONDS, Known, Reported, known, message_of, poll_seconds
+from kybernate.agent.inventory.pod_ip import pod_ip
+from kybernate.agent.inventory.state import (
+    LONGEST_POLL_SECONDS,
+    Known,
+    Reported,
+    known,
+    message_of,
+    poll_seconds,
+    shown_labels,
+)
 from kybernate.agent.inventory.workload import OF_PODS
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import containers_pb2
@@ -98,6 +107,10 @@ class _Kept:
     gpu_noted: str = ""  # the last GPU state of which there is an event, or that was found first
     deleted: tuple[int, float] = (0, 0.0)  # pid of a task whose end containerd has announced, and when
     started: tuple[int, int] = (0, 0)  # pid, and when it began in ns
+    pod_ip: str = ""  # of that process
+    in_flight: int = 0  # as reported by others, and until when
+    active_until: float = 0.0
+    waits_for: str = ""  # before it takes memory on its GPUs
     failures: int = 0
     due: float = 0.0  # of the next look without an event, 0 for none
     again: bool = False  # something has changed while it was looked at
@@ -174,6 +187,22 @@ class Containers:
                 kept.gpu_uuids = uuids
                 if kept.known is not None and key not in self._looks:
                     self._publish(kept)
+
+    def set_use(self, key: Key, in_flight: int, until: float) -> None:
+        """Note requests in flight at a container, and until when it counts as in use, as others report it."""
+        kept = self._kept.get(key)
+        if kept is not None and (kept.in_flight, kept.active_until) != (in_flight, until):
+            kept.in_flight, kept.active_until = in_flight, until
+            if kept.known is not None and key not in self._looks:
+                self._publish(kept)
+
+    def set_waits(self, key: Key, reason: str) -> None:
+        """Note what a container waits for before it takes memory on its GPUs, "" when it waits no longer."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.waits_for != reason:
+            kept.waits_for = reason
+            if kept.known is not None and key not in self._looks:
+                self._publish(kept)
 
     # -- what containerd says -----------------------------------------------------------------------------------------
 
@@ -323,7 +352,8 @@ class Containers:
     ) -> Mapping[str, str]:
         """Return the labels of the container's pod, which its sandbox has."""
         if record.labels.get(KIND) == "sandbox":
-            kept.pod_labels = {name: record.labels[name] for name in OF_PODS if name in record.labels}
+            of_pods = {name: record.labels[name] for name in OF_PODS if name in record.labels}
+            kept.pod_labels = shown_labels(record.labels) | of_pods
             return kept.pod_labels
         group = group_of(record.id, spec)
         if group == record.id:
@@ -350,12 +380,17 @@ class Containers:
         container = kept.known.container
         if container.pid != kept.started[0]:
             kept.started = container.pid, _began(container.pid)
+            kept.pod_ip = pod_ip(container.pid) if container.pod else ""
         message = message_of(
             kept.known,
             kept.reported,
             started_ns=kept.started[1],
             gpu_uuids=kept.gpu_uuids,
             had_gpu=bool(kept.gpu_noted),
+            pod_ip=kept.pod_ip,
+            in_flight=kept.in_flight,
+            active_until=kept.active_until,
+            waits_for=kept.waits_for,
         )
         old = self._hub.get("container", f"{container.namespace}/{container.id}")
         self._hub.put(message)

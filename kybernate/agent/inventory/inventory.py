@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kybernate.agent.inventory.containers import Containers, Note
-from kybernate.agent.inventory.gpus import Gpus
+from kybernate.agent.inventory.activity import InUse, Reports
+from kybernate.agent.inventory.containers import Containers, Key, Note
+from kybernate.agent.inventory.gpus import Activity, Gpus
 from kybernate.agent.inventory.node_facts import NodeFacts, memory_message
 from kybernate.agent.inventory.tiers import Look, Tiers, usage_by_root
 from kybernate.agent.watch.hub import Hub
@@ -19,6 +20,8 @@ from kybernate_shim.config import Config
 
 if TYPE_CHECKING:
     from kybernate_shim.logs import Log
+
+EXPIRE_SECONDS = 1.0  # between two looks at reports of activity that have ended
 
 
 class Inventory:
@@ -38,6 +41,7 @@ class Inventory:
         """`name` is the node's; `config` returns the shims' configuration as it is now."""
         self.name = name
         self.containers = Containers(containerd, hub, note, log)
+        self.reports = Reports(self._in_use, time.time)
         self.gpus = Gpus(hub, self.containers.pids, self.containers.set_gpus)
         self.tiers = Tiers(hub, config, look=images)
         self.facts = NodeFacts(containerd.version, config)
@@ -49,6 +53,20 @@ class Inventory:
         async with asyncio.TaskGroup() as tasks:
             for part in (self.containers, self.gpus, self.tiers, self.facts):
                 tasks.create_task(part.run())
+            tasks.create_task(self._expire())
+
+    async def activity(self, key: Key) -> Activity:
+        """Return what a container does, by the work of its processes on GPUs and by what others report."""
+        on_gpus = await self.gpus.activity(key)
+        return Activity(on_gpus.mark + self.reports.mark(key), on_gpus.unknown)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            self.reports.expire(self.containers.pids())
+
+    def _in_use(self, key: Key, use: InUse) -> None:
+        self.containers.set_use(key, use.in_flight, use.until)
 
     async def node(self) -> api.Node:
         """Return the node as it is now; GPUs are not older than a second."""

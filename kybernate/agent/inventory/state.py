@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.agent.inventory.workload import workload_of
+from kybernate.agent.inventory.workload import OF_PODS, workload_of
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import described
@@ -20,6 +20,8 @@ from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 HELD = "held"
 NO_DEVICES = frozenset({"", "void", "none"})
+INTERNAL = ("io.kubernetes.", "io.cri-containerd", "containerd.io/")  # begin the labels of containerd and the CRI
+MOST_LABELS, LONGEST_LABEL = 64, 256
 LONGEST_TEXT = 1024  # characters of a text in a message: image, annotations and labels are as long as a tenant likes
 POLL_SECONDS, LONGEST_POLL_SECONDS = 1.0, 30.0
 
@@ -32,6 +34,7 @@ class Known:
     workload: str = ""
     restored_from: str = ""
     has_gpu: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,29 @@ def known(
         workload_of([record.labels, annotations, pod_labels], container.pod, pod_labels),
         "" if container.sandbox else own or annotations.get(RESTORE_FROM) or record.labels.get(RESTORED_FROM, ""),
         _has_gpu(spec),
+        shown_labels(pod_labels if container.pod else record.labels),
     )
 
 
+def shown_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that a message has: those of users, those first that name a workload."""
+    own = sorted(
+        (name for name in labels if not name.startswith(INTERNAL)), key=lambda name: (name not in OF_PODS, name)
+    )
+    return {name: labels[name][:LONGEST_LABEL] for name in own[:MOST_LABELS]}
+
+
 def message_of(
-    one: Known, reported: Reported, *, started_ns: int = 0, gpu_uuids: Iterable[str] = (), had_gpu: bool = False
+    one: Known,
+    reported: Reported,
+    *,
+    started_ns: int = 0,
+    gpu_uuids: Iterable[str] = (),
+    had_gpu: bool = False,
+    pod_ip: str = "",
+    in_flight: int = 0,
+    active_until: float = 0.0,
+    waits_for: str = "",
 ) -> api.Container:
     """Return the agent's message; `started_ns` is when the task's first process began, 0 where unknown.
 
@@ -97,7 +118,14 @@ def message_of(
             status.restored_from.rpartition("/")[2] if status.HasField("restored_from") else one.restored_from
         )[:LONGEST_TEXT],
         foreign=reported.foreign,
+        pod_uid=container.pod_uid[:LONGEST_TEXT],
+        labels=one.labels,
+        pod_ip=pod_ip,
+        in_flight=in_flight,
+        waits_for=waits_for[:LONGEST_TEXT],
     )
+    if active_until:
+        message.active_until.FromMilliseconds(round(active_until * 1000))
     if started_ns:
         message.started.FromNanoseconds(started_ns)
     return message

@@ -12,6 +12,7 @@ from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.live import own_findings
 from kybernate.agent.part import Part, Work
 from kybernate.agent.sending.files import ImageFiles, Pace
+from kybernate.agent.service.activity import Activity as ActivityService
 from kybernate.agent.service.checkpoints import Checkpoints
 from kybernate.agent.service.described import Described
 from kybernate.agent.service.fetches import SERVICE as IMAGES
@@ -22,6 +23,7 @@ from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.service.related import Related
+from kybernate.agent.service.room import RoomForShims
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
@@ -78,12 +80,16 @@ class Sockets(Part):
         quota = Quota(lambda: agent.settings().self_socket.quota)
         return Servicers(
             Inventories(agent.known.inventory, hub, self._findings),
+            ActivityService(agent.known.inventory),
             with_verbs(Operations)(engine),
             with_verbs(Checkpoints)(images.registry, engine, hub.put, images.replicas.look_for),
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),
             PeerImages(images.registry, images.leases),
             ImageFiles(images.leases, peers.reads, Pace(lambda: agent.settings().peers.bytes_per_second)),
-            {IMAGES: {**images.fetches.services()[IMAGES], **described.methods(), **related.methods()}},
+            {
+                IMAGES: {**images.fetches.services()[IMAGES], **described.methods(), **related.methods()},
+                **RoomForShims(agent.rooms.owner).services(),
+            },
         )
 
     def _findings(self) -> Iterable[wire.Finding]:
@@ -93,7 +99,7 @@ class Sockets(Part):
         return self._agent.config().checkpoint_root
 
     async def _activity(self, own: OwnContainer) -> Activity:
-        return await self._agent.known.inventory.gpus.activity((own.namespace, own.id))
+        return await self._agent.known.inventory.activity((own.namespace, own.id))
 
     async def _watch_health(self) -> None:
         """Let the health service say whether operations are known and containerd answers."""

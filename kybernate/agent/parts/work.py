@@ -15,15 +15,33 @@ from kybernate.agent.live import limits_of
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
 from kybernate.agent.part import Part, Work
+from kybernate.agent.room import RoomOwner
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.messages import agent_pb2 as wire
 from kybernate.verbs.model import Limits
 from kybernate.verbs.node import Elsewhere, Movement, Node
+from kybernate.verbs.room import Taker
 from kybernate_shim.linux.process import boot_id
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
     from kybernate.agent.settings import Settings
+
+
+class Rooms(Part):
+    """The owner of room on the node's GPUs. Seats give it their decision: `owner.grant`."""
+
+    owner: RoomOwner
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self._agent = agent
+
+    async def start(self) -> None:
+        self.owner = RoomOwner(cast(Any, self._agent.events.log.note), self._show)
+
+    def _show(self, taker: Taker, reason: str) -> None:
+        self._agent.known.inventory.containers.set_waits((taker.namespace, taker.container), reason)
 
 
 class Operations(Part):
@@ -55,6 +73,7 @@ class Operations(Part):
             freed=images.parking.freed,
             movement=movement,
             arrivals=images.arrivals,
+            room=agent.rooms.owner,
         )
         self.engine = Engine(
             agent.records.journal,
