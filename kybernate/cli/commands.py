@@ -34,6 +34,7 @@ COMMANDS = {
     "evict": "tiers",
     "pin": "tiers",
     "unpin": "tiers",
+    "seats": "seats",
     "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",

@@ -16,10 +16,9 @@ from tests.system.ctr import eventually
 
 ONE, TWO = "kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"
 PYTHON = "/opt/kybernate/bin/python"
-CONFIGURATION = """
-[seats]
-file = "/etc/kybernate/seats.yaml"
-"""
+CONFIGURATION = 'seats.file = "/etc/kybernate/seats.yaml"\n'
+SHIM_SETTINGS = "/etc/kybernate/shim.toml"
+RUNTIME = 'runtime = "runc"\n'  # these lanes have no nvidia-container-runtime
 SEATS = f"""
 profiles:
   - {{name: gpu-1x-seat, resource: {ONE}, groupSize: 1, seatsPerGroup: 4}}
@@ -34,16 +33,16 @@ def node(cluster: Cluster) -> Iterator[Node]:
     """The cluster's node with two pretended GPUs, one of which has seats of its own."""
     found = cluster.nodes[0]
     found.run("env", "-C", "/src", PYTHON, "-m", "tests.cluster.pretended_gpus", "install")
-    settings = found.path(SETTINGS)
-    before = settings.read_text() if settings.exists() else None
-    settings.write_text((before or "") + CONFIGURATION)
-    found.path("/etc/kybernate/seats.yaml").write_text(SEATS)
+    places = [found.path(name) for name in (SETTINGS, SHIM_SETTINGS, "/etc/kybernate/seats.yaml")]
+    before = [place.read_text() if place.exists() else None for place in places]
+    for place, old, text in zip(places, before, (CONFIGURATION, RUNTIME, SEATS), strict=True):
+        place.write_text(text + (old or ""))
     found.agent.restart()
     yield found
-    if before is None:
-        settings.unlink()
-    else:
-        settings.write_text(before)
+    for place, old in zip(places, before, strict=True):
+        place.unlink()
+        if old is not None:
+            place.write_text(old)
     found.agent.restart()
     found.run("env", "-C", "/src", PYTHON, "-m", "tests.cluster.pretended_gpus", "remove")
 
