@@ -18,6 +18,10 @@ class Refused(Exception):
     """It cannot be done as things are; nothing was changed, or all of it was undone."""
 
 
+class Taken(Exception):
+    """The id is in use."""
+
+
 class NoRoom(Exception):
     """There is not enough room for it."""
 
@@ -36,3 +40,14 @@ class Busy(Exception):
 
 class Failed(Exception):
     """A step of it failed; the message says in what state things are."""
+
+
+class HeldFailed(Failed):
+    """What a restore has brought back and holds must not run; the message says why."""
+
+
+class Stopped(Exception):
+    """Work in a thread ended early, because its operation was cancelled or its deadline has passed.
+
+    Only the thread's log shows it: the operation has its own reason by then.
+    """

@@ -2,6 +2,9 @@
 
 Writing never blocks and never fails: a full FIFO or disk must not stop a container. Lines that the FIFO could not take
 are counted and reported with the next one that it takes.
+
+It needs no library, since a daemon starts for each pod, and the CUDA helper runs on nodes without the agent. The lines
+of the agent (`kybernate.logs`) have the same form; a test compares them.
 """
 
 from __future__ import annotations

@@ -78,6 +78,13 @@ PARTS = (
         "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
     ),
     Part(
+        "first hour",
+        ("system/test_doctor.py", "system/test_every_command.py"),
+        150,
+        DEBIANS,
+        "the commands of the package, and containerd of both generations; `next` has the second one's configuration",
+    ),
+    Part(
         "crictl",
         ("system/test_crictl.py",),
         15,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kybernate.agent.events.webhooks import Hook
-from kybernate.agent.operations.model import Limits
 from kybernate.agent.settings import LiveSettings, OperationLimits, Webhook
 from kybernate.messages.agent_pb2 import Finding
 from kybernate.node.failure import Failure
+from kybernate.verbs.model import Limits
 
 
 class WebhookKeyUnusable(Failure):

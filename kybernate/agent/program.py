@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from kybernate.agent.assembly import Agent
 from kybernate.agent.lifetime import OnlyAgent
-from kybernate.agent.logs import open_log
 from kybernate.agent.notify import Notifier, forget, passed_sockets
 from kybernate.agent.settings import DEFAULT_PATH, LiveSettings
+from kybernate.logs import open_log
 from kybernate.node.failure import Failure
 from kybernate_shim import __version__
 from kybernate_shim.linux.private_files import NO_OTHERS

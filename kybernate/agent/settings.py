@@ -51,6 +51,9 @@ class Tls:
         (), TEXTS, "names of clients that may do everything; `*` is any text between dots, or slashes"
     )
     readers: tuple[str, ...] = setting((), TEXTS, "names of clients that may look")
+    proxies: tuple[str, ...] = setting(
+        (), TEXTS, "names of clients that may look, wake, let sleep, and report activity"
+    )
     peers: tuple[str, ...] = setting((), TEXTS, "names of agents of other nodes, that may read images")
 
 

@@ -26,6 +26,10 @@ def main() -> None:
 
     try:
         application(words)(words, prog_name="kybernate")
+    except Exception as error:  # noqa: BLE001  # a user reads a sentence, whatever it is
+        from kybernate.cli.reporting import report_defect
+
+        sys.exit(report_defect(error))
     finally:
         if RUST_THREADS in sys.modules:
             _leave(sys.exc_info()[1])
@@ -60,7 +64,7 @@ def ordered(words: Sequence[str]) -> list[str]:
 
 def _status(call: Callable[[], Any]) -> int:
     """Run a command and return its exit status, as typer's group does."""
-    from kybernate.cli.reporting import is_expected, report
+    from kybernate.cli.reporting import is_expected, report, report_defect
     from kybernate_shim.imports import without
 
     with without("ssl"):  # which asyncio loads for what none of these commands does
@@ -72,10 +76,8 @@ def _status(call: Callable[[], Any]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
         return 1
-    except Exception as error:
-        if not is_expected(error):
-            raise
-        return report(error)
+    except Exception as error:  # noqa: BLE001  # a user reads a sentence, whatever it is
+        return report(error) if is_expected(error) else report_defect(error)
     return 0
 
 

@@ -33,6 +33,12 @@ class NoAgent(Failure):
     advice = "start one with `systemctl start kybernate-agent` or `kybernate agent`"
 
 
+class AgentClosed(Failure):
+    """The agent's socket, or its directory, is closed to the user who runs the command."""
+
+    advice = "run as root; members of the group `kybernate` may look, and change nothing"
+
+
 def chosen() -> str:
     """Return the agent that --agent, $KYBERNATE_AGENT or the current context names; "" is this node's own."""
     named = os.environ.get(addresses.AGENT_VARIABLE, "")
@@ -76,7 +82,7 @@ def agent_here(address: str = addresses.CONTAINERD) -> Agent | None:
     if named:
         return None if named == OFF else _agent(named)
     usual = Path(address.removeprefix("unix://")).resolve() == Path(addresses.CONTAINERD).resolve()
-    return _agent(addresses.AGENT) if usual and Path(addresses.AGENT).is_socket() and _answers() else None
+    return _agent(addresses.AGENT) if usual and _answers() else None
 
 
 def _agent(address: str) -> Agent:
@@ -86,14 +92,14 @@ def _agent(address: str) -> Agent:
 
 
 def _answers() -> bool:
-    """Return whether a process accepts connections: a killed agent leaves its socket."""
+    """Return whether a process accepts connections: a killed agent leaves its socket. Raises AgentClosed."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(addresses.AGENT)
-        except PermissionError:
-            return True  # it runs, and its refusal is the answer
+        except PermissionError as error:
+            raise AgentClosed(f"this user may not connect to the agent on {addresses.AGENT}") from error
         except OSError:
             return False
     return True

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.agents import agent_or_none, require_wait
+from kybernate.cli.agents import agent_or_none, finished, require_wait
+from kybernate.cli.directly import carried_out
+from kybernate.cli.ended import checkpointed
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import as_documents
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
 from kybernate.cli.output import seconds, show_columns, show_fields, size
-from kybernate.cli.progress import Bar
-from kybernate.cli.reporting import Interrupted
-from kybernate.cli.through_agent import begun, checkpointed
-from kybernate.node.containerd import Containerd
+from kybernate.cli.through_agent import begun
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.places import new_place
-from kybernate.node.restore import image_digest
-from kybernate.node.shim import ShimRefused, shim_of, state_now, watching
-from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate_shim.messages.shim_pb2 import CheckpointResponse
 
 
 class Tcp(StrEnum):
@@ -119,27 +115,22 @@ def checkpoint(
             )
             if not wait:
                 return begun(operation)
-            return _print(*checkpointed(operation), held=hold, output=output)
+            return _print(*checkpointed(finished(operation)), held=hold, output=output)
     require_wait(wait)
-    with Containerd(address) as containerd:
-        found = containerd.find(container, namespace)
-        digest = image_digest(containerd, found.namespace, found.image)
-    request = CheckpointRequest(
-        id=found.id,
-        path=str(new_place(found, path)),
+    verb = Checkpoint(
+        container,
+        namespace,
+        str(Path(path).absolute()) if "/" in path else path,
         exit=exit,
         hold=hold,
-        hold_seconds=hold_for,
+        hold_timeout=hold_for,
         tcp=tcp or "",
-        rootfs_diff=rootfs,
+        without_rootfs=not rootfs,
         volumes=volumes,
-        timeout_seconds=timeout,
         force=force,
-        image=found.image,
-        image_digest=digest,
-        max_freeze_seconds=limit,
+        max_freeze=limit,
     )
-    return _print(found, _run(found, containerd.address, request), held=hold, output=output)
+    return _print(*checkpointed(carried_out(verb, address, timeout)), held=hold, output=output)
 
 
 def _seconds(max_freeze: str) -> float:
@@ -156,30 +147,6 @@ def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, 
         _show(container, reply)
         if held:
             typer.echo(f"\n{container.title} is held: `kybernate ps` shows it, `kybernate release` lets it run on")
-
-
-def _run(container: KnownContainer, address: str, request: CheckpointRequest) -> CheckpointResponse:
-    try:
-        with Bar(f"checkpoint {container.title}") as bar:
-            return asyncio.run(_checkpoint(container, address, request, bar))
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted",
-            state=f"the shim continues the checkpoint into {request.path}",
-            advice=f"see `kybernate status {container.id}`",
-        ) from None
-
-
-async def _checkpoint(
-    container: KnownContainer, address: str, request: CheckpointRequest, bar: Bar
-) -> CheckpointResponse:
-    try:
-        async with shim_of(container, address) as shim, watching(shim, container.id, bar.show):
-            return await shim.checkpoint(request)
-    except ShimRefused as error:
-        error.args = (f"cannot checkpoint {container.title}: {error}",)
-        error.state = await state_now(container, address)
-        raise
 
 
 def _show(container: KnownContainer, reply: CheckpointResponse) -> None:

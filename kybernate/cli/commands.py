@@ -23,6 +23,8 @@ COMMANDS = {
     "suspend": "suspend",
     "resume": "suspend",
     "swap": "swap",
+    "wake": "wake",
+    "sleep": "wake",
     "ops": "ops",
     "wait": "ops",
     "cancel": "ops",
@@ -50,7 +52,7 @@ COMMANDS = {
 BY_AGENT = frozenset(
     {
         "cancel", "checkpoint", "demote", "events", "evict", "images", "ops", "pin", "prefetch", "promote", "ps",
-        "release", "restore", "resume", "status", "suspend", "swap", "top", "unpin", "wait",
+        "release", "restore", "resume", "sleep", "status", "suspend", "swap", "top", "unpin", "wait", "wake",
     }
 )  # fmt: skip
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.options import Json
-from kybernate.cli.output import show_columns, show_json
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.output import show_columns
 from kybernate.node.finding import HealthFinding
-from kybernate.node.health import examine
 
 
 def register(app: typer.Typer) -> None:
@@ -27,18 +26,19 @@ def doctor(
             help="Close what is open to other users; unlock and thaw what a dead shim has left, or end it.",
         ),
     ] = False,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
-    """Examine this node: kernel, CRIU, runtimes, files that are open to other users, GPUs and their driver.
+    """Examine this node: containerd, shim, runtimes, CRIU, kernel, GPUs, agent, tiers, store, registry, Kubernetes.
 
-    The exit status is 1 when something will fail.
+    Each problem has one remedy. The exit status is 1 if something will fail.
     """
+    from kybernate.doctor.examination import examine  # what it loads, no other command needs together
+
     findings = examine(fix=fix)
-    if as_json:
-        show_json([asdict(finding) for finding in findings])
-    else:
+    if not show_document([asdict(finding) for finding in findings], output):
         show_columns(
-            ("SUBJECT", "", "FOUND"), [(one.subject, one.verdict, one.found.replace("\n", " / ")) for one in findings]
+            ("SUBJECT", "VERDICT", "FOUND"),
+            [(one.subject, one.verdict, one.found.replace("\n", " / ")) for one in findings],
         )
         if advice := [(one.subject, one.advice) for one in findings if one.advice]:
             typer.echo()
@@ -49,7 +49,7 @@ def doctor(
 
 
 def _verdict(findings: Sequence[HealthFinding]) -> str:
-    """Say the worst that was found."""
+    """Return the worst that was found, in words."""
     bad = [finding.subject for finding in findings if finding.verdict == "bad"]
     notes = sum(finding.verdict == "note" for finding in findings)
     if bad:

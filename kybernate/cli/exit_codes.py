@@ -26,24 +26,28 @@ class ExitCode(IntEnum):
 
 # By the names of classes; the row of a parent holds for what derives from it. Everything else is FAILED.
 NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
-    ExitCode.USAGE: ("PageTokenInvalid", "ReferenceInvalid", "RequestInvalid", "LabelInvalid", "KindUnknown"),
+    ExitCode.USAGE: (
+        "Invalid", "KindUnknown", "LabelInvalid", "PageTokenInvalid", "RequestInvalid",
+    ),
     ExitCode.NOT_FOUND: (
-        "ContainerNotFound", "ContextUnknown", "ImageNotArrived", "ImageNotFound", "ImageNotInTier",
-        "ImageNotRegistered", "ImageNotStored", "ImageUnknown", "KeyUnknown", "NoImageThere", "NoSuchImage", "NoTask",
+        "ContainerNotFound", "ContextUnknown", "ImageNotFound", "ImageNotInTier", "ImageNotRegistered",
+        "ImageNotStored", "ImageUnknown", "KeyUnknown", "Missing", "NoImageThere", "NoSuchImage", "NoTask",
         "NotInStore", "OperationNotFound",
     ),
     ExitCode.REFUSED: (
-        "AccessDenied", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers", "ImageInUse",
-        "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable", "LastCopy",
-        "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours", "NothingToCancel",
-        "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "RootUnreadable", "ShimDenied", "ShimTooOld",
-        "StoreDenied", "TierReadOnly", "TooManyCalls", "TooManyOperations",
+        "AccessDenied", "AgentClosed", "AnnotationOff", "HereOnly", "IdTaken", "ImageAmbiguous", "ImageDiffers",
+        "ImageInUse",
+        "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable",
+        "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours",
+        "NothingToCancel", "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "Refused",
+        "RootUnreadable", "ShimDenied", "ShimTooOld", "StoreDenied", "TooManyCalls", "TooManyOperations",
     ),
     ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
     ExitCode.UNAVAILABLE: (
         "AgentNotInstalled", "AgentStopping", "AgentUnreachable", "ContainerdUnreachable", "DriverUnavailable",
-        "ExportNotInstalled", "ImageRegistryUnreachable", "JournalUnusable", "NoAgent", "PeerGone", "RegistryBusy",
+        "ExportNotInstalled", "ImageRegistryUnreachable", "JournalUnusable", "NoAgent", "PeerFailed",
         "RegistryNotInstalled", "RegistryUnreachable", "ShimGone", "StoreNotInstalled", "StoreUnreachable",
+        "Unavailable",
     ),
     ExitCode.INTERRUPTED: ("Interrupted",),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kybernate.messages import agent_pb2 as wire
+    from kybernate.verbs.model import Report
     from kybernate_shim.messages.shim_pb2 import Container
 
 
@@ -26,6 +27,10 @@ class Bar:
     def show_progress(self, progress: wire.Progress) -> None:
         """Take over what the agent reports about its operation."""
         self._show(progress.step, progress.done_bytes, progress.total_bytes)
+
+    def report(self, report: Report) -> None:
+        """Take over what a verb reports that this process carries out."""
+        self._show(report.step, report.done_bytes, report.total_bytes)
 
     def _show(self, step: str, done: int, total: int) -> None:
         words = f"{self._verb}: {step}" if step else self._verb

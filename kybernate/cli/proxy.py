@@ -25,6 +25,9 @@ def proxy(
     config: Annotated[Path, typer.Option(metavar="FILE", help="The proxy's settings.")] = Path(
         "/etc/kybernate/proxy.yaml"
     ),
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the configuration that HAProxy gets, and exit.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Examine the settings and exit.")] = False,
 ) -> None:
     """Answer for models that sleep, and wake them; until SIGTERM."""
@@ -32,7 +35,11 @@ def proxy(
         from kybernate.proxy import program, settings  # what it loads, no other command needs
     except ImportError as error:
         raise ProxyNotInstalled(f"the proxy cannot be loaded: {error}") from error
-    if check:
+    if print_config:
+        from kybernate.proxy.haproxy.plane import printed
+
+        typer.echo(printed(settings.load(config)), nl=False)
+    elif check:
         settings.load(config)
-        return
-    program.run(config)
+    else:
+        program.run(config)

@@ -19,11 +19,20 @@ class Interrupted(Failure):
 
 
 def is_expected(error: Exception) -> bool:
-    """Return whether it is a failure to be explained; other errors are defects, and show their traceback."""
+    """Return whether it is a failure to be explained; other errors are defects."""
     if isinstance(error, Failure):
         return True
     config = sys.modules.get("kybernate_shim.config")  # what has not read a configuration cannot have failed by one
     return config is not None and isinstance(error, config.ConfigInvalid)
+
+
+def report_defect(error: Exception) -> int:
+    """Print an error that no command expects, in one sentence, and return the exit status."""
+    what = f"{type(error).__name__}: {in_words(error)}"
+    echo(f"kybernate: unexpected error: {printable(what, keep=KEPT)}", err=True)
+    echo(f"  advice: this is a defect of Kybernate; {TRACE}=1 prints where it is, for a report of it", err=True)
+    _trace(error)
+    return 1
 
 
 def report(error: Exception) -> int:
@@ -32,8 +41,13 @@ def report(error: Exception) -> int:
     for title in ("state", "advice"):
         if text := getattr(error, title, ""):
             echo(f"  {title + ':':7} {printable(str(text), keep=KEPT)}", err=True)
+    _trace(error)
+    return int(exit_code_of(error))
+
+
+def _trace(error: Exception) -> None:
+    """Print the traceback where it was asked for."""
     if os.environ.get(TRACE):
         import traceback
 
         echo("".join(traceback.format_exception(error)), err=True)
-    return int(exit_code_of(error))

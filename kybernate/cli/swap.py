@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait, seconds_of
+from kybernate.cli.ended import steps_of
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, Namespace, Wait
 from kybernate.cli.output import printable, seconds, show_columns, size
 from kybernate.cli.reporting import Interrupted
-from kybernate.cli.through_agent import begun, steps_of
+from kybernate.cli.through_agent import begun
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import Containerd
 from kybernate.node.lookup import KnownContainer

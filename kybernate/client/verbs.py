@@ -152,6 +152,23 @@ class Verbs(ABC, Generic[Handle]):
         )
         return self._begin("Operations/Swap", request)
 
+    def wake(
+        self, container: str, *, namespace: str = "", room_timeout: float = 0, key: str = "", deadline: float = 0
+    ) -> Handle:
+        """Have a container work: resume or restore it, or leave it as it is. `room_timeout` as for `resume`."""
+        request = wire.WakeRequest(
+            name=container,
+            namespace=namespace,
+            room_timeout=duration(room_timeout),
+            options=options(key, deadline, None),
+        )
+        return self._begin("Operations/Wake", request)
+
+    def sleep(self, container: str, *, namespace: str = "", key: str = "", deadline: float = 0) -> Handle:
+        """Have a container use no GPU: suspend it, or leave it as it is."""
+        request = wire.SleepRequest(name=container, namespace=namespace, options=options(key, deadline, None))
+        return self._begin("Operations/Sleep", request)
+
     def verify_image(self, image: str, *, key: str = "", deadline: float = 0) -> Handle:
         """Compare every byte of an image with its digest."""
         request = wire.VerifyImageRequest(image=image, options=options(key, deadline, None))

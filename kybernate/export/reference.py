@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kybernate.export.documents import DIGEST
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 
 HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?")
 REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
@@ -50,7 +50,7 @@ def parsed(text: str, *, default_tag: str = "latest") -> Reference:
     repository, _, tag = path.partition(":")
     known = slash and HOST.fullmatch(host) and REPOSITORY.fullmatch(repository) and len(name) <= LONGEST + len(tag) + 1
     if not known or (":" in path and not TAG.fullmatch(tag)) or (at and not DIGEST.fullmatch(digest)):
-        raise Failure(
+        raise Invalid(
             f"{text!r} is not a reference to an image of an image registry",
             advice="write HOST[:PORT]/REPOSITORY:TAG, or HOST[:PORT]/REPOSITORY@sha256:…",
         )

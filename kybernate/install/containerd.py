@@ -13,21 +13,27 @@ import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from kybernate.install.containerd_config import Files, changes, difference, handler, imported, strayed
 from kybernate.node.containerd import DEFAULT_ADDRESS
+from kybernate.node.containerd_health import SHIM
+from kybernate.node.containerd_process import (
+    AWAITED,
+    DEFAULT_CONFIGURATION,
+    ContainerdProcess,
+    find_process,
+    imported_files,
+    is_alive,
+    is_awaited,
+)
 from kybernate.node.failure import Failure
 from kybernate.node.finding import ask_program
-from kybernate.node.runtimes import CONFIGURATION, SHIM
 from kybernate_shim.checkpoint.criu.config import parse_version
 from kybernate_shim.linux.atomic_write import replace_file
-from kybernate_shim.linux.kernel_text import text_of
 
 RUNTIME: Final = "io.containerd.kybernate.v1"
 PROGRAM_PLACE: Final = f"/usr/local/bin/{SHIM}"
@@ -35,10 +41,8 @@ READY_SECONDS: Final = 60.0  # for containerd to answer after its restart
 TRIAL_SECONDS: Final = 60.0  # for a container to run and to be removed
 MODE: Final = 0o644  # of a configuration file that was not there before, as Debian's package has it
 TRIALS: Final = Path("/var/lib/kybernate")  # /run and /tmp may be mounted noexec
-AWAITED: Final = Path("/run/kybernate-setup/containerd")  # names the process that is to be restarted
 TRIAL: Final = "/bin/true"
 LIBRARY: Final = re.compile(r"(/\S+) \(0x")  # in what ldd prints
-UNIT: Final = re.compile(r"/([^/]+\.service)(?:/|$)")
 
 
 class SetupFailed(Failure):
@@ -47,17 +51,12 @@ class SetupFailed(Failure):
 
 @dataclass(frozen=True)
 class Installed:
-    """The containerd of this node. `unit` is its systemd service, "" where systemd does not run it.
-
-    `pid` and `since` (seconds since the epoch) are of the running process, 0 where none runs.
-    """
+    """The containerd of this node. `running` is its process, None where none runs."""
 
     program: str
     release: tuple[int, ...]
     files: Files
-    unit: str = ""
-    pid: int = 0
-    since: float = 0.0
+    running: ContainerdProcess | None = None
 
 
 @dataclass(frozen=True)
@@ -75,20 +74,10 @@ def installed(config: Path | None = None) -> Installed:
 
     Raises SetupFailed, and ConfigurationUnusable for a main file that cannot be read as TOML.
     """
-    process = next(_processes(), None)
-    program, main, unit, pid, since = shutil.which("containerd"), CONFIGURATION, "", 0, 0.0
-    if process is not None:
-        try:
-            program = process.exe().removesuffix(" (deleted)")
-            main = _configured(process.cmdline()) or main
-            unit, pid, since = _unit_of(process.pid), process.pid, process.create_time()
-        except psutil.Error as error:
-            raise SetupFailed(
-                f"containerd's process {process.pid} cannot be examined: {error}",
-                state="nothing was changed",
-                advice="run as root",
-            ) from error
-    if program is None:
+    running = find_process()
+    program = running.program if running is not None else shutil.which("containerd")
+    main = running.configuration if running is not None else DEFAULT_CONFIGURATION
+    if not program:
         raise SetupFailed(
             "there is no containerd on this node: none runs, and none is in PATH",
             state="nothing was changed",
@@ -98,7 +87,7 @@ def installed(config: Path | None = None) -> Installed:
     release = parse_version(words.split()[2]) if not status and len(words.split()) > 2 else ()
     if not release:
         raise SetupFailed(f"{program} does not say its version: {words}", state="nothing was changed")
-    return Installed(program, release, _files(config or main), unit, pid, since)
+    return Installed(program, release, _files(config or main), running)
 
 
 def planned(found: Installed, shim: str = PROGRAM_PLACE) -> tuple[Mapping[Path, str], str]:
@@ -127,8 +116,9 @@ def set_up(
             state="nothing was changed",
             advice="python -Im kybernate_shim.launcher /usr/local/bin writes it",
         )
-    command = list(restart) or (["systemctl", "restart", found.unit] if found.unit else [])
-    stale = _is_awaited(found)
+    unit = found.running.unit if found.running is not None else ""
+    command = list(restart) or (["systemctl", "restart", unit] if unit else [])
+    stale = found.running is not None and is_awaited(found.running)
     before = _dumped(found)
     kept = {path: path.read_bytes() if path.exists() else None for path in changed}
     try:
@@ -202,48 +192,14 @@ def _fill(root: Path) -> None:
 # ---- finding
 
 
-def _processes() -> Iterator[psutil.Process]:
-    """Give the processes of containerd on this node, without those of nodes that run in containers."""
-    own = _pid_namespace("self")
-    for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "containerd" and _pid_namespace(str(process.pid)) in (own, ""):
-            yield process
-
-
-def _pid_namespace(pid: str) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _configured(cmdline: Sequence[str]) -> Path | None:
-    """Return the main file that a command line of containerd names."""
-    for word, following in zip(cmdline, [*cmdline[1:], ""], strict=True):
-        if word in ("-c", "--config") and following:
-            return Path(following)
-        if word.startswith("--config="):
-            return Path(word.removeprefix("--config="))
-    return None
-
-
-def _unit_of(pid: int) -> str:
-    """Return the systemd service of a process, "" where it is of none, or systemd does not run."""
-    if not Path("/run/systemd/system").is_dir():
-        return ""
-    found = UNIT.findall(text_of(f"/proc/{pid}/cgroup"))
-    return str(found[-1]) if found else ""
-
-
 def _files(main: Path) -> Files:
     """Read a configuration: the files that are imported, in containerd's order, after the main one."""
     texts: dict[Path, str] = {}
     try:
         if main.exists():
             texts[main] = main.read_text()
-            for pattern in imported(texts[main], main):
-                at = Path(pattern)
-                texts |= {path: path.read_text() for path in sorted(at.parent.glob(at.name))}
+            imports = imported_files(main, imported(texts[main], main))
+            texts |= {path: path.read_text() for path in imports}
     except (OSError, UnicodeDecodeError) as error:
         raise SetupFailed(f"{main} or what it imports cannot be read: {error}", state="nothing was changed") from error
     return Files(main, texts)
@@ -251,16 +207,9 @@ def _files(main: Path) -> Files:
 
 def _await_restart(found: Installed) -> None:
     """Note that this process of containerd does not know what was written. Raises OSError."""
-    AWAITED.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(AWAITED, f"{found.pid} {found.since}")
-
-
-def _is_awaited(found: Installed) -> bool:
-    """Return whether the process that runs is one that must be restarted."""
-    try:
-        return bool(found.pid) and AWAITED.read_text() == f"{found.pid} {found.since}"
-    except FileNotFoundError:
-        return False
+    if found.running is not None:
+        AWAITED.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(AWAITED, f"{found.running.pid} {found.running.since}")
 
 
 # ---- changing
@@ -315,15 +264,7 @@ def _restart(command: Sequence[str], found: Installed, address: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         status, words = ask_program("ctr", "--address", address, "--timeout", "5s", "version")
-        if not status and not (found.pid and _is_alive(found)):
+        if not status and not (found.running is not None and is_alive(found.running)):
             return
         time.sleep(0.2)
     raise SetupFailed(f"containerd does not answer on {address} after its restart: {words}")
-
-
-def _is_alive(found: Installed) -> bool:
-    """Return whether the process that ran before the restart is there still."""
-    try:
-        return psutil.Process(found.pid).create_time() == found.since
-    except psutil.Error:
-        return False

@@ -20,8 +20,8 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import ParseError, TOMLKitError
 
+from kybernate.node.containerd_health import ONE_PLUGIN, SPLIT, handlers
 from kybernate.node.failure import Failure
-from kybernate.node.runtimes import ONE_PLUGIN, SPLIT, handlers
 
 HANDLER: Final = "kybernate"
 DROP_IN: Final = f"conf.d/{HANDLER}.toml"  # next to the main file

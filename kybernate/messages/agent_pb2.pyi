@@ -154,7 +154,14 @@ class GetContainerRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("namespace", "id", "title", "pod_namespace", "pod", "name", "image", "runtime", "state", "pid", "gpu", "operation", "vram_bytes", "arena_bytes", "note", "problem", "sandbox", "workload", "gpu_uuids", "started", "restored_from", "foreign")
+    __slots__ = ("namespace", "id", "title", "pod_namespace", "pod", "name", "image", "runtime", "state", "pid", "gpu", "operation", "vram_bytes", "arena_bytes", "note", "problem", "sandbox", "workload", "gpu_uuids", "started", "restored_from", "foreign", "pod_uid", "labels", "pod_ip", "in_flight", "active_until")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +184,11 @@ class Container(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    POD_IP_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_UNTIL_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     id: str
     title: str
@@ -199,7 +211,12 @@ class Container(_message.Message):
     started: _timestamp_pb2.Timestamp
     restored_from: str
     foreign: bool
-    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ...) -> None: ...
+    pod_uid: str
+    labels: _containers.ScalarMap[str, str]
+    pod_ip: str
+    in_flight: int
+    active_until: _timestamp_pb2.Timestamp
+    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("revision", "instance", "kinds")
@@ -377,6 +394,48 @@ class SwapRequest(_message.Message):
     room_timeout: _duration_pb2.Duration
     def __init__(self, leaving: _Optional[str] = ..., coming: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., room_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class WakeRequest(_message.Message):
+    __slots__ = ("name", "namespace", "room_timeout", "options")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ROOM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    room_timeout: _duration_pb2.Duration
+    options: Options
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., room_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+
+class SleepRequest(_message.Message):
+    __slots__ = ("name", "namespace", "options")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    options: Options
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+
+class ReportActivityRequest(_message.Message):
+    __slots__ = ("container", "workload", "namespace", "in_flight", "lasts")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    workload: str
+    namespace: str
+    in_flight: int
+    lasts: _duration_pb2.Duration
+    def __init__(self, container: _Optional[str] = ..., workload: _Optional[str] = ..., namespace: _Optional[str] = ..., in_flight: _Optional[int] = ..., lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ReportActivityResponse(_message.Message):
+    __slots__ = ("containers",)
+    CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    containers: int
+    def __init__(self, containers: _Optional[int] = ...) -> None: ...
+
 class GetOperationRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -473,18 +532,20 @@ class Step(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "done_bytes", "total_bytes", "seconds", "seconds_left")
+    __slots__ = ("step", "done_bytes", "total_bytes", "seconds", "seconds_left", "waits_for")
     STEP_FIELD_NUMBER: _ClassVar[int]
     DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     step: str
     done_bytes: int
     total_bytes: int
     seconds: float
     seconds_left: float
-    def __init__(self, step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ...) -> None: ...
+    waits_for: str
+    def __init__(self, step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("path", "image_id", "manifest_digest", "bytes", "frozen_ms", "vram_bytes", "arena_bytes", "arena_reasons", "pid", "source")

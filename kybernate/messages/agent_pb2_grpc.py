@@ -267,6 +267,16 @@ class OperationsStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.SwapRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
                 _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/kybernate.node.v1.Operations/Wake',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.WakeRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/kybernate.node.v1.Operations/Sleep',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.SleepRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+                _registered_method=True)
         self.GetOperation = channel.unary_unary(
                 '/kybernate.node.v1.Operations/GetOperation',
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.GetOperationRequest.SerializeToString,
@@ -319,6 +329,21 @@ class OperationsServicer:
 
     def Swap(self, request, context):
         """Suspend one container and resume another, whose VRAM takes the place of the first one's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+        Also for the role of a proxy, as Sleep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -378,6 +403,16 @@ def add_OperationsServicer_to_server(servicer, server):
             'Swap': grpc.unary_unary_rpc_method_handler(
                     servicer.Swap,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.SwapRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.Operation.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.WakeRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.Operation.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.SleepRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.Operation.SerializeToString,
             ),
             'GetOperation': grpc.unary_unary_rpc_method_handler(
@@ -548,6 +583,60 @@ class Operations:
             _registered_method=True)
 
     @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Operations/Wake',
+            kybernate_dot_messages_dot_agent__pb2.WakeRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Operations/Sleep',
+            kybernate_dot_messages_dot_agent__pb2.SleepRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetOperation(request,
             target,
             options=(),
@@ -645,6 +734,83 @@ class Operations:
             '/kybernate.node.v1.Operations/CancelOperation',
             kybernate_dot_messages_dot_agent__pb2.CancelOperationRequest.SerializeToString,
             kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ActivityStub:
+    """What others than the container itself know of its use. Needs the role of a proxy or an operator.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ReportActivity = channel.unary_unary(
+                '/kybernate.node.v1.Activity/ReportActivity',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.FromString,
+                _registered_method=True)
+
+
+class ActivityServicer:
+    """What others than the container itself know of its use. Needs the role of a proxy or an operator.
+    """
+
+    def ReportActivity(self, request, context):
+        """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
+        repeated ends by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ActivityServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ReportActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportActivity,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kybernate.node.v1.Activity', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kybernate.node.v1.Activity', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Activity:
+    """What others than the container itself know of its use. Needs the role of a proxy or an operator.
+    """
+
+    @staticmethod
+    def ReportActivity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Activity/ReportActivity',
+            kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

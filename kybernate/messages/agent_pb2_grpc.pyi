@@ -111,6 +111,12 @@ class OperationsStub:
     Resume: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ResumeRequest, _agent_pb2.Operation]
     Swap: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
+    Wake: _grpc.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]
+    """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+    Also for the role of a proxy, as Sleep.
+    """
+    Sleep: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]
+    """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
     GetOperation: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]
     """reader"""
     ListOperations: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]
@@ -131,6 +137,12 @@ class OperationsAsyncStub(OperationsStub):
     Resume: _aio.UnaryUnaryMultiCallable[_agent_pb2.ResumeRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     Swap: _aio.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
+    Wake: _aio.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]  # type: ignore[assignment]
+    """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+    Also for the role of a proxy, as Sleep.
+    """
+    Sleep: _aio.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]  # type: ignore[assignment]
+    """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """reader"""
     ListOperations: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]  # type: ignore[assignment]
@@ -180,6 +192,24 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
 
     @_abc_1.abstractmethod
+    def Wake(
+        self,
+        request: _agent_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
+        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+        Also for the role of a proxy, as Sleep.
+        """
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _agent_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
+        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+
+    @_abc_1.abstractmethod
     def GetOperation(
         self,
         request: _agent_pb2.GetOperationRequest,
@@ -212,6 +242,43 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         """Undo an operation. The reply may still be CANCELLING; what could not be stopped any more ends as SUCCEEDED."""
 
 def add_OperationsServicer_to_server(servicer: OperationsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ActivityStub:
+    """What others than the container itself know of its use. Needs the role of a proxy or an operator."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ActivityAsyncStub: ...
+    ReportActivity: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ReportActivityRequest, _agent_pb2.ReportActivityResponse]
+    """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
+    repeated ends by itself.
+    """
+
+@_typing.type_check_only
+class ActivityAsyncStub(ActivityStub):
+    """What others than the container itself know of its use. Needs the role of a proxy or an operator."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ReportActivity: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReportActivityRequest, _agent_pb2.ReportActivityResponse]  # type: ignore[assignment]
+    """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
+    repeated ends by itself.
+    """
+
+class ActivityServicer(metaclass=_abc_1.ABCMeta):
+    """What others than the container itself know of its use. Needs the role of a proxy or an operator."""
+
+    @_abc_1.abstractmethod
+    def ReportActivity(
+        self,
+        request: _agent_pb2.ReportActivityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.ReportActivityResponse, _abc.Awaitable[_agent_pb2.ReportActivityResponse]]:
+        """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
+        repeated ends by itself.
+        """
+
+def add_ActivityServicer_to_server(servicer: ActivityServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class CheckpointsStub:
     """The registry's images. Reading needs the role of a reader, the rest that of an operator."""

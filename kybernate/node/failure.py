@@ -15,3 +15,19 @@ class Failure(Exception):
         super().__init__(message)
         self.state = state
         self.advice = advice or type(self).advice
+
+
+class Refused(Failure):
+    """It is not permitted, or not possible as things are; nothing was changed."""
+
+
+class Missing(Failure):
+    """What was named does not exist."""
+
+
+class Invalid(Failure):
+    """The request itself is wrong: a retry needs another one."""
+
+
+class Unavailable(Failure):
+    """A program, a service or an optional part that is needed is not there, or does not answer; a retry may succeed."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from kybernate.node import left_locked
+from kybernate.node import containerd_health, left_locked
 from kybernate.node.exposed import Exposed, find, repair
-from kybernate.node.finding import HealthFinding, ask_program
+from kybernate.node.finding import HealthFinding, ask_program, looked
 from kybernate.node.runtimes import runtimes
 from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank
@@ -48,20 +48,21 @@ def examine(*, fix: bool = False) -> list[HealthFinding]:
     except ConfigInvalid as error:
         kept = "the CUDA helper and running daemons keep the previous settings, new containers are refused"
         return [HealthFinding("configuration", "bad", f"{error}; {kept}", f"correct {DEFAULT_PATH}")]
-    looks: Sequence[Callable[[Config], Iterator[HealthFinding]]] = (
-        _configuration,
-        _kernel,
-        _cgroup,
-        _criu,
-        runtimes,
-        _tiers,
-        partial(_files, fix=fix),
-        _data_path,
-        _arena,
-        _gpus,
-        partial(_left_locked, fix=fix),
+    looks: Sequence[tuple[str, Callable[[Config], Iterator[HealthFinding]]]] = (
+        ("configuration", _configuration),
+        ("kernel", _kernel),
+        ("cgroup", _cgroup),
+        ("CRIU", _criu),
+        ("containerd", _containerd),
+        ("runtimes", runtimes),
+        ("tiers", _tiers),
+        ("files", partial(_files, fix=fix)),
+        ("VRAM bytes", _data_path),
+        ("arena", _arena),
+        ("GPUs", _gpus),
+        ("GPU state", partial(_left_locked, fix=fix)),
     )
-    return [finding for look in looks for finding in look(config)]
+    return [finding for subject, look in looks for finding in looked(subject, partial(look, config))]
 
 
 def _configuration(config: Config) -> Iterator[HealthFinding]:
@@ -120,6 +121,10 @@ def _criu(config: Config) -> Iterator[HealthFinding]:
             str(plugin if there else plugin.parent),
             advice if there else "",
         )
+
+
+def _containerd(config: Config) -> Iterator[HealthFinding]:
+    yield from containerd_health.findings(containerd_health.gather())
 
 
 def _tiers(config: Config) -> Iterator[HealthFinding]:

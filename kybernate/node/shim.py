@@ -250,7 +250,7 @@ def named_kybernate(container: KnownContainer) -> bool:
 def _unconnected(container: KnownContainer, error: OSError) -> Failure:
     if not container.live:
         return NoTask(
-            f"container {container.title} has no processes: {_life(container)}",
+            f"container {container.title} has no processes: {life_of(container)}",
             advice=f"start it, for example with `ctr -n {container.namespace} task start {container.id}`",
         )
     if isinstance(error, FileNotFoundError) and not named_kybernate(container):
@@ -258,7 +258,8 @@ def _unconnected(container: KnownContainer, error: OSError) -> Failure:
     return ShimGone(f"the shim of {container.title} is dead: no process listens on its socket ({error})")
 
 
-def _life(container: KnownContainer) -> str:
+def life_of(container: KnownContainer) -> str:
+    """Return in words what a container without processes is."""
     return f"its task is {container.state}" if container.state else "it has no task"
 
 

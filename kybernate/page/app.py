@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kybernate.logs import Log
 from kybernate.node.failure import Failure
 from kybernate.page.access import Access, Role, Session
 from kybernate.page.chat import Chat, ChatRefused
@@ -29,7 +30,6 @@ from kybernate.page.known import Known
 from kybernate.page.render import LABELS, Query, Renderer
 from kybernate.page.source import Action, ActionRefused, LogAbsent, Source
 from kybernate.page.view import Section
-from kybernate_shim.logs import Log
 
 COOKIE: Final = "kybernate-page"
 FORM_BYTES: Final = 16 << 10

@@ -19,7 +19,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kybernate.agent.logs import open_log
+from kybernate.logs import Log, open_log
 from kybernate.node.failure import Failure
 from kybernate.page.access import SESSION_SECONDS, Access, Role, key_of
 from kybernate.page.app import Page
@@ -27,7 +27,6 @@ from kybernate.page.chat import Chat
 from kybernate.page.node import NodeSource
 from kybernate.page.source import Source
 from kybernate_shim import bounded_json
-from kybernate_shim.logs import Log
 
 SOCKET: Final = Path("/run/kybernate/page.sock")
 KEY: Final = Path("/var/lib/kybernate/page.key")

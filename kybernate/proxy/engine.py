@@ -101,7 +101,7 @@ class Engine:
         """Return how a model is; one of a peer is always awake."""
         if (held := self.held.get(name)) is None:
             return Load(True, 0, 0, 0)
-        in_flight = held.in_flight + held.elsewhere
+        in_flight = max(held.in_flight, held.elsewhere)
         return Load(held.phase == Phase.AWAKE, in_flight, len(held.waiting), held.model.concurrency)
 
     def place_in_queue(self, name: str, id: int) -> int:

@@ -42,7 +42,11 @@ class Ticket:
 
 @dataclass
 class Held:
-    """A model, those that wait for it and those that it has. `elsewhere` is in flight in another data plane."""
+    """A model, those that wait for it and those that it has.
+
+    `elsewhere` is in flight in another data plane, which has the same `concurrency` and through which those of this one
+    go as well: so it counts for activity, and not against the room for more.
+    """
 
     model: Model
     phase: Phase = Phase.ASLEEP
@@ -167,7 +171,7 @@ def _idle_at(state: Held) -> float:
 
 
 def _room(state: Held) -> float:
-    return state.model.concurrency - state.in_flight - state.elsewhere if state.model.concurrency else inf
+    return state.model.concurrency - state.in_flight if state.model.concurrency else inf
 
 
 def _expired(state: Held, now: float) -> list[Action]:

@@ -96,7 +96,7 @@ class States(Collector):
                 phases.add_metric([name, phase], float(held.phase == phase))
             waiting.add_metric([name], len(held.waiting))
             held_bytes.add_metric([name], held.bytes)
-            in_flight.add_metric([name], held.in_flight + held.elsewhere)
+            in_flight.add_metric([name], max(held.in_flight, held.elsewhere))
         yield from (phases, waiting, held_bytes, in_flight)
 
 

@@ -14,16 +14,13 @@ from kybernate.client.asynchronous import AsyncAgent
 from kybernate.client.target import Tls
 from kybernate.proxy import service, settings
 from kybernate.proxy.agent_models import AgentModels
-from kybernate.proxy.document import ProxySettingsInvalid
 from kybernate.proxy.settings import Agent, Settings
 from kybernate_shim.logs import LineWriter, Log, number_of
 
 
 def run(path: Path, level: str = "info") -> None:
-    """Serve until SIGTERM or SIGINT. Raises ProxySettingsInvalid."""
+    """Serve until SIGTERM or SIGINT; SIGUSR1 leaves HAProxy to the next proxy. Raises as `service.start`."""
     found = settings.load(path)
-    if found.plane == "haproxy":
-        raise ProxySettingsInvalid(f"{path}: plane: haproxy is not in this version yet")
     _raise_descriptors()
     log = Log(LineWriter(sys.stderr.fileno()).write, number_of(level), {})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -31,14 +28,14 @@ def run(path: Path, level: str = "info") -> None:
 
 
 async def _serve(found: Settings, log: Log) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    ended: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        asyncio.get_running_loop().add_signal_handler(number, ended.put_nowait, number)
     async with AsyncAgent(found.agent.address, tls=_tls(found.agent)) as agent:
         running = await service.start(found, AgentModels(agent, found.models), log)
         log.info("proxy.started", port=running.port, models=len(found.models), plane=found.plane)
-        await stopped.wait()
-        await running.close()
+        received = await ended.get()
+        await running.close(leave=received == signal.SIGUSR1)
     log.info("proxy.stopped")
 
 

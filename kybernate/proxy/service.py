@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from aiohttp import ClientSession, web
 
@@ -15,8 +14,9 @@ from kybernate.proxy.embedded.connection import Connections
 from kybernate.proxy.embedded.exchange import Exchange
 from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
-from kybernate.proxy.embedded.upstream import session
-from kybernate.proxy.engine import Engine, Gate
+from kybernate.proxy.embedded.upstream import Inner, session
+from kybernate.proxy.engine import Engine
+from kybernate.proxy.haproxy.plane import HaproxyPlane
 from kybernate.proxy.keys import read_keys
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
@@ -53,54 +53,71 @@ class Service:
     tcp_ports: list[int] = field(default_factory=list)
     port: int = 0
     admin_port: int = 0
-    watching: asyncio.Task[None] | None = None
+    plane: HaproxyPlane | None = None
+    inner: Inner | None = None
+    watching: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def close(self, *, drain: float = 5.0) -> None:
-        """Accept no more, refuse those that are held, give those that are answered some seconds, and end."""
+    async def close(self, *, drain: float = 5.0, leave: bool = False) -> None:
+        """Accept no more, refuse those that are held, give those that are answered some seconds, and end.
+
+        HAProxy ends once its streams have; with `leave`, it serves until the next proxy takes it over.
+        """
+        if self.plane is not None and self.plane.started:
+            if leave:
+                self.plane.child.leave()
+            else:
+                self.plane.child.stop()
         for server in self.servers:
             server.close()
         for port in self.tcp:
             await port.close()
-        if self.watching is not None:
-            self.watching.cancel()
+        for task in self.watching:
+            task.cancel()
         await self.engine.close()
         await self.connections.shutdown(drain)
         for runner in self.runners:
             await runner.cleanup()
         await self.client.close()
+        if self.inner is not None:
+            await self.inner.client.close()
 
 
-async def start(
-    settings: Settings, source: Models, log: Log, *, gate: Gate | None = None, socket: Path | None = None
-) -> Service:
-    """Start a proxy: it listens when this returns. With `socket` on that UNIX socket, behind another data plane.
+async def start(settings: Settings, source: Models, log: Log) -> Service:
+    """Start a proxy: it listens when this returns, by HAProxy where the settings say so.
 
-    Raises ProxySettingsInvalid where a file of keys or an address cannot be used.
+    Raises ProxySettingsInvalid where a file of keys or an address cannot be used, and HaproxyUnusable.
     """
+    plane = HaproxyPlane(settings, log) if settings.plane == "haproxy" else None
     metrics = Metrics(one.name for one in settings.models)
-    engine = Engine(source, settings.models, metrics, log, gate)
+    engine = Engine(source, settings.models, metrics, log, plane)
     metrics.registry.register(States(engine))
     client = session()
     access = AccessLog(settings.access_log) if settings.access_log else None
     keys = {str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys}
     peer_keys = {one.name: read_text(one.key_file).strip() for one in settings.peers if one.key_file}
-    handler = Handler(settings, engine, client, keys, peer_keys, Observers(metrics, access), log)
+    inner = Inner(session(plane.places.inner), plane.inner_names()) if plane is not None else None
+    handler = Handler(settings, engine, client, keys, peer_keys, Observers(metrics, access), log, inner)
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
-    service = Service(engine, metrics, client, connections)
+    service = Service(engine, metrics, client, connections, plane=plane, inner=inner)
     try:
-        await _listen(service, settings, log, socket)
+        await _listen(service, settings, log)
+        if plane is not None:
+            await plane.start()
+            service.watching.append(asyncio.create_task(plane.watch(engine)))
     except BaseException:
         await service.close()
         raise
-    service.watching = asyncio.create_task(engine.run())
+    service.watching.append(asyncio.create_task(engine.run()))
     return service
 
 
-async def _listen(service: Service, settings: Settings, log: Log, socket: Path | None) -> None:
+async def _listen(service: Service, settings: Settings, log: Log) -> None:
     loop = asyncio.get_running_loop()
     try:
-        if socket is not None:
+        if service.plane is not None:
+            socket = service.plane.prepare()
             service.servers.append(await loop.create_unix_server(service.connections, socket, backlog=BACKLOG))
+            service.port = settings.listen[1]
         else:
             server = await loop.create_server(service.connections, *settings.listen, backlog=BACKLOG)
             service.servers.append(server)

@@ -209,6 +209,9 @@ def _settings(item: Item) -> Settings:
     )
     section.end()
     _check_names(found, named, item)
+    for model in found.models:
+        if found.plane != "haproxy" and (model.upstream or "").startswith("h2:"):
+            named[model.name].problem(f"models.{model.name}.upstream: HTTP/2 needs plane: haproxy")
     return found
 
 
@@ -246,7 +249,7 @@ def _whole(item: Item, read: Callable[[Section], One]) -> One:
 def _model(name: str, section: Section) -> Model:
     return Model(
         name=name,
-        upstream=section.take("upstream", doc.url("http", "https", "tcp")),
+        upstream=section.take("upstream", doc.url("http", "https", "tcp", "h2")),
         container=section.take("container", doc.text, ""),
         namespace=section.take("namespace", doc.text, ""),
         aliases=section.take("aliases", doc.texts, ()),

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.node.naming import is_place, meant
 from kybernate.registry import changes, queries
 from kybernate.registry import rebuild as rebuilding
@@ -128,7 +128,7 @@ class Catalogue:
         def work(connection: Connection) -> ImageRow:
             row = self._locked(connection, name)
             if row.annotations.pinned and not force:
-                raise Failure(
+                raise Refused(
                     f"image {row.name or row.id} is pinned", state="it was not removed", advice="remove the pin before"
                 )
             changes.remove_images(connection, [row.key], replicas=True)

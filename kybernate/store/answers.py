@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
 
 from kybernate.node.failure import Failure
 from kybernate.store.errors import ObjectMissing, StoreDenied, StoreFull, StoreUnreachable
@@ -41,6 +45,17 @@ MEANINGS = (  # the first that fits counts
     ),
     Meaning(("AccessDenied", "Access Denied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), StoreDenied),
 )
+METADATA: Final = "169.254.169.254"  # where a machine in a cloud asks for its role, and so what is left without a key
+VARIABLES: Final = {  # of the credentials, by the scheme of a store's URL
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
+}
+ALIASES: Final = {"s3a": "s3", "azure": "az", "abfs": "az", "abfss": "az"}
+PROVIDE: Final = (
+    "export them for a command; the agent has them from /etc/kybernate/agent.env (mode 0600), not from a shell:"
+    " write them there, then `systemctl restart kybernate-agent`"
+)
 MOST_LETTERS = 1000
 MISSING_BUCKET = "NoSuchBucket"
 UNKNOWN_KEY = "XAdminUserNotFound"  # of Versity's gateway, with status 404
@@ -58,6 +73,8 @@ def failure_of(title: str, name: str, error: Exception) -> Failure:
         return StoreDenied(f"{title}: {name}: {_short(error)}")
     if isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
         return ObjectMissing(f"{title}: there is no object {name}")
+    if METADATA in str(error):
+        return _no_credentials(title, os.environ)
     for meaning in MEANINGS:
         if any(mark in str(error) for mark in meaning.marks):
             return _failure(meaning, title, name, error)
@@ -81,6 +98,22 @@ def _failure(meaning: Meaning, title: str, name: str, error: Exception) -> Failu
         return StoreFull(f"{title}: no room for {name}: {_short(error)}")
     words = f"{meaning.words}: " if meaning.words else ""
     return meaning.error(f"{title}: {name}: {words}{_short(error)}", advice=meaning.advice or meaning.error.advice)
+
+
+def missing_variables(url: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables with the credentials of a store's service that an environment lacks."""
+    scheme = urlsplit(url).scheme
+    return tuple(name for name in VARIABLES.get(ALIASES.get(scheme, scheme), ()) if not environment.get(name))
+
+
+def _no_credentials(title: str, environment: Mapping[str, str]) -> StoreDenied:
+    """The client library had no key, and asked the cloud's metadata service in vain."""
+    lacking = missing_variables(title, environment)
+    if not lacking:
+        return StoreDenied(f"{title}: the service of this machine's cloud role does not answer")
+    words = " and ".join(lacking)
+    verb = "is" if len(lacking) == 1 else "are"
+    return StoreDenied(f"{title}: no credentials: {words} {verb} not set, and this machine has no role", advice=PROVIDE)
 
 
 def _short(error: Exception) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.store import source, writer
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, first_of
@@ -55,7 +55,7 @@ async def store_files(store: ChunkStore, directory: Path, content: bytes, name: 
 def require_same(known: Recipe, manifest: bytes) -> None:
     """Raise Failure where the store has another image of that id: it would be lost."""
     if not is_same_image(known.manifest, manifest):
-        raise Failure(
+        raise Refused(
             f"the store has image {known.id} with another manifest, under the name {known.name}: one of them is"
             " encrypted, or was changed",
             state="both are as they were",

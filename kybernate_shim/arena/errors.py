@@ -4,21 +4,7 @@ from __future__ import annotations
 
 
 class ArenaFull(Exception):
-    """The arena has not so much room; nothing was given out."""
-
-    def __init__(self, wanted: int, free: int) -> None:
-        super().__init__(f"{wanted >> 20} MiB of VRAM do not fit into the arena, {free >> 20} MiB of it are free")
-
-
-class ShareFull(ArenaFull):
-    """A pod or container would have more of the arena than its share; nothing was given out."""
-
-    def __init__(self, wanted: int, account: str, held: int, share: int) -> None:
-        Exception.__init__(
-            self,
-            f"{wanted >> 20} MiB of VRAM do not fit into the share of {account} in the arena, which has {held >> 20} of"
-            f" {share >> 20} MiB (gpu.arena_share)",
-        )
+    """The arena, or a pod's share of it, has no room for the request; nothing was allocated."""
 
 
 class ArenaIncomplete(Exception):

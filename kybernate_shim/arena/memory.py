@@ -43,7 +43,6 @@ from kybernate_shim.arena.errors import (
     ArenaInUse,
     ArenaUnavailable,
     FillingEnded,
-    ShareFull,
 )
 from kybernate_shim.arena.extents import Extent, Kept, gaps, total, without_end
 from kybernate_shim.arena.owner import ArenaOwner
@@ -331,13 +330,16 @@ class Memory:
         """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it."""
         taken = [*self._taken(), *stays]
         if (free := self._free(taken).bytes) < wanted:
-            raise ArenaFull(wanted, free)
+            raise ArenaFull(f"{wanted >> 20} MiB of VRAM do not fit into the arena, {free >> 20} MiB of it are free")
         copies = self._copies_by_age(owner)
         if self._share < 1:
             more = wanted + total(stays)
             held = sum(record.room_bytes for record in self._records(but=owner) if record.account == account)
             if held + more > self._limit:
-                raise ShareFull(more, account, held, self._limit)
+                raise ArenaFull(
+                    f"{more >> 20} MiB of VRAM do not fit into the share of {account} in the arena, which has"
+                    f" {held >> 20} of {self._limit >> 20} MiB (gpu.arena_share)"
+                )
             drop_copies(copies, account, self._limit - held - more)
         while (room := self._free([*taken, *(extent for _, copy in copies for extent in copy.room)])).bytes < wanted:
             copies.pop(0)[0].unlink()

@@ -19,7 +19,7 @@ from kybernate_shim.checkpoint.image.manifest import ARRIVING
 from kybernate_shim.checkpoint.image.plaintext_memory import remove_stale
 from kybernate_shim.checkpoint.image.store import Image, read_image
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.errors import Failed, Refused
+from kybernate_shim.errors import HeldFailed, Refused
 from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.run_directory import ARRIVING as MEMORY
@@ -32,19 +32,11 @@ if TYPE_CHECKING:
 STEP = "arrival"
 
 
-class ImageClaimed(Refused):
-    """The image arrives for one restore, and another one has it."""
-
-
-class ArrivalFailed(Failed):
-    """The rest of an image that was arriving will not come. The processes were killed before they ran."""
-
-
 @asynccontextmanager
 async def claimed(image: Image) -> AsyncIterator[Image]:
     """Have an arriving image for the block; another restore is refused where its files are given back as they are read.
 
-    Yields the image as it is now: it may have arrived in the meantime. Raises ImageClaimed and ArrivalFailed.
+    Yields the image as it is now: it may have arrived in the meantime. Raises Refused and HeldFailed.
     """
     if not image.arriving:
         yield image
@@ -68,7 +60,7 @@ async def claimed(image: Image) -> AsyncIterator[Image]:
 
 def _claim(lock: int, image: Path) -> None:
     if not lock_open(lock):
-        raise ImageClaimed(f"{image} arrives for another restore. Nothing was restored")
+        raise Refused(f"{image} arrives for another restore. Nothing was restored")
 
 
 def source_of(image: Image) -> str:
@@ -81,7 +73,7 @@ def source_of(image: Image) -> str:
 
 
 def _arrival(image: Image) -> Arrival | None:
-    """Return the record of an image, None where all of it is there. Raises ArrivalFailed."""
+    """Return the record of an image, None where all of it is there. Raises HeldFailed."""
     if not image.arriving:
         return None
     from kybernate_shim.vram_io.arrival import arrival_in  # few images arrive
@@ -89,7 +81,7 @@ def _arrival(image: Image) -> Arrival | None:
     try:
         return arrival_in(image.path)
     except NotArrived as error:
-        raise ArrivalFailed(f"{error}. Nothing was restored") from error
+        raise HeldFailed(f"{error}. Nothing was restored") from error
 
 
 class Awaited:
@@ -106,17 +98,17 @@ class Awaited:
         self._stop.set()
 
     async def wait(self) -> None:
-        """Wait until all is there, and note where it came from. Raises ArrivalFailed."""
+        """Wait until all is there, and note where it came from. Raises HeldFailed."""
         total = sum(self._arrival.description.files.values())
         with self._operation.waiting(self.step, total, lambda: self._arrival.bytes_here):
             try:
                 await asyncio.to_thread(self._arrival.wait_all, self._stop.is_set)
             except (NotArrived, CopyCancelled) as error:
-                raise ArrivalFailed(str(error)) from error
+                raise HeldFailed(str(error)) from error
         self._operation.comes_from(self._arrival.source)  # another copy may have continued
 
 
 def awaited(image: Image, operation: Operation) -> Awaited | None:
-    """Return what a restore has to wait for, None where all is there. Raises ArrivalFailed."""
+    """Return what a restore has to wait for, None where all is there. Raises HeldFailed."""
     arrival = _arrival(image)
     return Awaited(arrival, operation) if arrival is not None and arrival.description.files else None

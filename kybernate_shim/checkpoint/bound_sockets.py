@@ -31,16 +31,14 @@ SIOCUNIXFILE: Final = 0x89E0
 SHOWN: Final = 3
 
 
-class SocketDirectoryNotSaved(Refused):
-    """A restore could not bind a UNIX socket, as its directory would not be in the image; nothing was changed."""
-
-    def __init__(self, container: str, unbindable: Sequence[Unbindable]) -> None:
-        super().__init__(
-            f"{described(unbindable)}: the container has created the directory, and without the changed files of the"
-            " root"
-            " filesystem a restore cannot bind the socket there. Leave --no-rootfs away, or use --force where the new"
-            f" container has the directory; container {container} continues as before"
-        )
+def socket_directory_not_saved(container: str, unbindable: Sequence[Unbindable]) -> Refused:
+    """Return why a UNIX socket could not be bound by a restore: its directory would not be in the image."""
+    return Refused(
+        f"{described(unbindable)}: the container has created the directory, and without the changed files of the"
+        " root"
+        " filesystem a restore cannot bind the socket there. Leave --no-rootfs away, or use --force where the new"
+        f" container has the directory; container {container} continues as before"
+    )
 
 
 @dataclass(frozen=True)

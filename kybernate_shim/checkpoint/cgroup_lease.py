@@ -26,24 +26,20 @@ DIRECTORY = RUN / "restores"
 MOMENT = 1.0  # seconds, in which a process that only reads a record has closed it
 
 
-class CgroupTaken(Refused):
-    """Processes of another container are in the cgroup that a restore was to use, or are about to be."""
-
-
 @contextmanager
 def leased(cgroups_path: str, bundle: Path, directory: Path = DIRECTORY) -> Iterator[None]:
-    """Hold a cgroup, named as in config.json, for the restore into `bundle` while the body runs. Raises CgroupTaken."""
+    """Hold a cgroup, named as in config.json, for the restore into `bundle` while the body runs. Raises Refused."""
     if not cgroups_path:
         yield
         return
     path = _record(cgroups_path, directory)
     with _locked(path) as record:
         if record is None:
-            raise CgroupTaken(f"another restore into cgroup {cgroups_path} is in progress; nothing was changed")
+            raise Refused(f"another restore into cgroup {cgroups_path} is in progress; nothing was changed")
         if pids := Cgroup(*named(cgroups_path)).processes():
             if not record.read():  # else it names the restore to clean up after, whose daemon was killed
                 path.unlink()
-            raise CgroupTaken(
+            raise Refused(
                 f"processes of another container are in cgroup {cgroups_path}, which this one's configuration names"
                 f" ({', '.join(map(str, sorted(pids)[:5]))}): the checkpointed container, if it still runs, or an"
                 " earlier restore that is still ending. End that first, or give this one a cgroup of its own; nothing"

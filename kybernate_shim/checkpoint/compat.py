@@ -39,15 +39,12 @@ INSTRUCTIONS: Final = (
 )
 
 
-class Incompatible(Refused):
-    """The image must not be restored here. `findings` holds all differences, not only those that decided."""
-
-    def __init__(self, findings: Sequence[Difference], deciding: Sequence[Difference]) -> None:
-        advice = ""
-        if all(finding.verdict != "refusal" for finding in deciding):
-            advice = f'; the annotation {FORCE}: "true" overrides this'
-        super().__init__(f"{'; '.join(map(str, deciding))}{advice}. Nothing was restored")
-        self.findings = tuple(findings)
+def incompatible(deciding: Sequence[Difference]) -> Refused:
+    """Return the error: the image must not be restored here."""
+    advice = ""
+    if all(finding.verdict != "refusal" for finding in deciding):
+        advice = f'; the annotation {FORCE}: "true" overrides this'
+    return Refused(f"{'; '.join(map(str, deciding))}{advice}. Nothing was restored")
 
 
 @dataclass(frozen=True)
@@ -89,16 +86,16 @@ def compare(manifest: Manifest, place: RestorePlace, mounts: MountUnmatched | No
 
 
 def require_compatible(findings: Sequence[Difference], *, force: bool = False) -> list[Difference]:
-    """Return the risks that are taken. Raises Incompatible for refusals, and for risks unless `force` is set.
+    """Return the risks that are taken. Raises Refused for refusals, and for risks unless `force` is set.
 
     Another container image is named with every refusal: it is why mounts, files and privileges differ.
     """
     refusals = [finding for finding in findings if finding.verdict == "refusal"]
     risks = [finding for finding in findings if finding.verdict == "risk"]
     if refusals:
-        raise Incompatible(findings, [*(one for one in findings if one.fact == CONTAINER_IMAGE), *refusals])
+        raise incompatible([*(one for one in findings if one.fact == CONTAINER_IMAGE), *refusals])
     if risks and not force:
-        raise Incompatible(findings, findings)
+        raise incompatible(findings)
     return risks
 
 

@@ -51,10 +51,6 @@ ADVICE = (
 )
 
 
-class DumpFailed(Failed):
-    """No image was made; the container continues as before. The message has what CRIU said and where its log is."""
-
-
 async def dump(
     target: Target,
     request: DumpRequest,
@@ -67,9 +63,9 @@ async def dump(
 
     With `hold`, it stays frozen and off its GPUs until that is over, and this returns when it runs on or has ended.
 
-    Raises DumpFailed, CriuUnusable, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
+    Raises Failed, Refused, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
     no image then, and the container continues. Raises NotBack where its GPU state could not be brought back, and
-    LastCopyKept where CRIU has ended it too early; an image whose data was complete by then is finished and kept, since
+    Failed where CRIU has ended it too early; an image whose data was complete by then is finished and kept, since
     it is the best copy of the container.
     """
     course = Course()
@@ -81,12 +77,12 @@ async def dump(
             async with staged_for_dump(target, request) as staged, operation.within(request.deadline):
                 dumped = await _steps(target, staged, operation, log, accelerator, hold, course)
     except RuntimeFailed as error:
-        raise DumpFailed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
+        raise Failed(_advised(explain(f"{_failed(target)}: {error.message}", request.work / LOG))) from error
     except TimeoutError as error:
         why = str(error) or f"it did not end within {request.deadline:g} s"  # the deadline itself comes without words
         raise TimeoutError(f"{_failed(target)}: {why}") from error
     except (OSError, VramError, FreezeTimedOut) as error:
-        raise DumpFailed(f"{_failed(target)}: {error}") from error
+        raise Failed(f"{_failed(target)}: {error}") from error
     if course.lost is not None:
         raise course.lost
     return dumped
@@ -186,7 +182,7 @@ async def _bring_back(back: AsyncUndo, course: Course) -> None:
 async def _limit_freeze(
     target: Target, request: DumpRequest, operation: Operation, still: Standstill, limit: FreezeLimit, needed: int
 ) -> None:
-    """Have the dump of about `needed` bytes keep to a limit. Raises FreezeTooLong where it cannot."""
+    """Have the dump of about `needed` bytes keep to a limit. Raises Refused where it cannot."""
     if not limit.is_set:
         return
     with operation.step("estimate"):

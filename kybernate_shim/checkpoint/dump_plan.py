@@ -41,7 +41,7 @@ HELD = re.compile(r"^Vm(?:RSS|Swap):\s*(\d+) kB$", re.MULTILINE)  # source: proc
 async def require_directories(target: Target, request: DumpRequest, log: Log | None = None) -> None:
     """Refuse UNIX sockets that a restore could not bind; where they are allowed, write to the `log`.
 
-    The result is certain only while the processes are frozen. Raises SocketDirectoryNotSaved.
+    The result is certain only while the processes are frozen. Raises Refused.
     """
     lenient = request.rootfs_elsewhere or request.force
     if request.rootfs_diff or (lenient and log is None):
@@ -54,7 +54,7 @@ async def require_directories(target: Target, request: DumpRequest, log: Log | N
 
     unbindable = await as_long_as_wanted(look)
     if unbindable and not lenient:
-        raise bound_sockets.SocketDirectoryNotSaved(target.id, unbindable)
+        raise bound_sockets.socket_directory_not_saved(target.id, unbindable)
     if unbindable and log is not None:
         log.warning("socket.directory_not_saved", task=target.id, error=bound_sockets.described(unbindable))
 
@@ -62,17 +62,17 @@ async def require_directories(target: Target, request: DumpRequest, log: Log | N
 async def require_common_state(target: Target, request: DumpRequest, log: Log | None = None) -> None:
     """Refuse processes and threads with what CRIU cannot restore; where that is allowed, write to the `log`.
 
-    The result is certain only while the processes are frozen. Raises NamespaceNested and ThreadStateNotSaved.
+    The result is certain only while the processes are frozen. Raises Refused.
     """
     assert target.cgroup is not None
     pids = await asyncio.to_thread(target.cgroup.processes)
     if nested := await as_long_as_wanted(lambda: own_state.nested_namespaces(pids, target.init_pid)):
-        raise own_state.NamespaceNested(target.id, nested)
+        raise own_state.namespace_nested(target.id, nested)
     if request.force and log is None:
         return
     found = await as_long_as_wanted(lambda: own_state.own_thread_state(pids))
     if found and not request.force:
-        raise own_state.ThreadStateNotSaved(target.id, found)
+        raise own_state.thread_state_not_saved(target.id, found)
     if found and log is not None:
         log.warning("thread.state_not_saved", task=target.id, error=own_state.listed(found))
 
@@ -106,7 +106,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
         log.info("socket.examined", outcome=line)
     held = await as_long_as_wanted(partial(undumpable.look, pids))
     if held.problems:
-        raise undumpable.Undumpable(target.id, held.problems)
+        raise undumpable.not_dumpable(target.id, held.problems)
     joined_environment(target.spec)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)

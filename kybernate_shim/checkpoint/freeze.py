@@ -27,18 +27,10 @@ PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds; each is twice the last one
 STOPPED: Final = "do_signal_stop"  # the kernel's function in which a stopped thread waits; frozen, its state is D
 
 
-class MemoryShared(FreezeTimedOut):
-    """Whenever the cgroup was frozen, some process shared its memory with its child; it has been thawed again."""
-
-
-class ProcessStopped(FreezeTimedOut):
-    """Whenever the cgroup was frozen, some process was stopped by a signal; it has been thawed again."""
-
-
 def freeze_container(cgroup: Cgroup, *, seconds: float = SECONDS) -> None:
     """Freeze the cgroup where CRIU can seize its threads; blocks. What is frozen already may run meanwhile.
 
-    Raises MemoryShared or ProcessStopped after `seconds`, or as Cgroup.freeze.
+    Raises FreezeTimedOut or FreezeTimedOut after `seconds`, or as Cgroup.freeze.
     """
     until, pause = time.monotonic() + seconds, PAUSE
     while True:
@@ -58,13 +50,13 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
     pids = cgroup.processes()
     for pair in vforks(pids):
         parent, child = map(title_of, pair)
-        return MemoryShared(
+        return FreezeTimedOut(
             f"{parent} and {child}, its child, have shared their memory for {seconds:g} s, as when a vfork waits"
             f" for the child's program: CRIU cannot seize them. Find out what {child} waits for, and try again"
         )
     if cgroup.version == 1:
         for pid in filter(is_stopped, pids):
-            return ProcessStopped(
+            return FreezeTimedOut(
                 f"{title_of(pid)} has been stopped by a signal for {seconds:g} s: with cgroup version 1, CRIU cannot"
                 " seize it. Continue it (SIGCONT) or end it, and try again"
             )

@@ -29,14 +29,6 @@ NONE: Final = "none"  # in words, for any time
 ANY: Final = 365 * 86400.0  # seconds: as long, or longer, is no limit. No journal and no JSON knows infinity
 
 
-class FreezeTooLong(Refused):
-    """A checkpoint would freeze its container for longer than it may, or has done so. There is no image."""
-
-
-class MaxFreezeInvalid(Refused):
-    """The annotation has no time. Nothing was changed."""
-
-
 def seconds_of(text: str) -> float:
     """Return the seconds of "2s", "500ms", "1.5" or "1m", ANY for "none". Raises ValueError."""
     if text == NONE:
@@ -60,14 +52,14 @@ class FreezeLimit:
 
 
 def limit_of(asked: float, asked_by: str, spec: Spec, config: Config) -> FreezeLimit:
-    """Return the first limit that is there: the request's, the annotation's, the node's. Raises MaxFreezeInvalid."""
+    """Return the first limit that is there: the request's, the annotation's, the node's. Raises Refused."""
     if asked:
         return FreezeLimit(asked, asked_by or REQUEST)
     if text := config.pods_choice(spec.annotations, ANNOTATION):
         try:
             return FreezeLimit(seconds_of(text), f"the annotation {ANNOTATION}")
         except ValueError as error:
-            raise MaxFreezeInvalid(f"the annotation {ANNOTATION} has no time: {error}. Nothing was changed") from error
+            raise Refused(f"the annotation {ANNOTATION} has no time: {error}. Nothing was changed") from error
     return FreezeLimit(config.max_freeze, NODE) if config.max_freeze else FreezeLimit()
 
 
@@ -86,10 +78,10 @@ class Expected:
         return self.bytes / self.rate
 
     def require(self, container: str, limit: FreezeLimit) -> None:
-        """Raise FreezeTooLong where the container would certainly be frozen for longer than it may be."""
+        """Raise Refused where the container would certainly be frozen for longer than it may be."""
         if self.seconds <= limit.seconds:
             return
-        raise FreezeTooLong(
+        raise Refused(
             f"a checkpoint would freeze container {container} for at least {self.seconds:.1f} s ({mib(self.bytes)} at"
             f" {mib(round(self.rate))}/s), longer than the {limit.seconds:g} s that {limit.source} allows."
             f" {self.remedy} Nothing was changed"
@@ -165,12 +157,12 @@ class Standstill:
         return round((time.monotonic() - self._began) * 1000) if self._began else self._operation.frozen_ms
 
     def require(self) -> None:
-        """Raise FreezeTooLong where it is frozen for too long by now, for what no clock may interrupt."""
+        """Raise Refused where it is frozen for too long by now, for what no clock may interrupt."""
         if (seconds := self.milliseconds / 1000) > self._limit.seconds:
             raise self._too_long(seconds)
 
-    def _too_long(self, seconds: float) -> FreezeTooLong:
-        return FreezeTooLong(
+    def _too_long(self, seconds: float) -> Refused:
+        return Refused(
             f"the checkpoint of container {self._container} was undone: it had been frozen for {seconds:.2f} s, longer"
             f" than the {self._limit.seconds:g} s that {self._limit.source} allows. {self._remedy} There is no image,"
             " and it continues as before"

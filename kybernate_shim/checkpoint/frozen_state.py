@@ -40,10 +40,6 @@ from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import RuntimeFailed
 
 
-class LastCopyKept(Failed):
-    """The container has ended with an image that could not be completed or proven. It stays, as the only copy."""
-
-
 @dataclass
 class Course:
     """What has come of a dump. `gone`: CRIU has ended the container; `lost`: what failed although there is an image."""
@@ -66,7 +62,7 @@ class FrozenState:
     still: Standstill
 
     async def complete(self) -> tuple[ImageVolume, ...]:
-        """Add what CRIU does not dump to what it has dumped, and make the proof. Raises NotRestorable.
+        """Add what CRIU does not dump to what it has dumped, and make the proof. Raises Refused.
 
         Return which volumes of its pod the image has.
         """
@@ -134,7 +130,7 @@ async def write_before_the_kill(state: FrozenState, course: Course) -> Dumped:
     try:
         volumes = await state.complete()  # of a CRIU that executes no script
     except Exception as error:  # noqa: BLE001  # whatever it is, what CRIU has written is all that there is
-        course.lost = LastCopyKept(
+        course.lost = Failed(
             f"CRIU has ended container {state.target.id} without waiting for its image, which could not be completed:"
             f" {error}. It stays at {state.request.destination or state.request.image}, without the proof that it can"
             " be restored: keep it until a restore of it has succeeded"

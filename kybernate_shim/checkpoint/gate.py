@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.arriving import ArrivalFailed, Awaited
+from kybernate_shim.checkpoint.arriving import Awaited
 from kybernate_shim.checkpoint.cleanup import named, plain_path
-from kybernate_shim.checkpoint.names import NameNotMade
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
 from kybernate_shim.checkpoint.script import PASS, REFUSE, asked
-from kybernate_shim.checkpoint.settled import NotAsConfigured, Settled
-from kybernate_shim.errors import Failed
+from kybernate_shim.checkpoint.settled import Settled
+from kybernate_shim.errors import Failed, HeldFailed
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.credentials import of_process, process_tree
@@ -36,7 +35,6 @@ from kybernate_shim.oci.runtime import Runtime, RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance, excess
 
-HELD_FAILURES: Final = (ArrivalFailed, NameNotMade, NotAsConfigured)  # why what is held must not run
 # Of version 1: a fork may fail by the limits of the first two, and the last one lists what is killed together.
 LEFT: Final[tuple[str, ...]] = ("pids", "memory", "freezer")
 
@@ -117,7 +115,7 @@ class Gate:
             finally:
                 if not self.passed:
                     await asyncio.to_thread(end_held, int(init), int(criu))
-        except HELD_FAILURES as error:
+        except HeldFailed as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001  # whatever it is, the processes must not run
             reason = f"the restored processes could not be examined: {error}"

@@ -13,18 +13,12 @@ import time
 from signal import SIGINT, SIGKILL, SIGQUIT, SIGRTMIN, SIGTERM
 from typing import TYPE_CHECKING, Final, Literal
 
-from kybernate_shim.errors import Refused
-
 if TYPE_CHECKING:
     from kybernate_shim.checkpoint.dump_request import Dumped
 
 Over = Literal["released", "expired", "ended"]
 # Those by which container images ask to be stopped, as systemd's do by the last one. Others wait for the thaw.
 ENDING: Final = frozenset({SIGTERM, SIGINT, SIGQUIT, SIGKILL, SIGRTMIN + 3})
-
-
-class NotHeld(Refused):
-    """No checkpoint holds the container, or not any more. Nothing was changed."""
 
 
 class FrozenHold:

@@ -24,7 +24,7 @@ from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.paths import is_normal
-from kybernate_shim.errors import Failed
+from kybernate_shim.errors import HeldFailed
 from kybernate_shim.linux import openat2
 from kybernate_shim.linux.beneath import BELOW
 from kybernate_shim.linux.plain_files import DIRECTORY, read_plain
@@ -32,10 +32,6 @@ from kybernate_shim.linux.private_files import write_private
 
 FILE: Final = "kybernate-names.json"
 MOST_BYTES: Final = 16 << 20
-
-
-class NameNotMade(Failed):
-    """A name that CRIU needs could not be made in the new container. Nothing was restored."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +93,20 @@ def _is_valid(one: Name) -> bool:
 
 
 def make_links(names: Names, mounts: SpecMounts, rootfs: Path) -> None:
-    """Make the hard links in the new container's filesystems. Raises NameNotMade."""
+    """Make the hard links in the new container's filesystems. Raises HeldFailed."""
     for one in names.links:
         try:
             with _opened(one, mounts, rootfs) as top:
                 _link(top, *_inside(one))
         except OSError as error:
-            raise NameNotMade(
+            raise HeldFailed(
                 f"{one.path} cannot be made a name of {one.other}, which a process of the image has open under a name"
                 f" that was removed: {error.strerror}. Nothing was restored; the file must be where it was"
             ) from error
 
 
 def make_directories(names: Names, mounts: SpecMounts, rootfs: Path) -> None:
-    """Make the directories in which CRIU binds sockets that were moved since. Raises NameNotMade."""
+    """Make the directories in which CRIU binds sockets that were moved since. Raises HeldFailed."""
     for one in names.sockets:
         if not one.missing:
             continue
@@ -118,7 +114,7 @@ def make_directories(names: Names, mounts: SpecMounts, rootfs: Path) -> None:
             with _opened(one, mounts, rootfs) as top:
                 _make_parents(top, _inside(one)[0])
         except OSError as error:
-            raise NameNotMade(
+            raise HeldFailed(
                 f"the directory of {one.path}, where CRIU binds a socket before it is moved to {one.other}, cannot be"
                 f" made: {error.strerror}. Nothing was restored"
             ) from error

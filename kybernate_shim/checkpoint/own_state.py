@@ -22,25 +22,21 @@ NESTED: Final = ("user", "pid", "pid_for_children", "uts", "ipc", "cgroup", "tim
 OF_THREADS: Final = ("net", "mnt", "uts", "ipc", "cgroup", "pid_for_children", "time_for_children")
 
 
-class NamespaceNested(Refused):
-    """A process has left a namespace of the container's for one that CRIU cannot dump; nothing was changed."""
-
-    def __init__(self, container: str, found: Sequence[str]) -> None:
-        super().__init__(
-            f"{listed(found)}: CRIU dumps no nested namespaces but those of mounts and networks. Switch off what makes"
-            f" them, such as a browser's or a build tool's sandbox, or end the process; container {container}"
-            " continues as before"
-        )
+def namespace_nested(container: str, found: Sequence[str]) -> Refused:
+    """Return why a process in a namespace of its own prevents a checkpoint: CRIU cannot dump it."""
+    return Refused(
+        f"{listed(found)}: CRIU dumps no nested namespaces but those of mounts and networks. Switch off what makes"
+        f" them, such as a browser's or a build tool's sandbox, or end the process; container {container}"
+        " continues as before"
+    )
 
 
-class ThreadStateNotSaved(Refused):
-    """A thread has something of its own that a restore would replace by its process's; nothing was changed."""
-
-    def __init__(self, container: str, found: Sequence[str]) -> None:
-        super().__init__(
-            f"{listed(found)}: a restore would give the thread those of its process. End the thread, or have a process"
-            f" do its work; --force where the thread can do with them; container {container} continues as before"
-        )
+def thread_state_not_saved(container: str, found: Sequence[str]) -> Refused:
+    """Return why a thread with state of its own prevents a checkpoint: a restore would give it its process's."""
+    return Refused(
+        f"{listed(found)}: a restore would give the thread those of its process. End the thread, or have a process"
+        f" do its work; --force where the thread can do with them; container {container} continues as before"
+    )
 
 
 def nested_namespaces(pids: Iterable[int], init: int) -> list[str]:

@@ -30,15 +30,13 @@ from kybernate_shim.linux.held_files import held_files
 SHOWN: Final = 5
 
 
-class NotRestorable(Refused):
-    """A restore could not bring everything back. There is no image, and the container continues as before."""
-
-    def __init__(self, container: str, problems: Sequence[str], remedy: str = "") -> None:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        super().__init__(
-            f"container {container} could not be restored from this checkpoint: {'; '.join(problems[:SHOWN])}{more}."
-            f" {remedy}There is no image, and it continues as before"
-        )
+def not_restorable(container: str, problems: Sequence[str], remedy: str = "") -> Refused:
+    """Return why an image is not completed: a restore of it would fail."""
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return Refused(
+        f"container {container} could not be restored from this checkpoint: {'; '.join(problems[:SHOWN])}{more}."
+        f" {remedy}There is no image, and it continues as before"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class SavedRoot:
 
 
 def make_restorable(target: Target, request: DumpRequest, volumes: Collection[str] = ()) -> None:
-    """Complete what CRIU has dumped into `request.image`, whose processes are frozen. Raises NotRestorable and OSError.
+    """Complete what CRIU has dumped into `request.image`, whose processes are frozen. Raises Refused and OSError.
 
     `volumes` are the names of the pod's own volumes whose content is in it. With `force`, what only another root
     filesystem or other mounts could have is left to the new container.
@@ -94,7 +92,7 @@ def make_restorable(target: Target, request: DumpRequest, volumes: Collection[st
     missing = unproven(replace(found, names=known.names))
     if problems := [*known.problems, *mapped(pids, fresh), *_described(missing, pids)]:
         remedy = "" if lenient or request.rootfs_diff else "Leave --no-rootfs away. "
-        raise NotRestorable(target.id, problems, remedy)
+        raise not_restorable(target.id, problems, remedy)
 
 
 def _root(target: Target, *, saved: bool) -> Root:

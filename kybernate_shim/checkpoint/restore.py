@@ -40,14 +40,14 @@ from kybernate_shim.checkpoint.mounts.reachable import ReachableSources
 from kybernate_shim.checkpoint.names import Names
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded, require_privileges
-from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers, apply_diff
+from kybernate_shim.checkpoint.rootfs.apply import Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.settled import Settled
 from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
 from kybernate_shim.checkpoint.work import working_in
-from kybernate_shim.errors import Failed
+from kybernate_shim.errors import Failed, HeldFailed, Stopped
 from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import hostname, set_hostname
@@ -79,7 +79,7 @@ ADVICE = (
         " or let the program listen on 0.0.0.0",
     ),
 )
-BEFORE_THEY_RUN = (PrivilegesExceeded, *gate.HELD_FAILURES)  # what ends processes that CRIU holds
+BEFORE_THEY_RUN = (PrivilegesExceeded, HeldFailed)  # what ends processes that CRIU holds
 
 
 class RestoreFailed(Failed):
@@ -118,7 +118,7 @@ async def prepare(
     """Check image and place against each other, and bring the root filesystem into the image's state.
 
     `image_digest` is that of the new container's image, "" where it is unknown.
-    Raises CheckpointInvalid, PrivilegesExceeded, Incompatible, CriuUnusable, VolumeUnplaced, VolumeNotFilled,
+    Raises CheckpointInvalid, PrivilegesExceeded, Refused, Failed,
     DiffInvalid or OSError; no process exists then.
     """
     with working_in(work, without=(LOG,)):
@@ -220,7 +220,7 @@ async def _verify(image: Image, operation: Operation) -> None:
 
     def progress(done: int, total: int) -> None:
         if stop.is_set():
-            raise ApplyStopped
+            raise Stopped
         operation.done_bytes, operation.total_bytes = done, total
 
     if problems := await to_the_end(partial(problems_of, image.path, image.manifest, progress, vram=False), stop.set):

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, CriuUnusable, line
+from kybernate_shim.checkpoint.criu.config import ENVIRONMENT, Configuration, line
+from kybernate_shim.errors import Refused
 from kybernate_shim.native import HOLDER
 
 SCRIPTS: Final = (HOLDER.of(), Path(__file__).with_name("hold_restored.sh"))  # compiled, and for where nothing compiles
@@ -24,13 +25,13 @@ REFUSE: Final = b"no\n"
 
 
 def arm(configuration: Configuration) -> None:
-    """Make CRIU execute the script, with a line in the configuration that it reads first. Raises CriuUnusable.
+    """Make CRIU execute the script, with a line in the configuration that it reads first. Raises Refused.
 
     A line of the node's own configuration does not replace it there: CRIU executes every script that it is given.
     """
     script = next((one for one in SCRIPTS if os.access(one, os.X_OK)), None)
     if script is None:
-        raise CriuUnusable(
+        raise Refused(
             f"{SCRIPTS[-1]} cannot be executed, and without it processes cannot be held until they are compared with"
             " what is allowed, or with their image: give it mode 0755 and mount its filesystem without noexec. Nothing"
             " was changed"

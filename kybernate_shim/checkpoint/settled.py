@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint import cgroup_views
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
-from kybernate_shim.checkpoint.names import NameNotMade, Names, move_sockets
-from kybernate_shim.errors import Failed
+from kybernate_shim.checkpoint.names import Names, move_sockets
+from kybernate_shim.errors import HeldFailed
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.mount.rootfs import attributes_of
@@ -22,10 +22,6 @@ from kybernate_shim.linux.namespaces import CLONE_NEWNS, in_namespace
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.thread_settings import ThreadSettings, put_back
 from kybernate_shim.oci.spec import Spec
-
-
-class NotAsConfigured(Failed):
-    """A restored container has a mount that its configuration does not allow. Nothing is left of it."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +58,23 @@ class Settled:
         return bool(self.names.sockets or self.threads) or "/" in self.read_only
 
     def settle(self, init: int) -> None:
-        """Do it for the container of the process `init`. Raises NameNotMade, NotAsConfigured and OSError."""
+        """Do it for the container of the process `init`. Raises HeldFailed and OSError."""
         try:
             move_sockets(self.names, Path(f"/proc/{init}/root"))
         except OSError as error:
-            raise NameNotMade(f"a UNIX socket of the image cannot be moved to its path: {error}") from error
+            raise HeldFailed(f"a UNIX socket of the image cannot be moved to its path: {error}") from error
         cgroup_views.narrow(init)
         if self.threads:
             self.differences.extend(put_back(init, self.threads))
         if writable := self._writable(init):
             in_namespace(Path(f"/proc/{init}/ns/mnt"), CLONE_NEWNS, lambda: _make_read_only(writable))
         if writable := self._writable(init):
-            raise NotAsConfigured(
+            raise HeldFailed(
                 f"{', '.join(writable)}: writable in the restored container, and read-only in its configuration"
             )
 
     def settle_late(self, init: int) -> None:
-        """Do it where the processes were not held; they may have ended. Raises NotAsConfigured and OSError."""
+        """Do it where the processes were not held; they may have ended. Raises HeldFailed and OSError."""
         if self.must_be_held:
             return
         try:
@@ -99,4 +95,4 @@ def _make_read_only(places: Sequence[str]) -> None:
         try:
             syscalls.mount("", place, "", syscalls.MS_REMOUNT | syscalls.MS_BIND | flags)
         except OSError as error:
-            raise NotAsConfigured(f"{place} cannot be made read-only: {error.strerror}") from error
+            raise HeldFailed(f"{place} cannot be made read-only: {error.strerror}") from error

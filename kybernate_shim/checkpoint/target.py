@@ -90,7 +90,7 @@ class Detached(Protocol):
         """Return when all VRAM bytes are in the image. Raises a VramError."""
 
     async def release(self, operation: Operation) -> None:
-        """Have forked processes give up what they have inherited of GPU devices; they must run. Raises DevicesKept."""
+        """Have forked processes give up what they have inherited of GPU devices; they must run. Raises Refused."""
 
     async def must_release(self) -> bool:
         """Return whether one of the processes, which are frozen, still holds something that CRIU cannot dump."""

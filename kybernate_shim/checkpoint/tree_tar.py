@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kybernate_shim.checkpoint.image.store import require_space
-from kybernate_shim.linux.beneath import TreeChanged, TreeFile
+from kybernate_shim.linux.beneath import TreeFile, tree_changed
 
 XATTR: Final = "SCHILY.xattr."
 MOST_HEADER: Final = 4 << 20  # bytes of an entry's names, attributes and map of holes
@@ -56,7 +56,7 @@ class TreeTar:
     def add(self, found: TreeFile, attributes: Mapping[str, bytes]) -> None:
         """Add a file of any kind but a socket, with its content.
 
-        Raises AttributesUnsupported, TreeChanged, and TierFull before a file that does not fit on the disk.
+        Raises AttributesUnsupported, OSError, and TierFull before a file that does not fit on the disk.
         """
         status = found.status
         info = _describe(found, attributes)
@@ -101,7 +101,7 @@ class TreeTar:
             if not data and self.changing:
                 data = bytes(min(CHUNK, length))
             elif not data:
-                raise TreeChanged(found.name, "made shorter while the tree was read")
+                raise tree_changed(found.name, "made shorter while the tree was read")
             self.stream.write(data)
             offset, length = offset + len(data), length - len(data)
 

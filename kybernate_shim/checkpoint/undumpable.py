@@ -39,14 +39,12 @@ WATCH: Final = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", 
 WATCHED: Final = re.compile(r"^tfd:\s*(\d+) ", re.MULTILINE)
 
 
-class Undumpable(Refused):
-    """Processes have something open that no checkpoint can bring back. Nothing was changed."""
-
-    def __init__(self, container: str, problems: Sequence[str]) -> None:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        super().__init__(
-            f"container {container} cannot be checkpointed: {'; '.join(problems[:SHOWN])}{more}. Nothing was changed"
-        )
+def not_dumpable(container: str, problems: Sequence[str]) -> Refused:
+    """Return the error: processes have something open that no checkpoint can bring back. Nothing was changed."""
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return Refused(
+        f"container {container} cannot be checkpointed: {'; '.join(problems[:SHOWN])}{more}. Nothing was changed"
+    )
 
 
 @dataclass

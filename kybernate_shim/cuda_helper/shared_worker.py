@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kybernate_shim.cuda_helper.workers import Worker
 from kybernate_shim.worker_protocol.client import OnEvent
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, MoveAnswer, Ping
-from kybernate_shim.worker_protocol.errors import WorkerError, WorkerLost
+from kybernate_shim.worker_protocol.errors import WorkerError
 
 REACT_SECONDS = 10.0  # that a job whose time is over has left to end; it undoes what it has begun meanwhile
 PING_SECONDS = 5.0
@@ -46,7 +46,7 @@ class SharedWorker:
             return await worker.do(job, seconds=job.seconds + REACT_SECONDS, on_event=on_event)
         except TimeoutError:
             now = await self._replace(worker)
-            raise WorkerLost(
+            raise WorkerError(
                 f"the arena's worker had no answer to {job.verb} {REACT_SECONDS:g} s after its {job.seconds:g} s were"
                 f" over, and {now}"
             ) from None

@@ -64,24 +64,20 @@ class CudaHelperLost(CudaError):
     """The helper ended in the middle of a call; each process may or may not have got it. Ask for the states."""
 
 
-class CudaProcessesKeepAppearing(CudaError):
-    """New processes of the container kept initializing CUDA while the others were being locked."""
-
-    def __init__(self, pids: Sequence[int], seconds: float) -> None:
-        super().__init__(
-            f"processes kept initializing CUDA for {seconds:g} s while the container was being locked, the last ones "
-            f"are {', '.join(map(str, pids))}; try again when it has started up"
-        )
+def cuda_processes_keep_appearing(pids: Sequence[int], seconds: float) -> CudaError:
+    """Return the error: new processes of the container kept initializing CUDA while the others were being locked."""
+    return CudaError(
+        f"processes kept initializing CUDA for {seconds:g} s while the container was being locked, the last ones "
+        f"are {', '.join(map(str, pids))}; try again when it has started up"
+    )
 
 
-class CudaMemoryImported(CudaError):
-    """A process imported memory of another one after the look at what would be lost."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(
-            f"process {pid} imported memory of another process while the container was being locked, and the driver"
-            " would not restore it; try again when the process has released that"
-        )
+def cuda_memory_imported(pid: int) -> CudaError:
+    """Return the error: a process imported memory of another one after the look at what would be lost."""
+    return CudaError(
+        f"process {pid} imported memory of another process while the container was being locked, and the driver"
+        " would not restore it; try again when the process has released that"
+    )
 
 
 class CudaCallFailed(CudaError):
@@ -94,10 +90,6 @@ class CudaCallFailed(CudaError):
         self.pid = pid
         self.name = name
         self.done = tuple(done)
-
-
-class CudaWorkerDied(CudaCallFailed):
-    """The driver took down the worker process that made the call; the helper and all other calls keep running."""
 
 
 class CudaDeadline(CudaError):

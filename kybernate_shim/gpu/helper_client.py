@@ -19,7 +19,6 @@ from kybernate_shim.gpu.errors import (
     CudaError,
     CudaHelperLost,
     CudaUnavailable,
-    CudaWorkerDied,
     GpuPair,
     join,
 )
@@ -333,5 +332,5 @@ def _error(verb: str, outcome: wire.Outcome, timeout: float, done: Sequence[int]
     if outcome.kind == wire.Outcome.DEADLINE:
         return CudaDeadline(verb, outcome.pid, timeout, done=done)
     if outcome.kind == wire.Outcome.WORKER_DIED:
-        return CudaWorkerDied(verb, outcome.pid, "worker died", outcome.text, done=done)
+        return CudaCallFailed(verb, outcome.pid, "worker died", outcome.text, done=done)
     return CudaCallFailed(verb, outcome.pid, outcome.name, outcome.text, done=done)

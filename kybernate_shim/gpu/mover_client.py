@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
 from kybernate_shim.linux.children import Child
-from kybernate_shim.vram_io.errors import VramError
+from kybernate_shim.vram_io.errors import DataPathRefused
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.worker_protocol.client import PendingJob, WorkerClient
 from kybernate_shim.worker_protocol.errors import WorkerError
@@ -22,10 +22,6 @@ WORDS_BYTES = 16 << 10
 CANCEL_SECONDS = 10.0  # a cancelled transfer ends within a piece, unless a disk does not answer
 
 R = TypeVar("R")
-
-
-class MoverLost(VramError):
-    """The process that moves the bytes has ended; what it was doing may have been done or not."""
 
 
 class Spawner(Protocol):
@@ -76,7 +72,7 @@ class VramMover:
             try:
                 return await call.result()
             except WorkerError as error:
-                raise MoverLost(str(error)) from error
+                raise DataPathRefused(str(error)) from error
             except asyncio.CancelledError:
                 await self._cancel(call)
                 raise
@@ -108,7 +104,7 @@ class VramMover:
 
 @asynccontextmanager
 async def vram_mover(children: Spawner) -> AsyncIterator[VramMover]:
-    """Run a worker as long as the context lasts. Raises MoverLost where it cannot be started."""
+    """Run a worker as long as the context lasts. Raises DataPathRefused where it cannot be started."""
     ours, theirs = socket.socketpair()
     words = os.memfd_create("vram-worker")
     with theirs:
@@ -117,7 +113,7 @@ async def vram_mover(children: Spawner) -> AsyncIterator[VramMover]:
         except OSError as error:
             ours.close()
             os.close(words)
-            raise MoverLost(f"the process that moves VRAM bytes cannot be started: {error}") from error
+            raise DataPathRefused(f"the process that moves VRAM bytes cannot be started: {error}") from error
     worker = VramMover(child, words)
     await worker.connect(ours)
     try:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from kybernate_shim.arena.imports import imports_of
 from kybernate_shim.errors import Refused
-from kybernate_shim.gpu.errors import CudaMemoryImported
+from kybernate_shim.gpu.errors import cuda_memory_imported
 from kybernate_shim.gpu.evidence import MPS_MARK, NCCL_MARK, Evidence
 from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE, NCCL_SAFE_ANNOTATION
@@ -30,16 +30,13 @@ UNDUMPABLE = {
 }
 
 
-class PreflightRefused(Refused):
-    """The checkpoint would lose the container's GPU state; nothing has been asked of its processes."""
-
-    def __init__(self, objections: Sequence[Objection]) -> None:
-        text = "; ".join(map(str, objections))
-        advice = ""
-        if not any(objection.certain for objection in objections):
-            advice = '; this is a suspicion, which the annotation kybernate.io/force: "true" or --force overrides'
-        super().__init__(f"GPU state would be lost: {text}{advice}. The container continues as before")
-        self.objections = tuple(objections)
+def preflight_refused(objections: Sequence[Objection]) -> Refused:
+    """Return why a checkpoint would lose the container's GPU state; nothing has been asked of its processes."""
+    text = "; ".join(map(str, objections))
+    advice = ""
+    if not any(objection.certain for objection in objections):
+        advice = '; this is a suspicion, which the annotation kybernate.io/force: "true" or --force overrides'
+    return Refused(f"GPU state would be lost: {text}{advice}. The container continues as before")
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,18 @@ class Subject:
 
 
 def require_survivable(objections: Sequence[Objection], *, force: bool) -> list[Objection]:
-    """Return the suspicions that are overridden. Raises PreflightRefused."""
+    """Return the suspicions that are overridden. Raises Refused."""
     certain = [objection for objection in objections if objection.certain]
     if certain or (objections and not force):
-        raise PreflightRefused(certain or objections)
+        raise preflight_refused(certain or objections)
     return list(objections)
 
 
 def require_no_more_imports(before: Mapping[int, int], pids: Iterable[int]) -> None:
-    """Look again at processes that are locked by now. Raises CudaMemoryImported if one has more than it had before."""
+    """Look again at processes that are locked by now. Raises CudaError if one has more than it had before."""
     for pid in pids:
         if imports_of(pid) > before.get(pid, 0):
-            raise CudaMemoryImported(pid)
+            raise cuda_memory_imported(pid)
 
 
 def judge(subject: Subject) -> list[Objection]:

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaProcessesKeepAppearing, join
+from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, cuda_processes_keep_appearing, join
 from kybernate_shim.gpu.helper_answers import CudaProcess, State
 from kybernate_shim.gpu.helper_client import STATES_SECONDS, CudaHelper
 
@@ -33,7 +33,7 @@ async def lock_all(
     Processes that are checkpointed already are left as they are and not returned. All that a look finds are locked at
     the same time, since ranks that wait for each other never drain one by one; then the next look follows, until one
     finds no new process. `locked` receives each round before the driver is called, so that an undo knows of it.
-    Raises CudaProcessesKeepAppearing when that continues for `timeout` seconds; what is locked stays locked then.
+    Raises CudaError when that continues for `timeout` seconds; what is locked stays locked then.
     """
     loop = asyncio.get_running_loop()
     mine: list[int] = []
@@ -41,7 +41,7 @@ async def lock_all(
     while new := await _not_suspended(helper, set(list_pids()) - set(mine), timeout):
         deadline = deadline or loop.time() + timeout  # from the first answer on: a helper may have had to start
         if loop.time() >= deadline:
-            raise CudaProcessesKeepAppearing(new, timeout)
+            raise cuda_processes_keep_appearing(new, timeout)
         locked(new)
         mine += await _lock(helper, new, deadline - loop.time())
     return mine

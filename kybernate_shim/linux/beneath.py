@@ -30,18 +30,14 @@ READABLE: Final = (stat.S_IFDIR, stat.S_IFREG)
 LONGEST_NAME: Final = 4096  # bytes below the top; source: linux/limits.h, PATH_MAX
 
 
-class TreeChanged(OSError):
-    """A file is not any more what was found there a moment ago: a program writes to the tree while it is read."""
-
-    def __init__(self, name: str, why: str = "replaced while the tree was read") -> None:
-        super().__init__(errno.ESTALE, why, name)
+def tree_changed(name: str, why: str = "replaced while the tree was read") -> OSError:
+    """Return the error of a file that was replaced while the tree was read."""
+    return OSError(errno.ESTALE, why, name)
 
 
-class TreeTooLarge(OSError):
-    """The tree has more, deeper or longer names than a walk accepts."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(errno.E2BIG, why, name)
+def tree_too_large(name: str, why: str) -> OSError:
+    """Return the error: the tree has more, deeper or longer names than a walk accepts."""
+    return OSError(errno.E2BIG, why, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,7 @@ def walk(
 
     What `skip` is true for is left out, with all below. `check` is called before each file, and ends the walk by what
     it raises. With `changing`, what is gone or was replaced meanwhile is left out. Without `read`, regular files are
-    pinned like all others. Raises TreeChanged, TreeTooLarge and other OSErrors.
+    pinned like all others. Raises OSError and other OSErrors.
     """
     yield from _TreeWalk(top, skip, check, limits or Limits(), changing, read).all()
 
@@ -169,9 +165,9 @@ class _TreeWalk:
         return None
 
     def _changed(self, name: str, cause: OSError | None = None) -> None:
-        """Raise TreeChanged, unless that is what happens in this tree."""
+        """Raise OSError, unless that is what happens in this tree."""
         if not self.changing:
-            raise TreeChanged(name) from cause
+            raise tree_changed(name) from cause
 
     def _inside(self, directory: str, fd: int) -> Iterator[TreeFile]:
         """Yield the files in a directory, and note its directories for later."""
@@ -181,7 +177,7 @@ class _TreeWalk:
                 continue
             self.check()
             if len(os.fsencode(name)) > self.limits.name:
-                raise TreeTooLarge(f"{name[:60]}…", f"a path of more than {self.limits.name} bytes")
+                raise tree_too_large(f"{name[:60]}…", f"a path of more than {self.limits.name} bytes")
             inner = self._held(fd, base, name)
             if inner is None:
                 continue
@@ -203,7 +199,7 @@ class _TreeWalk:
             for entry in entries:
                 self.files += 1
                 if self.files > self.limits.files:
-                    raise TreeTooLarge(directory, f"more than {self.limits.files} files")
+                    raise tree_too_large(directory, f"more than {self.limits.files} files")
                 if not self.files & 0xFFF:
                     self.check()
                 found.append((entry.name, entry.is_dir(follow_symlinks=False)))
@@ -224,12 +220,12 @@ class _TreeWalk:
         try:
             return os.open(path_of(pinned), READ)
         except BlockingIOError as error:
-            raise TreeChanged(name, "held by a lease, which its holder must give up first") from error
+            raise tree_changed(name, "held by a lease, which its holder must give up first") from error
         finally:
             os.close(pinned)
 
     def _note(self, name: str, status: os.stat_result) -> None:
         self.directory_bytes += len(os.fsencode(name))
         if self.directory_bytes > self.limits.directory_bytes:
-            raise TreeTooLarge(name, f"directories with more than {self.limits.directory_bytes} bytes of names")
+            raise tree_too_large(name, f"directories with more than {self.limits.directory_bytes} bytes of names")
         self.pending.append((name, status))

@@ -34,10 +34,6 @@ INFINITY: Final = 0xFFFFFFFFFFFFFFFF
 SECCOMP_FILTER: Final = 2
 
 
-class Vanished(ProcessLookupError):
-    """A process ended while it was being examined."""
-
-
 @dataclass(frozen=True)
 class Capabilities:
     """The five sets, each a number whose bits are the kernel's numbers of capabilities."""
@@ -94,7 +90,7 @@ def of_process(pid: int, cgroups: Mapping[str, str]) -> tuple[ProcessCredentials
     The namespaces are those of the first thread. `cgroups` is the name of the container's cgroup by controller, in the
     form of /proc/PID/cgroup; in a hierarchy that is missing there, every cgroup is right. `securebits` and the content
     of seccomp's filters are not in /proc.
-    Raises Vanished where the process ends meanwhile, and OSError.
+    Raises ProcessLookupError where the process ends meanwhile, and OSError.
     """
     place = Path(f"/proc/{pid}")
     try:
@@ -105,7 +101,7 @@ def of_process(pid: int, cgroups: Mapping[str, str]) -> tuple[ProcessCredentials
         threads = (_thread(f"{place}/task/{tid}", tid, process, cgroups) for tid in tids)
         return tuple(one for one in threads if one is not None)
     except (FileNotFoundError, ProcessLookupError) as error:
-        raise Vanished(f"process {pid} ended while it was being examined") from error
+        raise ProcessLookupError(f"process {pid} ended while it was being examined") from error
 
 
 def is_below(path: str, cgroup: str) -> bool:

@@ -22,18 +22,16 @@ WITHOUT_LINKS = openat2.RESOLVE_IN_ROOT | openat2.RESOLVE_NO_SYMLINKS | openat2.
 OF_DEVICES = ("tmpfs", "devtmpfs")  # what runtimes mount at /dev
 
 
-class NotInDev(OSError):
-    """The directory for a device node is none of the container's own /dev."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(errno.EXDEV, why, path)
+def not_in_dev(path: str, why: str) -> OSError:
+    """Return the error: the directory for a device node is none of the container's own /dev."""
+    return OSError(errno.EXDEV, why, path)
 
 
 def make_char_device(pid: int, path: str, device: int) -> bool:
     """Make the node `path` of a character device in the container of process `pid`, for everybody to read and write.
 
     `path` is absolute, as the container sees it; `device` is from os.makedev. Return False where something of that name
-    is there already, whatever it is. Raises NotInDev and other OSErrors; nothing was made then.
+    is there already, whatever it is. Raises OSError and other OSErrors; nothing was made then.
     """
     where = PurePosixPath(path)
     with (
@@ -55,14 +53,14 @@ def _resolved(root: int, path: str) -> int:
         return openat2.openat2(root, path, DIRECTORY, WITHOUT_LINKS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise NotInDev(path, "a link or a file is in the place of a directory") from error
+            raise not_in_dev(path, "a link or a file is in the place of a directory") from error
         raise
 
 
 def _require_dev(pid: int, path: str, parent: int, dev: int) -> None:
     mount = _mount_of(dev)
     if _mount_of(parent) != mount:
-        raise NotInDev(path, "not in the filesystem that is mounted at /dev")
+        raise not_in_dev(path, "not in the filesystem that is mounted at /dev")
     with open(f"/proc/{pid}/mountinfo", "rb") as table:  # noqa: PTH123  # by lines, of which there may be many
         for line in table:
             fields = line.split()
@@ -70,8 +68,8 @@ def _require_dev(pid: int, path: str, parent: int, dev: int) -> None:
                 kind = fields[fields.index(b"-") + 1].decode(errors="replace")
                 if fields[3:5] == [b"/", b"/dev"] and kind in OF_DEVICES:
                     return
-                raise NotInDev(path, f"/dev is not a filesystem of the container's own, but a {kind}")
-    raise NotInDev(path, "nothing is mounted at /dev")
+                raise not_in_dev(path, f"/dev is not a filesystem of the container's own, but a {kind}")
+    raise not_in_dev(path, "nothing is mounted at /dev")
 
 
 def _open_to_all(parent: int, path: str, name: str, device: int) -> None:
@@ -79,7 +77,7 @@ def _open_to_all(parent: int, path: str, name: str, device: int) -> None:
     with _opened(os.open(name, LOOK, dir_fd=parent)) as made:
         status = os.fstat(made)
         if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device:
-            raise NotInDev(path, "the device node was replaced as soon as it was made")
+            raise not_in_dev(path, "the device node was replaced as soon as it was made")
         os.chmod(f"/proc/self/fd/{made}", 0o666)  # noqa: PTH101  # a descriptor by O_PATH has no fchmod
 
 

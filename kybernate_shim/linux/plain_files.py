@@ -25,18 +25,16 @@ class NotPlain(OSError):
         super().__init__(errno.EINVAL, "not a regular file", name)
 
 
-class TooLarge(OSError):
-    """The file has more bytes than its reader accepts."""
-
-    def __init__(self, name: str, most: int) -> None:
-        super().__init__(errno.EFBIG, f"larger than {most} bytes", name)
+def too_large(name: str, most: int) -> OSError:
+    """Return the error: the file has more bytes than its reader accepts."""
+    return OSError(errno.EFBIG, f"larger than {most} bytes", name)
 
 
 def open_plain(path: str | Path, *, directory: int | None = None, most: int | None = None, flags: int = READ) -> int:
     """Return a close-on-exec descriptor of the regular file `path`, below the open `directory` if one is given.
 
     The last part of the name is not followed if it is a link. `most` is in bytes, None for any size. `flags` are for
-    open(2). Raises NotPlain, TooLarge and other OSErrors; nothing was opened for reading or writing then.
+    open(2). Raises NotPlain, OSError and other OSErrors; nothing was opened for reading or writing then.
     """
     name = os.fspath(path)
     look = os.open(name, LOOK, dir_fd=directory)
@@ -45,7 +43,7 @@ def open_plain(path: str | Path, *, directory: int | None = None, most: int | No
         if not stat.S_ISREG(status.st_mode):
             raise NotPlain(name)
         if most is not None and status.st_size > most:
-            raise TooLarge(name, most)
+            raise too_large(name, most)
         return os.open(f"/proc/self/fd/{look}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(look)
@@ -54,7 +52,7 @@ def open_plain(path: str | Path, *, directory: int | None = None, most: int | No
 def read_plain(path: str | Path, *, directory: int | None = None, most: int) -> bytes:
     """Return the content of the regular file `path`, of at most `most` bytes, also if it grows meanwhile.
 
-    Raises NotPlain, TooLarge and other OSErrors.
+    Raises NotPlain, OSError and other OSErrors.
     """
     fd = open_plain(path, directory=directory, most=most)
     try:
@@ -62,7 +60,7 @@ def read_plain(path: str | Path, *, directory: int | None = None, most: int) -> 
         while part := os.read(fd, min(CHUNK, left + 1)):
             left -= len(part)
             if left < 0:
-                raise TooLarge(os.fspath(path), most)
+                raise too_large(os.fspath(path), most)
             parts.append(part)
         return b"".join(parts)
     finally:

@@ -22,10 +22,6 @@ CLOSE: Final = 0.75  # of 1: how similar a key is to the one that was meant
 MOST_SHOWN: Final = 100  # characters of what a tenant has written
 
 
-class AnnotationMistaken(Refused):
-    """An annotation looks like a wish to be restored, and is none. Nothing was started."""
-
-
 @dataclass(frozen=True)
 class Annotation:
     """What an annotation takes. `per_container`: its key may end with `.CONTAINER`."""
@@ -134,11 +130,11 @@ def nearest(key: str) -> str:
 
 
 def require_unmistaken(annotations: Mapping[str, str]) -> None:
-    """Refuse annotations that look like a wish to be restored, and are none. Raises AnnotationMistaken."""
+    """Refuse annotations that look like a wish to be restored, and are none. Raises Refused."""
     for key, value in sorted(annotations.items()):
         found = mistake(key, value)
         if found is not None and found.loses_state:
-            raise AnnotationMistaken(
+            raise Refused(
                 f"{found}. The container was not started, since its program would begin from the start;"
                 " correct the annotation, or remove it"
             )

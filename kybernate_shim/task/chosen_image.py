@@ -53,7 +53,7 @@ async def image_for(
     `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
-    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours, StartUnclear, KeyUnusable and
+    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused, Refused, KeyUnusable and
     ImageNotFetched.
     """
     if path := request.checkpoint or options.criu_image_path:
@@ -107,7 +107,7 @@ async def _start(
 ) -> Start:
     """Return what a container starts from; outside of a pod it is what is named.
 
-    Images that only other nodes or the object store have are known by the agent. Raises StartUnclear, and
+    Images that only other nodes or the object store have are known by the agent. Raises Refused, and
     ImageNotFetched where it does not answer and the newest image is asked for.
     """
     if not requester.sandbox:
@@ -145,7 +145,7 @@ def _named(
 ) -> Image | None:
     """Return the image of that name, None where it is another container's of the pod.
 
-    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, NotYours and KeyUnusable.
+    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused and KeyUnusable.
     """
     image = read_for_restore(locate(wanted, requester, config))
     require_genuine(image, requester, config, log)

@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kybernate_shim.config import ConfigInvalid
-from kybernate_shim.errors import Aborted, Busy, Cancelled, Damaged, Failed, Missing, NoRoom, Refused
+from kybernate_shim.errors import Aborted, Busy, Cancelled, Damaged, Failed, Missing, NoRoom, Refused, Taken
 from kybernate_shim.oci.options import UnsupportedOptions
 from kybernate_shim.oci.runtime import ProcessGone, RuntimeFailed, RuntimeTimedOut
 from kybernate_shim.oci.select import RuntimeMissing
 from kybernate_shim.oci.spec import SpecInvalid
-from kybernate_shim.task.destination import MalformedUri, UnsupportedScheme
-from kybernate_shim.task.errors import ExecExists, ExecNotFound, InitGone, NotStarted
+from kybernate_shim.task.destination import StdioInvalid
 from kybernate_shim.task.lifecycle import InvalidMove
-from kybernate_shim.task.outcomes import OperationIdInvalid, OperationIdTaken
+from kybernate_shim.task.outcomes import OperationIdInvalid
 from kybernate_shim.ttrpc import Code, RpcError
 from kybernate_shim.undo import in_words
 
@@ -34,16 +33,16 @@ class CodeRule:
 
 # The first rule that matches an error counts.
 RULES = (
-    CodeRule((ProcessGone, ExecNotFound, RuntimeMissing, Missing), Code.NOT_FOUND, "what was named does not exist"),
-    CodeRule((ExecExists, OperationIdTaken), Code.ALREADY_EXISTS, "the id is in use"),
+    CodeRule((ProcessGone, RuntimeMissing, Missing), Code.NOT_FOUND, "what was named does not exist"),
+    CodeRule((Taken,), Code.ALREADY_EXISTS, "the id is in use"),
     CodeRule(
-        (InitGone, NotStarted, InvalidMove, Refused),
+        (Refused,),
         Code.FAILED_PRECONDITION,
         "it cannot be done in the current state; nothing was changed, or all of it was undone. A retry needs the"
         " change that the message names",
     ),
     CodeRule(
-        (UnsupportedOptions, ConfigInvalid, SpecInvalid, MalformedUri, UnsupportedScheme, OperationIdInvalid),
+        (UnsupportedOptions, ConfigInvalid, SpecInvalid, StdioInvalid, OperationIdInvalid),
         Code.INVALID_ARGUMENT,
         "the request, the container's configuration or the node's is wrong",
     ),

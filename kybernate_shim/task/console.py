@@ -16,25 +16,22 @@ from termios import TIOCSWINSZ
 
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.linux.readiness import until_readable
+from kybernate_shim.task.ends import StdioUnavailable
 
 LONGEST_PATH = 107  # bytes in sockaddr_un.sun_path, less its NUL
 LARGEST_SIZE = 0xFFFF  # struct winsize has unsigned shorts
 MESSAGE_BYTES = 4096  # the payload is the terminal's name, which is not needed
 
 
-class ConsoleFailed(Exception):
-    """The runtime has not handed over a terminal."""
-
-
 class ConsoleSocket:
     """A listening socket in a directory that only root may enter. `path` goes to the runtime's --console-socket."""
 
     def __init__(self, parent: Path) -> None:
-        """Bind below `parent`, which is made where it is missing. Raises ConsoleFailed when the path gets too long."""
+        """Bind below `parent`, made where it is missing. Raises StdioUnavailable for a path that is too long."""
         self._directory = parent / f"pty-{os.urandom(8).hex()}"
         self.path = self._directory / "s"
         if len(os.fsencode(self.path)) > LONGEST_PATH:
-            raise ConsoleFailed(f"console socket {self.path}: the path is longer than {LONGEST_PATH} bytes")
+            raise StdioUnavailable(f"console socket {self.path}: the path is longer than {LONGEST_PATH} bytes")
         make_directory(parent)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -49,7 +46,7 @@ class ConsoleSocket:
     async def receive(self, timeout: float) -> int:
         """Return the terminal's master, non-blocking, and close the socket: it serves one process.
 
-        Raises ConsoleFailed after `timeout` seconds, or when what comes is not a terminal.
+        Raises StdioUnavailable after `timeout` seconds, or when what comes is not a terminal.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -58,7 +55,7 @@ class ConsoleSocket:
                     await until_readable(connection.fileno())
                     master = _receive_fd(connection)
         except TimeoutError:
-            raise ConsoleFailed(f"the runtime sent no terminal to {self.path} within {timeout:g} s") from None
+            raise StdioUnavailable(f"the runtime sent no terminal to {self.path} within {timeout:g} s") from None
         finally:
             self.close()
         os.set_blocking(master, False)
@@ -83,9 +80,9 @@ def set_size(master: int, width: int, height: int) -> None:
 def _receive_fd(connection: socket.socket) -> int:
     _, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
     if not fds:
-        raise ConsoleFailed("the runtime's message on the console socket carried no descriptor")
+        raise StdioUnavailable("the runtime's message on the console socket carried no descriptor")
     os.set_inheritable(fds[0], False)
     if not os.isatty(fds[0]):
         os.close(fds[0])
-        raise ConsoleFailed("the descriptor that the runtime sent is not a terminal")
+        raise StdioUnavailable("the descriptor that the runtime sent is not a terminal")
     return fds[0]

@@ -175,7 +175,7 @@ class Container:
     async def delete(self) -> Process:
         """Remove the container that has ended or was never started, and return its init.
 
-        Raises InvalidMove while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
+        Raises Refused while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
         known, so that the call can be repeated. A restore that runs ends, as with a SIGKILL: it may take minutes.
         """
         if self.init.pid == 0:
@@ -315,7 +315,7 @@ class Container:
             return await self.operations().checkpoint(request, operation)
 
     async def release(self) -> None:
-        """Let it run on that a checkpoint has held. Raises NotHeld."""
+        """Let it run on that a checkpoint has held. Raises Refused."""
         await self.operations().release()
 
     @property
@@ -388,7 +388,7 @@ class Container:
             )
 
     def process(self, exec_id: str) -> Process:
-        """Return init for the empty id. Raises ExecNotFound."""
+        """Return init for the empty id. Raises Missing."""
         return self.execs.find(exec_id) if exec_id else self.init
 
     def _watch_memory(self) -> None:

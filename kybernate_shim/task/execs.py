@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from kybernate_shim.errors import Missing, Refused, Taken
 from kybernate_shim.messages import events_pb2 as events
-from kybernate_shim.task.errors import ExecExists, ExecNotFound, InitGone
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig, quoted
@@ -23,21 +23,21 @@ class Execs:
         self._processes: dict[str, Process] = {}
 
     def find(self, exec_id: str) -> Process:
-        """Return an exec. Raises ExecNotFound."""
+        """Return an exec. Raises Missing."""
         try:
             return self._processes[exec_id]
         except KeyError:
-            raise ExecNotFound(f"exec {exec_id} in container {self._container.id}") from None
+            raise Missing(f"exec {exec_id} in container {self._container.id}") from None
 
     def running(self) -> dict[int, str]:
         """Return the ids of running execs by pid."""
         return {process.pid: process.id for process in self._processes.values() if process.state == "running"}
 
     def add(self, exec_id: str, stdio: StdioConfig, process_json: bytes) -> None:
-        """Register an exec. Raises ExecExists, and InvalidMove unless the container is created or running."""
+        """Register an exec. Raises Taken, and Refused unless the container is created or running."""
         container = self._container
         if exec_id in self._processes:
-            raise ExecExists(f"exec {exec_id} in container {container.id}")
+            raise Taken(f"exec {exec_id} in container {container.id}")
         after(container.init.state, "exec")
         container.bundle.write_process(exec_id, process_json, terminal=stdio.terminal)
         self._processes[exec_id] = Process(exec_id, stdio)
@@ -51,7 +51,7 @@ class Execs:
         container, process = self._container, self.find(exec_id)
         after(process.state, "start")
         if container.exits.of_init is not None:
-            raise InitGone(f"cannot start exec {exec_id}: the init of container {container.id} has ended")
+            raise Refused(f"cannot start exec {exec_id}: the init of container {container.id} has ended")
         with container.exits.starting_exec():  # before the runtime runs: init's exit must be published after this one's
             try:
                 process.adopt(await container.open_stdio(process))

@@ -41,10 +41,6 @@ WORDS = {
 }
 
 
-class GpuStuck(Refused):
-    """Processes of the container are not back on their GPUs, and the call would have to do with them."""
-
-
 class GpuStates:
     """The GPU state of container `id`, which belongs to the daemon's one event loop."""
 
@@ -58,7 +54,7 @@ class GpuStates:
         return self.state in BUSY
 
     def require(self, call: str) -> None:
-        """Raise Busy while an operation runs that `call` cannot share the container with, or GpuStuck."""
+        """Raise Busy while an operation runs that `call` cannot share the container with, or Refused."""
         if call in ALWAYS or call in STARTS[self.state]:
             return
         if self.busy:
@@ -66,7 +62,7 @@ class GpuStates:
                 f"cannot {call} container {self._id} now: {WORDS[self.state]}; try again when that has ended, which"
                 f" `kybernate status {self._id}` shows"
             )
-        raise GpuStuck(
+        raise Refused(
             f"cannot {call} container {self._id}: some of its processes are not back on their GPUs; `kybernate resume"
             f" {self._id}` retries that"
         )

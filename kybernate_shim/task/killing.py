@@ -6,8 +6,8 @@ import os
 from signal import SIGKILL
 from typing import TYPE_CHECKING
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.oci.runtime import ProcessGone
-from kybernate_shim.task.errors import NotStarted
 
 if TYPE_CHECKING:
     from kybernate_shim.task.container import Container
@@ -29,7 +29,7 @@ class Killing:
         if not exec_id:
             await self._kill_init(signal, all=all)
         elif process.pid == 0:
-            raise NotStarted(f"exec {exec_id} of container {container.id} has not been started")
+            raise Refused(f"exec {exec_id} of container {container.id} has not been started")
         else:
             try:
                 os.kill(process.pid, signal)  # not reaped yet, so the pid is still its own

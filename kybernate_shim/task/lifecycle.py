@@ -8,6 +8,8 @@ the rows of pausing.
 
 from __future__ import annotations
 
+from kybernate_shim.errors import Refused
+
 MOVES: dict[str, dict[str, str]] = {
     "created": {
         "start": "running", "exec": "created", "update": "created", "kill": "created", "exit": "stopped",
@@ -28,7 +30,7 @@ MOVES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-class InvalidMove(Exception):
+class InvalidMove(Refused):
     """The container is in a state that does not allow the call; nothing was changed."""
 
 

@@ -23,14 +23,6 @@ UNDONE = {
 }
 
 
-class CheckpointAborted(Aborted):
-    """The container was killed while it was being checkpointed; there is no image."""
-
-
-class RestoreAborted(Aborted):
-    """The container was killed while it was being restored; nothing of it is left."""
-
-
 class OperationWork:
     """Does what of an operation on one container can be stopped."""
 
@@ -47,7 +39,7 @@ class OperationWork:
         return task.cancel()
 
     async def run(self, operation: Operation, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work of an operation. Raises CheckpointAborted, RestoreAborted or Cancelled where it was stopped."""
+        """Do the work of an operation. Raises Aborted or Cancelled where it was stopped."""
         task = self._task = asyncio.ensure_future(self._with_reason(operation, work))
         try:
             return await asyncio.shield(task)
@@ -92,8 +84,7 @@ class OperationWork:
     def _why_stopped(self, operation: Operation) -> Exception | None:
         title = f"{operation.verb} of container {self._container.id}"
         if operation.killed.is_set():
-            kind = CheckpointAborted if operation.verb == "checkpoint" else RestoreAborted
-            return kind(f"{title} ended: it was killed")
+            return Aborted(f"{title} ended: it was killed")
         if operation.cancelled_by:
             cgroup = self._container.cgroup
             alive = operation.verb == "restore" or (cgroup is not None and cgroup.processes())

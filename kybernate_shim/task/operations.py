@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint.dump import dump
 from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
-from kybernate_shim.checkpoint.hold import FrozenHold, NotHeld, Over
+from kybernate_shim.checkpoint.hold import FrozenHold, Over
 from kybernate_shim.checkpoint.image.copies import in_use, still_there
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
@@ -25,7 +25,6 @@ from kybernate_shim.logs import Log
 from kybernate_shim.task.audited import NO_IMAGE, audit, image_ref
 from kybernate_shim.task.checkpointing import share_with_cri
 from kybernate_shim.task.codes import rpc_error
-from kybernate_shim.task.errors import InitGone
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.operation_work import OperationWork
 from kybernate_shim.task.outcomes import Ending, Ledger, Outcome, to_cancel
@@ -74,7 +73,7 @@ class Operations:
         return self.requests.waiting[0].id if self.requests.waiting else ""
 
     async def checkpoint(self, request: DumpRequest, id: str = "") -> tuple[Dumped, Operation]:
-        """Write an image. Raises CheckpointAborted after `abort`, Cancelled, and whatever `dump` raises.
+        """Write an image. Raises Aborted after `abort`, Cancelled, and whatever `dump` raises.
 
         With `request.hold` the container is held when this returns, unless it has ended.
         """
@@ -149,14 +148,14 @@ class Operations:
         audit(self._container, "release", decision, self._image, self._log, error=failure)
 
     async def release(self) -> None:
-        """Let a held container run on, and return when it does. Raises NotHeld, InitGone, and why it does not."""
+        """Let a held container run on, and return when it does. Raises Refused, and why it does not."""
         hold, holding = self.held, self._holding
         if hold is None or holding is None:
-            raise NotHeld(f"container {self._container.id} is not held. Nothing was changed")
+            raise Refused(f"container {self._container.id} is not held. Nothing was changed")
         hold.finish("released")
         failure = await asyncio.shield(holding)
         if hold.over.result() == "ended":
-            raise InitGone(f"container {self._container.id} has ended while it was held")
+            raise Refused(f"container {self._container.id} has ended while it was held")
         self._audit_release(failure)
         if failure is not None:
             raise failure
@@ -212,7 +211,7 @@ class Operations:
     async def restore(self, image: Image) -> None:
         """Bring the processes of `image` to life. After a failure the container is as before and can be deleted.
 
-        All steps together may take `deadlines.restore`. Raises RestoreAborted after `abort`, Cancelled, TimeoutError,
+        All steps together may take `deadlines.restore`. Raises Aborted after `abort`, Cancelled, TimeoutError,
         and whatever the steps raise.
         """
         image = still_there(image, self._container.config)
@@ -266,14 +265,14 @@ class Operations:
 
     @contextmanager
     def _of_the_living(self, operation: Operation) -> Iterator[None]:
-        """Raise InitGone where the container has ended meanwhile, whatever its missing processes have led to."""
+        """Raise Refused where the container has ended meanwhile, whatever its missing processes have led to."""
         failure: Exception | None = None
         try:
             yield
         except (Refused, Failed) as error:
             failure = error
         if has_ended(self._container.init.pid):
-            raise InitGone(f"container {self._container.id} has ended during the {operation.verb}") from failure
+            raise Refused(f"container {self._container.id} has ended during the {operation.verb}") from failure
         if failure is not None:
             raise failure
 

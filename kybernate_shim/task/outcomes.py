@@ -25,14 +25,6 @@ class OperationIdInvalid(Exception):
     """The name that a client gave to an operation has characters that it must not have, or is too long."""
 
 
-class OperationIdTaken(Exception):
-    """An operation of that name exists, and is not the one that was requested."""
-
-
-class OperationNotFound(Missing):
-    """No operation of that name runs on the container or is one of the last that ended."""
-
-
 class NothingToCancel(Refused):
     """No operation runs on the container, or the one that was named has ended by itself."""
 
@@ -99,7 +91,7 @@ class Ledger:
 def to_cancel(asked: str, running: Sequence[str], ledger: Ledger, container: str) -> int | Outcome:
     """Return which of the names in `running` a cancel of `asked` is about, or how that operation was cancelled before.
 
-    `asked` may be empty, for whatever runs: the first. Raises OperationNotFound and NothingToCancel.
+    `asked` may be empty, for whatever runs: the first. Raises Missing and NothingToCancel.
     """
     if running and asked in ("", *running):
         return running.index(asked) if asked else 0
@@ -107,7 +99,7 @@ def to_cancel(asked: str, running: Sequence[str], ledger: Ledger, container: str
         raise NothingToCancel(f"no operation runs on container {container}: there is nothing to cancel")
     ended = ledger.find(asked)
     if ended is None:
-        raise OperationNotFound(f"operation {asked} on container {container}: it neither runs nor has ended lately")
+        raise Missing(f"operation {asked} on container {container}: it neither runs nor has ended lately")
     if ended.ending == "cancelled":
         return ended
     raise NothingToCancel(f"operation {asked}, a {ended.verb} of container {container}, has {ended.ending} already")

@@ -28,7 +28,7 @@ class Process:
         self._size: tuple[int, int] | None = None  # of the terminal
 
     def move(self, verb: str) -> None:
-        """Take one step in the table of lifecycle.py. Raises InvalidMove."""
+        """Take one step in the table of lifecycle.py. Raises Refused."""
         self.state = after(self.state, verb)
 
     def end(self, exit_: Exit) -> None:

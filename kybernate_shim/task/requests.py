@@ -14,9 +14,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kybernate_shim.errors import Cancelled
+from kybernate_shim.errors import Cancelled, Taken
 from kybernate_shim.task.codes import rpc_error
-from kybernate_shim.task.outcomes import Ledger, OperationIdTaken, Outcome
+from kybernate_shim.task.outcomes import Ledger, Outcome
 from kybernate_shim.ttrpc import RpcError
 
 PATIENCE = ("timeout_seconds", "timeout_ms", "room_timeout_ms")  # a repetition may have less of it left
@@ -78,14 +78,12 @@ class Requests:
     async def once(self, id: str, verb: str, wanted: Message, work: Callable[[], Awaitable[Message]]) -> Message:
         """Do `work` unless the operation `id` runs or has ended, and return its answer.
 
-        Raises RpcError, the same for each caller, and OperationIdTaken.
+        Raises RpcError, the same for each caller, and Taken.
         """
         request = NamedRequest(id, verb, _content(wanted))
         if (known := self._find(id)) is not None:
             if (known.verb, known.wanted) != (request.verb, request.wanted):
-                raise OperationIdTaken(
-                    f"operation {id} of container {self._id} is another {known.verb}: the {verb} was not begun"
-                )
+                raise Taken(f"operation {id} of container {self._id} is another {known.verb}: the {verb} was not begun")
             return await known.answer()
         request.task = asyncio.ensure_future(self._carry_out(request, work))
         self._open.append(request)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 Verb = Literal[
     "checkpoint", "release", "restore", "suspend", "resume", "import",
-    "swap", "cancel", "pin", "label", "verify", "delete", "export", "send",  # of the node agent alone
+    # of the node agent alone
+    "swap", "wake", "sleep", "copy", "evict", "cancel", "pin", "label", "verify", "delete", "export", "send",
 ]  # fmt: skip
 Decision = Literal["allowed", "refused", "failed", "cancelled", "done"]
 

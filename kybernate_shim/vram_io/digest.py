@@ -12,7 +12,7 @@ from functools import cache
 from mmap import mmap
 from typing import TYPE_CHECKING
 
-from kybernate_shim.vram_io.errors import DigestMismatch
+from kybernate_shim.vram_io.errors import VramError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def text_of_leaves(kind: str, piece_bytes: int, leaves: bytes, size: int) -> str
 
 
 def tree_like(digest: str, size: int) -> Tree:
-    """Return an empty tree of the kind and piece size of a digest. Raises DigestMismatch."""
+    """Return an empty tree of the kind and piece size of a digest. Raises VramError."""
     return Tree(size, piece_bytes_of(digest), digest.partition(":")[0])
 
 
@@ -91,12 +91,12 @@ def kind_of_blocks(digest: str, piece_bytes: int) -> str:
 
 
 def piece_bytes_of(digest: str) -> int:
-    """Return the piece size that a digest was made with. Raises DigestMismatch for a text of another kind."""
+    """Return the piece size that a digest was made with. Raises VramError for a text of another kind."""
     kind, _, rest = digest.partition(":")
     size, _, root = rest.partition(":")
     sensible = size.isdecimal() and 0 < int(size) <= MOST_PIECE_BYTES and int(size) % 4096 == 0
     if not sensible or len(root) != 2 * LEAF_BYTES.get(kind, 0):
-        raise DigestMismatch(f"{digest!r} is not a digest of a saved region; the image is damaged or too new")
+        raise VramError(f"{digest!r} is not a digest of a saved region; the image is damaged or too new")
     return int(size)
 
 
@@ -125,9 +125,9 @@ def of_file(path: Path, piece_bytes: int, how: CopyOptions) -> str:
 
 
 def check(file: str, found: str, expected: str) -> None:
-    """Raise DigestMismatch unless the digest `found` is the one that is `expected`."""
+    """Raise VramError unless the digest `found` is the one that is `expected`."""
     if found != expected:
-        raise DigestMismatch(
+        raise VramError(
             f"{file} does not hold the bytes that were saved ({found} instead of {expected}); "
             "the process that they were loaded into must not run"
         )

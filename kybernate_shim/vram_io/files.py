@@ -20,7 +20,7 @@ from kybernate_shim.linux.mount.file_mount import only_open_here
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.linux.populate import POPULATE_WRITE, populate
 from kybernate_shim.sizes import HUGE_PAGE
-from kybernate_shim.vram_io.errors import FileDamaged, FileFailed
+from kybernate_shim.vram_io.errors import FileFailed, VramError
 
 CACHESTAT = 451  # Linux 6.5; the same number on x86-64 and arm64
 MOST = 0.5
@@ -31,7 +31,7 @@ STATFS_LONGS = 32  # more than any struct statfs has
 
 
 class RegionFile:
-    """An open file. Offsets are explicit, so that threads can share it. Raises FileFailed and FileDamaged."""
+    """An open file. Offsets are explicit, so that threads can share it. Raises FileFailed and VramError."""
 
     def __init__(self, path: Path, fd: int, *, filled: bool = False) -> None:
         """`filled` says that it is all zeros, but no holes."""
@@ -49,7 +49,7 @@ class RegionFile:
         while done < len(into):
             count = self._retried(os.preadv, into[done:], offset + done)
             if count == 0:
-                raise FileDamaged(f"{self.path} ends at {offset + done} bytes, {offset + len(into)} are needed")
+                raise VramError(f"{self.path} ends at {offset + done} bytes, {offset + len(into)} are needed")
             done += count
 
     def write(self, offset: int, data: memoryview) -> None:

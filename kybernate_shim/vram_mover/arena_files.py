@@ -26,7 +26,7 @@ from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.vram_io import digest, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer
-from kybernate_shim.vram_io.errors import FileDamaged, NoArena, NotInArena
+from kybernate_shim.vram_io.errors import NotInArena, VramError
 from kybernate_shim.vram_io.image_files import ArenaBlock, ArenaFile, ArenaHole
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover.save import create, store
@@ -92,7 +92,7 @@ def save(memory: Memory, kept: Sequence[Kept], path: Path, how: CopyOptions, *, 
 def claim(memory: Memory, saved: Sequence[ArenaFile], near: int = NO_NODE) -> list[list[Kept]]:
     """Find room in the arena for files of an image, and return where the blocks of each are to be.
 
-    It belongs to this process, and is on NUMA node `near` as far as there is any. Raises FileDamaged and NoArena.
+    It belongs to this process, and is on NUMA node `near` as far as there is any. Raises VramError.
     """
     for one in saved:
         _require_blocks(one)
@@ -104,17 +104,17 @@ def claim(memory: Memory, saved: Sequence[ArenaFile], near: int = NO_NODE) -> li
         account = f"the restore by process {ours.pid}"  # until `hand_over`
         kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks), account=account).kept)
     except (ArenaFull, ArenaUnavailable) as error:
-        raise NoArena(str(error)) from error
+        raise VramError(str(error)) from error
     return [[next(kept) for _ in one.blocks] for one in saved]
 
 
 def _require_blocks(one: ArenaFile) -> None:
-    """Raise FileDamaged unless the sizes and the number of the blocks are such as a process can have."""
+    """Raise VramError unless the sizes and the number of the blocks are such as a process can have."""
     indices, sizes = {block.index for block in one.blocks}, [block.size for block in one.blocks]
     if sum(sizes) != one.size or any(size % PIECE or not 0 < size <= MOST_BYTES for size in sizes):
-        raise FileDamaged(f"{one.file} does not consist of blocks")
+        raise VramError(f"{one.file} does not consist of blocks")
     if one.size > MOST_BYTES or len(indices) != len(sizes) or not indices <= set(range(MOST_BLOCKS)):
-        raise FileDamaged(f"{one.file} has blocks that no process can have")
+        raise VramError(f"{one.file} has blocks that no process can have")
 
 
 def load(
@@ -123,7 +123,7 @@ def load(
     """Copy files of an image to where `claim` has found room for them, and compare the digests.
 
     To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError,
-    DigestMismatch among them; then the room is free.
+    VramError among them; then the room is free.
     """
     ours, base = ArenaOwner.of(os.getpid()), 0
     try:
@@ -173,7 +173,7 @@ def _load(
     tree = digest.tree_like(one.digest, one.size)
     with reading(directory / one.file, how) as file:
         if file.size != one.size:
-            raise FileDamaged(f"{file.path} has {file.size} bytes, its blocks {one.size}")
+            raise VramError(f"{file.path} has {file.size} bytes, its blocks {one.size}")
 
         def leaf(offset: int, data: memoryview) -> None:
             # Zeros are written, too, but for the holes: what the arena has there may be another process's.
@@ -186,7 +186,7 @@ def _load(
                 if start != HOLE:
                     arena.write(start, part)
                 elif bytes(part).strip(b"\0"):
-                    raise FileDamaged(f"{file.path} has data from {offset} bytes on, where it should have zeros")
+                    raise VramError(f"{file.path} has data from {offset} bytes on, where it should have zeros")
 
         def work(piece: Piece[None], buffer: Buffer) -> int:
             end = piece.offset + piece.size
@@ -206,7 +206,7 @@ def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
     for hole in one.holes:
         offset, size = hole.offset, hole.size
         if offset % PIECE or size % PIECE or not 0 <= offset <= offset + size <= one.size:
-            raise FileDamaged(f"{one.file} has a hole of {size} bytes at {offset}, which are no pieces of it")
+            raise VramError(f"{one.file} has a hole of {size} bytes at {offset}, which are no pieces of it")
         bits[offset // PIECE : (offset + size) // PIECE] = bytes(size // PIECE)
     at = 0
     for block in one.blocks:

@@ -20,7 +20,7 @@ from kybernate_shim.linux.ptrace.covers import Span, cover, shared_mappings
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, threads_named
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
-from kybernate_shim.vram_io.errors import HoldExpired, HoldRefused, NotTakenAway, TargetGone, VramError
+from kybernate_shim.vram_io.errors import DataPathRefused, NotTakenAway, TargetGone, VramError
 from kybernate_shim.vram_io.files import lies_in_memory
 from kybernate_shim.vram_io.image_files import ArenaFile
 from kybernate_shim.vram_io.saved_regions import SavedRegion, file_name, total_bytes
@@ -94,7 +94,7 @@ class MoverJobHandler:
         try:
             return self._do(job)
         except InjectionFailed as error:
-            raise HoldRefused(str(error)) from error
+            raise DataPathRefused(str(error)) from error
         except OSError as error:
             raise VramError(str(error)) from error
 
@@ -183,7 +183,7 @@ class MoverJobHandler:
             held = self._release()
         if not held:
             text = f"the driver took longer than {self._expiry.interval:g} s, and the threads were released"
-            raise HoldExpired(text)
+            raise VramError(text)
         self._found = found
         taken = {pid: one.region for pid, one in self._driven.items() if one.region is not None}
         self._driven = {pid: self._driven[pid] for pid in taken}

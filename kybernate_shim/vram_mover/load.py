@@ -17,7 +17,7 @@ from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io import digest, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer
-from kybernate_shim.vram_io.errors import CopyCancelled, FileDamaged, VramError
+from kybernate_shim.vram_io.errors import CopyCancelled, VramError
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover import target
@@ -48,7 +48,7 @@ def load(
     `target_is_zero` says that the regions read as zeros now, as after `drop` or CRIU's restore of a dropped region:
     then zeros are not written, and cost no memory. With `huge_pages`, the regions are advised to be filled with huge
     pages, which saves most of the page faults; where that is not possible nothing is lost.
-    Raises a VramError, DigestMismatch among them; the process must not run then.
+    Raises a VramError among them; the process must not run then.
     """
     how = how or CopyOptions()
     target.require_mapped(pid, [(region.start, region.end) for region in saved])
@@ -130,7 +130,7 @@ class Proof(Background):
     """Compares the digests of the files of regions in the background, while CRIU works or the driver reads them.
 
     It reads them through the page cache, in which the driver finds what is mapped from a disk. `require` raises a
-    VramError, DigestMismatch among them; the processes must not run then.
+    VramError among them; the processes must not run then.
     """
 
     def __init__(self, saved: Sequence[SavedRegion], directory: Path, how: CopyOptions) -> None:
@@ -157,7 +157,7 @@ def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: CopyO
 
 def _require_size(file: files.RegionFile, region: SavedRegion) -> None:
     if file.size != region.size if region.offset is None else file.size < region.offset + region.size:
-        raise FileDamaged(f"{file.path} has {file.size} bytes, its region {region.size}")
+        raise VramError(f"{file.path} has {file.size} bytes, its region {region.size}")
 
 
 def _advise(pid: int, saved: Sequence[SavedRegion]) -> None:

@@ -18,7 +18,7 @@ from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io import files, image_pool, thread_pool
 from kybernate_shim.vram_io.buffers import Buffer
 from kybernate_shim.vram_io.digest import Tree
-from kybernate_shim.vram_io.errors import NotDropped
+from kybernate_shim.vram_io.errors import DataPathRefused
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover import target
@@ -82,8 +82,8 @@ def move_out(
 
     A thread of the process is stopped meanwhile. `announce` receives each part, in any thread, just before its pages
     are dropped: a caller that has them all can put the bytes back, by `load.put_back`, whatever becomes of us. After a
-    failure that is for the caller to do, and the files stay for it. Raises a VramError; NotDropped where the kernel
-    does not let us.
+    failure that is for the caller to do, and the files stay for it. Raises a VramError, DataPathRefused where the
+    kernel does not let us.
     """
     try:
         with SeizedProcess(pid) as held:
@@ -91,7 +91,7 @@ def move_out(
             return _save(pid, regions, _paths(directory, names), [], how or CopyOptions(), giving.saved)
     except InjectionFailed as error:
         target.require_alive(pid)
-        raise NotDropped(f"process {pid} cannot be made to drop pages: {error}") from error
+        raise DataPathRefused(f"process {pid} cannot be made to drop pages: {error}") from error
 
 
 def _paths(directory: Path, names: Sequence[str]) -> list[Path]:

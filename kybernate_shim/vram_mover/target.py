@@ -10,11 +10,11 @@ from pathlib import Path
 
 from kybernate_shim.linux import process_memory
 from kybernate_shim.linux.kernel_text import text_of
-from kybernate_shim.vram_io.errors import RegionChanged, TargetGone, TargetRefused, VramError
+from kybernate_shim.vram_io.errors import DataPathRefused, RegionChanged, TargetGone, VramError
 
 
 def read_into(pid: int, address: int, buffer: int, size: int) -> None:
-    """Copy from the process to our own address `buffer`. Raises TargetGone, TargetRefused, RegionChanged."""
+    """Copy from the process to our own address `buffer`. Raises TargetGone, DataPathRefused, RegionChanged."""
     _copy(process_memory.read_into, pid, address, buffer, size)
 
 
@@ -30,7 +30,7 @@ def require_mapped(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
     except (FileNotFoundError, ProcessLookupError) as error:
         raise TargetGone(f"process {pid} has ended") from error
     except PermissionError as error:
-        raise TargetRefused(f"the memory map of process {pid} cannot be read: {error.strerror}") from error
+        raise DataPathRefused(f"the memory map of process {pid} cannot be read: {error.strerror}") from error
     if not regions:  # a zombie has a map without lines
         raise TargetGone(f"process {pid} has ended")
     own = [region for region in regions if region.private_anonymous]
@@ -52,7 +52,7 @@ def _copy(call: Callable[[int, int, int, int], None], pid: int, address: int, bu
         raise _reason(pid, address, size) from error
     except OSError as error:
         if error.errno == errno.EPERM:
-            raise TargetRefused(f"the memory of process {pid} cannot be accessed: {error.strerror}") from error
+            raise DataPathRefused(f"the memory of process {pid} cannot be accessed: {error.strerror}") from error
         if error.errno == errno.ESRCH:
             raise TargetGone(f"process {pid} has ended") from error
         if error.errno == errno.EFAULT:

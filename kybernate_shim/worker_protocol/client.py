@@ -1,7 +1,7 @@
 """The side that has a worker: any number of jobs in progress on one connection, on the event loop.
 
 A job that its caller gave up continues in the worker, unless the caller cancels it; its answer is ignored. When the
-worker ends, or sends what is no message, every job that waits fails, and every later one: WorkerLost, MessageInvalid.
+worker ends, or sends what is no message, every job that waits fails, and every later one: WorkerError, MessageInvalid.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from kybernate_shim.worker_protocol.errors import ErrorTypes, MessageInvalid, WorkerError, WorkerLost
+from kybernate_shim.worker_protocol.errors import ErrorTypes, MessageInvalid, WorkerError
 from kybernate_shim.worker_protocol.frames import MessageReader, framed
 from kybernate_shim.worker_protocol.messages import (
     FROM_WORKER,
@@ -155,7 +155,7 @@ class WorkerClient:
     def close(self) -> None:
         """End the connection; the jobs in progress fail."""
         self._writer.close()
-        self._break(WorkerLost(f"the connection to {self._name} was closed"))
+        self._break(WorkerError(f"the connection to {self._name} was closed"))
         self._reading.cancel()
 
     async def _read(self) -> None:
@@ -166,11 +166,11 @@ class WorkerClient:
                 for message in self._cut(frames, data):
                     self._receive(self.read(FROM_WORKER, message))
             rest = f", {frames.buffered} bytes into a message" if frames.buffered else ""
-            self._break(WorkerLost(f"{self._name} {await self._epitaph()}{rest}"))
+            self._break(WorkerError(f"{self._name} {await self._epitaph()}{rest}"))
         except MessageInvalid as error:
             self._break(error)
         finally:
-            self._break(WorkerLost(f"the connection to {self._name} was closed"))
+            self._break(WorkerError(f"the connection to {self._name} was closed"))
             self._writer.close()
 
     async def _received(self) -> bytes:

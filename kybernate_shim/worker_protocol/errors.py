@@ -19,10 +19,6 @@ class WorkerError(Exception):
     """A worker cannot be used, or not any more; never raised itself."""
 
 
-class WorkerLost(WorkerError):
-    """A worker ended in the middle of a job, which may have been done or not; the message says how it ended."""
-
-
 class MessageInvalid(WorkerError):
     """What was sent is no message of the protocol, or no job of this worker; the message names the sender."""
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from kybernate_shim.checkpoint.bound_sockets import SocketDirectoryNotSaved, Unbindable, without_directory
+from kybernate_shim.checkpoint.bound_sockets import Unbindable, socket_directory_not_saved, without_directory
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.sockets import container_sockets
 from kybernate_shim.linux.mount import syscalls
@@ -130,7 +130,7 @@ def test_upper_layer_of_the_image_hides_a_lower_one(hiding: str) -> None:
 
 
 def test_error_says_who_has_what_and_what_to_do() -> None:
-    told = str(SocketDirectoryNotSaved("web", [Unbindable("/tmp/a\n/one", os.getpid())] * 5))
+    told = str(socket_directory_not_saved("web", [Unbindable("/tmp/a\n/one", os.getpid())] * 5))
     assert f"[{os.getpid()}] has the UNIX socket '/tmp/a\\n/one' open" in told
     assert "and there are 2 more" in told
     assert "Leave --no-rootfs away" in told

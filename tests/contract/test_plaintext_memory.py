@@ -13,14 +13,8 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint.image import plaintext_memory as module
-from kybernate_shim.checkpoint.image.plaintext_memory import (
-    ROOT,
-    TooLittleMemory,
-    WouldBeSwapped,
-    memory_for_plaintext,
-    remove_stale,
-    require_memory,
-)
+from kybernate_shim.checkpoint.image.plaintext_memory import ROOT, memory_for_plaintext, remove_stale, require_memory
+from kybernate_shim.errors import NoRoom, Refused
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
 from kybernate_shim.linux.private_files import make_directory
@@ -138,7 +132,7 @@ def test_kernel_that_would_swap_is_refused_where_there_is_swap(monkeypatch: pyte
     monkeypatch.setattr(module, "SWAPS", swaps)
     header = "Filename\tType\tSize\tUsed\tPriority\n"
     swaps.write_text(f"{header}/dev/sda2 partition 100 0 -2\n")
-    with pytest.raises(WouldBeSwapped, match="/dev/sda2"), memory_for_plaintext("mine"):
+    with pytest.raises(Refused, match="/dev/sda2"), memory_for_plaintext("mine"):
         pass
     swaps.write_text(f"{header}/dev/zram0 partition 100 0 -2\n")
     with memory_for_plaintext("mine") as directory:
@@ -146,6 +140,6 @@ def test_kernel_that_would_swap_is_refused_where_there_is_swap(monkeypatch: pyte
 
 
 def test_memory_that_is_lacking_is_named() -> None:
-    with pytest.raises(TooLittleMemory, match="the restore of x needs about 1073741824 MiB"):
+    with pytest.raises(NoRoom, match="the restore of x needs about 1073741824 MiB"):
         require_memory(1 << 50, "the restore of x")
     require_memory(0, "the restore of x")

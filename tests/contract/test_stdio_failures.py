@@ -7,9 +7,8 @@ import os
 
 import pytest
 
-from kybernate_shim.task.destination import UnsupportedScheme
+from kybernate_shim.task.destination import StdioInvalid
 from kybernate_shim.task.ends import StdioUnavailable
-from kybernate_shim.task.logger import LoggerFailed
 from tests.contract.stdio_bench import DEADLINE, Bench, Run, fixture_bench, read_to_end
 
 __all__ = ["fixture_bench"]
@@ -35,10 +34,10 @@ def test_pipes_belong_to_the_user_of_the_container(bench: Run[None]) -> None:
         ("{d}/file", "", "", StdioUnavailable),
         ("{d}/fifo", "{d}/file", "{d}/missing", StdioUnavailable),
         ("{d}/fifo", "file:///dev/null/log", "", StdioUnavailable),
-        ("{d}/fifo", "binary://{d}/missing", "", LoggerFailed),
-        ("{d}/fifo", "binary://{d}/file", "", LoggerFailed),
-        ("{d}/fifo", "binary:///bin/false", "", LoggerFailed),
-        ("{d}/fifo", "gopher:///x", "", UnsupportedScheme),
+        ("{d}/fifo", "binary://{d}/missing", "", StdioUnavailable),
+        ("{d}/fifo", "binary://{d}/file", "", StdioUnavailable),
+        ("{d}/fifo", "binary:///bin/false", "", StdioUnavailable),
+        ("{d}/fifo", "gopher:///x", "", StdioInvalid),
     ],
 )
 def test_what_cannot_be_opened_leaves_nothing_open(

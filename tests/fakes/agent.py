@@ -99,6 +99,12 @@ class FakeAgent(
     def Swap(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
         return self._begun("swap", request, context, container=request.leaving, other_container=request.coming)
 
+    def Wake(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
+        return self._begin("wake", request, context, container=request.name)
+
+    def Sleep(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
+        return self._begin("sleep", request, context, container=request.name)
+
     def DeleteImage(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
         return self._begun("delete", request, context, image=request.image)
 

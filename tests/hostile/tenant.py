@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.messages import cri_config_pb2 as config
+from kybernate.messages import cri_config_pb2 as config
 from tests.system.cri import Cri, Pod
 
 KUBELET = Path("/var/lib/kubelet/pods")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.device_nodes import NotInDev, make_char_device
+from kybernate_shim.linux.device_nodes import make_char_device
 from tests.system.ctr import Ctr
 
 DEVICE = os.makedev(1, 3)
@@ -55,7 +55,7 @@ def test_link_in_the_place_of_a_device_is_left_alone(ours: Ctr, victim: Path) ->
 def test_link_in_the_place_of_a_directory_is_refused(ours: Ctr, tmp_path: Path) -> None:
     with ours.running("sleep", "600") as id:
         ours.exec(id, "ln", "-s", str(tmp_path), "/dev/dir")
-        with pytest.raises(NotInDev, match="link"):
+        with pytest.raises(OSError, match="link"):
             make_char_device(ours.pid(id), "/dev/dir/nvidia7", DEVICE)
     assert list(tmp_path.iterdir()) == []
 
@@ -67,14 +67,14 @@ def test_link_that_takes_the_place_of_a_new_device_is_not_followed(ours: Ctr, vi
         for _ in range(ATTEMPTS):
             try:
                 outcomes.add(make_char_device(pid, NODE, DEVICE))
-            except (NotInDev, FileNotFoundError):
+            except (OSError, FileNotFoundError):
                 outcomes.add(False)
         assert outcomes == {True, False}  # it was first at times, and the other was
 
 
 def test_volume_below_dev_gets_no_device(ours: Ctr, tmp_path: Path) -> None:
     mount = f"type=bind,src={tmp_path},dst=/dev/volume,options=rbind:rw"
-    with ours.running("sleep", "600", flags=["--mount", mount]) as id, pytest.raises(NotInDev, match="mounted at /dev"):
+    with ours.running("sleep", "600", flags=["--mount", mount]) as id, pytest.raises(OSError, match="mounted at /dev"):
         make_char_device(ours.pid(id), "/dev/volume/nvidia7", DEVICE)
     assert list(tmp_path.iterdir()) == []
 
@@ -84,6 +84,6 @@ def test_volume_in_the_place_of_dev_gets_no_device(ours: Ctr, tmp_path: Path) ->
     mount = f"type=bind,src={tmp_path},dst=/dev,options=rbind:rw"
     with ours.running("sleep", "600", flags=["--mount", mount]) as id:
         before = sorted(path.name for path in tmp_path.iterdir())
-        with pytest.raises(NotInDev, match="own"):
+        with pytest.raises(OSError, match="own"):
             make_char_device(ours.pid(id), NODE, DEVICE)
         assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -89,7 +89,7 @@ def test_other_call_is_taken_back(program: Path, tmp_path: Path, attack: str, fi
     with rewritten(program, attack, forbidden, *["kills"] * filter_kills) as process:
         results, failures = inject(process.pid, CAUGHT)
         assert not forbidden.exists()
-        assert failures == {"TargetInterferes"}
+        assert failures == {"InjectionFailed"}
         assert results == {process.pid}
         assert process.lives_on_under_its_filter()
     assert not forbidden.exists()

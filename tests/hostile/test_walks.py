@@ -19,10 +19,11 @@ import pytest
 
 from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
-from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, VolumeNotFilled, fill
+from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill
 from kybernate_shim.checkpoint.volumes.marks import FILLED
 from kybernate_shim.checkpoint.volumes.places import PodVolume
 from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, measure, save
+from kybernate_shim.errors import Failed
 from kybernate_shim.oci.spec import Spec
 from tests.hostile.tenant import Tenant
 from tests.system.checkpoints import PYTHON
@@ -158,7 +159,7 @@ def test_filling_a_volume_writes_to_no_directory_of_the_node(tenant: Tenant, nod
     until = time.monotonic() + 60
     while tries < DIFFS or (not complete and time.monotonic() < until):
         tries += 1
-        with suppress(VolumeNotFilled):
+        with suppress(Failed):
             fill([PlacedVolume(saved, volume.source)], image, sizes, Spec({}))
             complete += 1
         with suppress(OSError):

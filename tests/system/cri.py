@@ -15,11 +15,11 @@ import grpc
 import pytest
 import websocket
 
-from tests.messages import cri_config_pb2 as config
-from tests.messages import cri_images_pb2 as image_messages
-from tests.messages import cri_images_pb2_grpc as images
-from tests.messages import cri_runtime_pb2 as wire
-from tests.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
+from kybernate.messages import cri_config_pb2 as config
+from kybernate.messages import cri_images_pb2 as image_messages
+from kybernate.messages import cri_images_pb2_grpc as images
+from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from tests.system import identity
 from tests.system.ctr import BUSYBOX, containerd_version, eventually
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate.messages import cri_config_pb2 as config
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import below
-from tests.messages import cri_config_pb2 as config
 from tests.system.cri import Pod
 
 KUBELET = Path("/var/lib/kubelet/pods")

@@ -12,10 +12,13 @@ import pytest
 from kybernate.agent.journal import Journal
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
-from kybernate.agent.operations.model import Checkpoint, Operation, Restore, State, Submission, Verify
-from kybernate.agent.operations.resolve import Node
 from kybernate.agent.operations.store import SCHEMA
 from kybernate.node.containerd import DEFAULT_ADDRESS
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.model import Operation, State, Submission
+from kybernate.verbs.node import Node
+from kybernate.verbs.restore import Restore
+from kybernate.verbs.verify import Verify
 from kybernate_shim.linux.process import boot_id
 from tests.system.ctr import Ctr, eventually
 from tests.system.test_checkpoint import Counter, counting

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.messages import cri_runtime_pb2 as wire
+from kybernate.messages import cri_runtime_pb2 as wire
 from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
 from tests.system.leftovers import Snapshot

@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kybernate.messages import cri_config_pb2
 from kybernate_shim.checkpoint.image.manifest import ManifestInvalid
-from tests.messages import cri_config_pb2
 from tests.system.checkpoints import (
     COUNT,
     MANIFEST,

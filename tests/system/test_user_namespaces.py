@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from kybernate.messages import cri_config_pb2 as config
 from kybernate_shim.checkpoint.cleanup import Traces
 from kybernate_shim.linux.mount.mountinfo import below
 from kybernate_shim.run_directory import SOURCES
-from tests.messages import cri_config_pb2 as config
 from tests.system.checkpoints import PYTHON, dumps_sockets, kybernate
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import containerd_version, eventually

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kybernate.messages import cri_config_pb2 as config
 from kybernate_shim.checkpoint.image.store import read_image
-from tests.messages import cri_config_pb2 as config
 from tests.system.checkpoints import PYTHON, kybernate, refused
 from tests.system.cri import Cri, Pod
 from tests.system.ctr import eventually

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -46,15 +46,26 @@ def can_run(argv: Sequence[str]) -> bool:
     return False
 
 
-def run(argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end, as `subprocess.run` does. Raises TimeoutExpired, and the process is killed then."""
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    timeout: float = 60,
+    user: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end, as `subprocess.run` does. Raises TimeoutExpired, and the process is killed then.
+
+    `user`: the number of the user and of the only group that the process has. `environment`: in place of the caller's.
+    """
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
     heard, tell = os.pipe()
     try:
         os.write(files[0], stdin)
         os.lseek(files[0], 0, os.SEEK_SET)
-        call = json.dumps({"argv": list(argv), "environment": dict(os.environ), "directory": str(Path.cwd())})
-        socket.send_fds(_server(), [call.encode()], [*files, tell])
+        variables = dict(os.environ if environment is None else environment)
+        call = {"argv": list(argv), "environment": variables, "directory": str(Path.cwd()), "user": user}
+        socket.send_fds(_server(), [json.dumps(call).encode()], [*files, tell])
         os.close(tell)
         status = _status(heard, argv, timeout)
         return subprocess.CompletedProcess(argv, status, *map(_content, files[1:]))
@@ -147,6 +158,10 @@ def _become(call: dict[str, Any], files: Sequence[int]) -> NoReturn:
         os.chdir(call["directory"])
         os.environ.clear()
         os.environ.update(call["environment"])
+        if user := call["user"]:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
         sys.argv = call["argv"]
         status = _ending()
     finally:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.documentation import modules
+from tests.exceptions import distinguished, exceptions
+
 ROOT = Path(__file__).parents[2]
 RULES = {
     "ruff": [sys.executable, "-m", "ruff", "check", "."],
@@ -87,3 +90,38 @@ def test_names_in_the_kernels_files_end_no_line() -> None:
 def test_names_in_the_kernels_files_are_any_bytes() -> None:
     read = lines_with(r"/proc/\{.*read_text\(\)")
     assert [line for line in read if not any(name in line[1] for name in NAMELESS)] == []
+
+
+# Names of exceptions in text: what a call of the agent is answered with.
+TABLES = {ROOT / "kybernate/agent/service/errors.py": "CODES", ROOT / "kybernate/cli/exit_codes.py": "NAMES"}
+# What a program that uses the client catches, and what the command line's exit status is.
+EXPORTED = {"NotFinished", "OperationFailed", "OperationCancelled"}
+MOST_EXCEPTIONS = 275
+# These say no more than their parents, but for their attributes and advice; the list becomes shorter.
+NOT_DISTINGUISHED = {
+    "AddressUnreadable", "AgentRunning", "ArrivalImpossible", "ConfigurationUnusable", "ContextsInvalid",
+    "GivenUp", "HoldMissed", "ImageMissing", "ImageNotWhole", "ImageOutside", "ImageRegistryRefused",
+    "ImageUnusable", "MetricsUnavailable", "MountFailed", "NoPlace", "NoSeats", "NodeRebooted", "NotChanged",
+    "NotDeleted", "NotVerified", "PageNotInstalled", "PageUnavailable", "PartFailed", "PeersNotConfigured",
+    "PodGone", "ProxyNotInstalled", "ProxySettingsInvalid", "SocketUnusable", "SpecMissing", "StateUnusable",
+    "StdioUnavailable", "StepFailed", "TierMissing", "TlsMissing", "TooManyFetches", "TraceUnreadable",
+    "UnmountFailed",
+}  # fmt: skip
+
+
+def test_each_exception_is_distinguished_by_some_code() -> None:
+    """Otherwise its parent, with the same message, says as much."""
+    classes = exceptions(modules())
+    found = classes - distinguished(modules(), TABLES) - EXPORTED - NOT_DISTINGUISHED
+    assert sorted(found) == [], "use the parent, or Refused, Missing, Invalid, Unavailable of kybernate/node/failure.py"
+    assert classes >= EXPORTED
+
+
+def test_exceptions_do_not_become_more() -> None:
+    assert len(exceptions(modules())) <= MOST_EXCEPTIONS
+
+
+def test_exception_that_is_only_raised_is_found(tmp_path: Path) -> None:
+    code = "class A(Exception): ...\nclass B(A): ...\nclass C(A): ...\ntry:\n raise B('x')\nexcept C: ...\n"
+    trees = {tmp_path: ast.parse(code)}
+    assert exceptions(trees) - distinguished(trees, {}) == {"A", "B"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,28 +13,19 @@ import psutil
 import pytest
 
 from kybernate.node import exposed, health, runtimes
+from kybernate.node.finding import HealthFinding
 from kybernate.node.left_locked import LeftLocked
 from kybernate_shim.config import Config, ConfigInvalid, GpuSettings
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
 from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.gpu.helper_answers import NodeGpu as Gpu
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from tests.unit.node.test_containerd_health import GOOD
 
 GIB = 1 << 30
 GPU = Gpu("GPU-1", "NVIDIA H200", 2 * GIB, GIB, mig=False)
 DRIVER = CudaInfo("580.159.04", 13000, (GPU,), ())
 Line = tuple[str, str, str]
-HANDLER = """[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kybernate]
-runtime_type = "io.containerd.runc.v2"
-runtime_path = "/usr/local/bin/containerd-shim-kybernate-v1"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-runtime_path = ""
-"""
-HANDLER_OF_1 = HANDLER.replace("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
-NAMED = """[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.other]
-runtime_type = "io.containerd.kybernate.v1"
-"""
 
 
 class Node:
@@ -52,8 +43,6 @@ class Node:
         self.program("criu", 'case $1 in --version) echo "Version: 4.2";; *) echo Looks good.;; esac')
         for name in ("runc", "crun", "nvidia-container-runtime"):
             self.program(name, f"echo {name} version 1.3")
-        self.containerd("2.4.2", HANDLER)
-        self.write("config.toml", "version = 4\n")
 
     def write(self, name: str, text: str) -> None:
         (self.root / name).write_text(text)
@@ -62,12 +51,6 @@ class Node:
         path = self.root / "bin" / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-
-    def containerd(self, version: str, handler: str) -> None:
-        """Install a containerd of that version, with a handler for pods in its configuration."""
-        dump = f"printf %s 'version = 4\n{handler}'; echo it was migrated >&2"
-        said = f"echo containerd github.com/containerd/containerd/v2 {version} 5c4fa01"
-        self.program("containerd", f"case $1 in --version) {said};; *) {dump};; esac")
 
     def report(self) -> dict[str, Line]:
         return {one.subject: (one.verdict, one.found, one.advice) for one in health.examine()}
@@ -86,7 +69,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     for constant, name in names.items():
         monkeypatch.setattr(health, constant, tmp_path / name)
     monkeypatch.setattr(runtimes, "DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(runtimes, "CONFIGURATION", tmp_path / "config.toml")
+    monkeypatch.setattr(health.containerd_health, "gather", lambda: GOOD)
     for constant, name in {"RUN": "run", "STATE": "state", "DEFAULT_PATH": "etc/shim.toml"}.items():
         monkeypatch.setattr(exposed, constant, tmp_path / name)
 
@@ -165,64 +148,12 @@ def test_runtime_that_is_missing_is_named(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict", "words"),
-    [
-        ("1.6.38~ds1", "bad", "CRI has no checkpoints"),
-        ("1.7.24", "ok", "CRI has no checkpoints"),
-        ("2.0.5", "ok", "pods restore by annotation"),
-        ("2.1.9+ds1", "ok", "CRI writes checkpoints and restores them"),
-        ("v2.4.2", "ok", "pods restore by annotation"),
-        ("v2.5.0", "note", "pods restore by annotation"),
-    ],
-)
-def test_containerds_version_says_what_cri_can_do(node: Node, version: str, verdict: str, words: str) -> None:
-    node.containerd(version, HANDLER)
-    found = node.report()["containerd"]
-    assert (found[0], found[1].partition(": ")[0]) == (verdict, version)
-    assert words in found[1]
-    assert bool(found[2]) == (verdict != "ok")
-
-
-def test_containerd_that_does_not_run_is_bad(node: Node) -> None:
-    node.program("containerd", "echo no such option; exit 1")
-    assert node.bad("containerd")[0] == "no such option"
-    (node.root / "bin/containerd").unlink()
-    assert node.report()["containerd"][:2] == ("note", "not in PATH")
-
-
-@pytest.mark.parametrize(
     ("version", "verdict"), [("1.0.3", "bad"), ("1.1.15", "ok"), ("1.5.2", "ok"), ("1.6.0", "note"), ("unknown", "ok")]
 )
 def test_version_of_runc_is_compared_with_those_tested(node: Node, version: str, verdict: str) -> None:
     node.program("runc", f"echo runc version {version}")
     found = node.report()["runc"]
     assert found[:2] == (verdict, f"runc version {version}")
-    assert bool(found[2]) == (verdict != "ok")
-
-
-@pytest.mark.parametrize(
-    ("containerd", "handler", "written", "verdict", "words"),
-    [
-        ("2.4.2", HANDLER, "version = 4", "ok", "version 4; handlers of Kybernate: kybernate"),
-        ("2.4.2", NAMED, "version = 3", "ok", "version 3; handlers of Kybernate: other"),
-        ("1.7.24", HANDLER_OF_1, "version = 2", "ok", "version 2; handlers of Kybernate: kybernate"),
-        ("2.4.2", HANDLER, "version = 2", "note", "version 2; "),
-        ("2.4.2", "", "version = 4", "note", "handlers of Kybernate: none"),
-        ("2.4.2", HANDLER, None, "ok", "none, containerd's defaults; handlers of Kybernate: kybernate"),
-        ("2.4.2", "][", "version = 4", "note", "Invalid"),
-    ],
-)
-def test_configuration_of_containerd_is_looked_at(
-    node: Node, containerd: str, handler: str, written: str | None, verdict: str, words: str
-) -> None:
-    node.containerd(containerd, handler)
-    if written is None:
-        (node.root / "config.toml").unlink()
-    else:
-        node.write("config.toml", written)
-    found = node.report()["containerd's configuration"]
-    assert found[0] == verdict
-    assert words in found[1]
     assert bool(found[2]) == (verdict != "ok")
 
 
@@ -289,3 +220,14 @@ def test_fix_closes_what_is_open(node: Node) -> None:
     assert node.report()["files"][0] == "note"
     health.examine(fix=True)
     assert node.report()["files"][0] == "ok"
+
+
+def test_look_that_may_not_see_something_is_a_finding_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(config: Config) -> Iterator[HealthFinding]:
+        raise PermissionError(13, "Permission denied", "/run/kybernate/arena/memory")
+        yield
+
+    monkeypatch.setattr(health, "_arena", denied)
+    verdict, found, advice = node.report()["arena"]
+    assert (verdict, advice) == ("note", "run as root")
+    assert "Permission denied" in found

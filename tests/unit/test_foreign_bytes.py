@@ -85,7 +85,7 @@ READS: Final = {
     "kybernate/export/archives.py": "headers are bounded as they are read",
     "kybernate/client/contexts.py": OPERATOR,
     "kybernate/install/containerd.py": OPERATOR,
-    "kybernate/node/runtimes.py": OPERATOR,
+    "kybernate/node/containerd_health.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
     "kybernate/store/policy/traces.py": OPERATOR,
 }

@@ -19,6 +19,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.messages import (
     content_pb2_grpc,
+    cri_images_pb2_grpc,
+    cri_runtime_pb2_grpc,
     tasks_pb2_grpc,
 )
 from kybernate_shim.messages import (
@@ -29,7 +31,7 @@ from kybernate_shim.messages import (
     task_pb2,
 )
 from kybernate_shim.ttrpc import ttrpc_pb2
-from tests.messages import cri_images_pb2_grpc, cri_runtime_pb2_grpc, task_v2_pb2
+from tests.messages import task_v2_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 

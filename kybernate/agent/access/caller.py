@@ -14,6 +14,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     READER = "reader"
     PEER = "peer"
+    PROXY = "proxy"
     CONTAINER = "container"
     NONE = "none"
 

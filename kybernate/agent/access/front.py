@@ -134,8 +134,7 @@ class Front:
             async with self.entry_point.enter(connection, quiet) as (client, connected):
                 if self.files is not None and client.protocol == HTTP:
                     await self.files.serve(client, connected)
-                else:
-                    await preface_of(client)
+                elif await preface_of(client):
                     await self._carry(client, connected)
         except (NoClient, PeerUnknown, LimitReached, PlaceLost, Failure, OSError) as error:
             self._note_refusal(str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,11 +17,22 @@ from kybernate.agent.access.limits import Buckets
 from kybernate.agent.access.roles import RULES, Rule, permits
 from kybernate.agent.access.wrapping import Answer, wrapped
 from kybernate.agent.settings import Settings
+from kybernate.logs import add_ids
 from kybernate.node.failure import Failure
 from kybernate_shim.trust.audit import Decision
 
+REQUEST_ID: Final = "x-request-id"  # of a call's metadata, as proxies and service meshes name it
+LONGEST_ID: Final = 128
 UNKNOWN: Final = Caller(Role.NONE, name="a caller that is not known any more")
 NO_RULE: Final = Rule(frozenset())
+
+
+def request_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return the id by which a call's lines are found: the caller's `x-request-id`, or a new one."""
+    given = next((value for name, value in metadata or () if name == REQUEST_ID), "")
+    if isinstance(given, str) and 0 < len(given) <= LONGEST_ID and given.isprintable():
+        return given
+    return secrets.token_hex(8)
 
 
 class AccessDenied(Failure):
@@ -54,6 +66,7 @@ class Access(grpc.aio.ServerInterceptor):
 
         @asynccontextmanager
         async def around(request: Any, context: Any) -> AsyncIterator[Answer]:
+            add_ids(request=request_id(context.invocation_metadata()), method=method.rpartition("/")[2])
             async with self._admitted(method, request, context.peer()) as answer:
                 yield answer
 

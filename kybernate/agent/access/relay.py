@@ -55,15 +55,23 @@ async def stream_of(connection: socket.socket, **tls: Any) -> Stream:
     return Stream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
 
-async def preface_of(client: Stream) -> None:
-    """Read how the client begins: one that does not in time keeps no place. Raises NoClient and OSError."""
+async def preface_of(client: Stream) -> bool:
+    """Read how the client begins: one that does not in time keeps no place. Raises NoClient and OSError.
+
+    False: it has connected and left, as a process does that only looks whether the agent runs.
+    """
     try:
         async with asyncio.timeout(PREFACE_SECONDS):
             begin = await client.reader.readexactly(len(PREFACE))
-    except (TimeoutError, asyncio.IncompleteReadError) as error:
-        raise NoClient("it has sent nothing, or too little") from error
+    except asyncio.IncompleteReadError as error:
+        if not error.partial:
+            return False
+        raise NoClient("it has sent too little") from error
+    except TimeoutError as error:
+        raise NoClient(f"it has sent nothing, or too little, in {PREFACE_SECONDS:.0f} s") from error
     if begin != PREFACE:
         raise NoClient("it does not speak HTTP/2")
+    return True
 
 
 @asynccontextmanager

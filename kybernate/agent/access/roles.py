@@ -13,10 +13,12 @@ from typing import Final, NamedTuple
 
 from kybernate.agent.access.caller import Role
 from kybernate.agent.settings import Tls
+from kybernate.verbs.every import VERBS
 
 NODE: Final = "kybernate.node.v1"
 OPERATORS: Final = frozenset({Role.OPERATOR})
-READERS: Final = OPERATORS | {Role.READER}
+READERS: Final = OPERATORS | {Role.READER, Role.PROXY}
+PROXIES: Final = OPERATORS | {Role.PROXY}
 PEERS: Final = READERS | {Role.PEER}
 IMAGES: Final = OPERATORS | {Role.PEER}
 CONTAINERS: Final = frozenset({Role.CONTAINER})
@@ -31,6 +33,12 @@ class Rule:
     verb: str = ""
 
 
+def _verbs(service: str) -> Mapping[str, Rule]:
+    """Return the rules of a service's methods that begin operations, as their verbs have them."""
+    kinds = [kind for kind in VERBS.values() if kind.call.startswith(f"{service}/")]
+    return {kind.call.partition("/")[2]: Rule(frozenset(map(Role, kind.roles)), kind.verb) for kind in kinds}
+
+
 _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
     f"{NODE}.Inventory": {
         "GetNode": Rule(PEERS),
@@ -39,27 +47,19 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "Watch": Rule(READERS),
     },
     f"{NODE}.Operations": {
-        "Checkpoint": Rule(OPERATORS, "checkpoint"),
-        "Restore": Rule(OPERATORS, "restore"),
-        "Suspend": Rule(OPERATORS, "suspend"),
-        "Resume": Rule(OPERATORS, "resume"),
-        "Swap": Rule(OPERATORS, "swap"),
+        **_verbs("Operations"),
         "GetOperation": Rule(READERS),
         "ListOperations": Rule(READERS),
         "WatchOperation": Rule(READERS),
         "CancelOperation": Rule(OPERATORS, "cancel"),
     },
+    f"{NODE}.Activity": {"ReportActivity": Rule(PROXIES)},
     f"{NODE}.Checkpoints": {
         "ListImages": Rule(PEERS),
         "GetImage": Rule(PEERS),
         "PinImage": Rule(OPERATORS, "pin"),
         "LabelImage": Rule(OPERATORS, "label"),
-        "VerifyImage": Rule(OPERATORS, "verify"),
-        "DeleteImage": Rule(OPERATORS, "delete"),
-        "ImportImage": Rule(OPERATORS, "import"),
-        "ExportImage": Rule(OPERATORS, "export"),
-        "CopyImage": Rule(OPERATORS, "copy"),
-        "EvictImage": Rule(OPERATORS, "evict"),
+        **_verbs("Checkpoints"),
     },
     f"{NODE}.Peers": {"OpenImage": Rule(IMAGES, "send"), "CloseImage": Rule(IMAGES)},
     f"{NODE}.Self": {
@@ -99,7 +99,13 @@ class Name(NamedTuple):
 
 def role_of_names(names: Collection[Name], tls: Tls) -> tuple[Role, str]:
     """Return the role of a certificate with these names, and the name that gives it."""
-    for role, patterns in ((Role.OPERATOR, tls.operators), (Role.READER, tls.readers), (Role.PEER, tls.peers)):
+    listed = {
+        Role.OPERATOR: tls.operators,
+        Role.PROXY: tls.proxies,
+        Role.READER: tls.readers,
+        Role.PEER: tls.peers,
+    }
+    for role, patterns in listed.items():
         for name in names:
             if any(fits(name, pattern) for pattern in patterns):
                 return role, name.text

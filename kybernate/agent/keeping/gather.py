@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kybernate.agent.operations.model import Copy, Operation, Restore
 from kybernate.agent.tier_settings import Tiers
 from kybernate.messages import agent_pb2 as wire
 from kybernate.registry.model import ImageRow, Replica
@@ -16,6 +15,9 @@ from kybernate.store.policy.model import (
     TierState,
 )
 from kybernate.store.tiers.tier import Room
+from kybernate.verbs.copy import Copy
+from kybernate.verbs.model import Operation
+from kybernate.verbs.restore import Restore
 
 SUSPENDED = "suspended"
 

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kybernate.agent.keeping import gather
+from kybernate.agent.keeping.attempts import Attempts
 from kybernate.agent.keeping.parking import PARKED
 from kybernate.agent.keeping.uses import Uses
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, State, Submission
-from kybernate.agent.operations.model import Copy as CopyImage
-from kybernate.agent.operations.model import Evict as EvictImage
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.tier_rules import rules_of
@@ -32,6 +30,10 @@ from kybernate.store.policy.decide import decide
 from kybernate.store.policy.model import Action, Copy, Delete, Evict, Park, Priority, TierState
 from kybernate.store.policy.model import State as PolicyState
 from kybernate.store.tiers.tier import Ref, Room
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.copy import Copy as CopyImage
+from kybernate.verbs.evict import Evict as EvictImage
+from kybernate.verbs.model import FINAL, Arguments, State, Submission
 
 REQUESTER: Final = "policy"
 HEALTH_SECONDS: Final = 60.0  # between two looks at whether the object store answers
@@ -39,7 +41,6 @@ LOOK_SECONDS: Final = 2.0  # that a decision waits for it; on most services it h
 JUMP_SECONDS: Final = 300.0  # of the wall clock against the monotonic one: then ages are not believed
 DISTRUST_SECONDS: Final = 900.0  # for so long
 SHARE: Final = 0.05  # of a CPU at most, with however many images
-RETRY_SECONDS: Final = 300.0  # before what has not helped is tried again
 ACTIVE: Final = tuple(state for state in State if state not in FINAL)
 PRIORITIES: Final = {
     Priority.RESTORE: "restore",
@@ -69,7 +70,7 @@ class Keeper:
         self._engine, self._hub, self._catalogue, self._tiers = engine, hub, catalogue, tiers
         self._uses, self._settings, self._memory, self._node, self._log = uses, settings, memory, node, log
         self._suspended: dict[str, float] = {}
-        self._begun: dict[tuple[object, ...], float] = {}
+        self._attempts = Attempts()
         self._clock = _Clock()
         self._healthy, self._look_at = False, 0.0
         self._looking: asyncio.Task[bool] | None = None
@@ -95,7 +96,7 @@ class Keeper:
         settings = self._settings()
         actions = await asyncio.to_thread(decide, await self._state(settings), rules_of(settings))
         for action in actions:
-            if self._is_due(action):
+            if self._attempts.is_due(_subject(action), time.monotonic()):
                 await self._carry_out(action)
         return actions
 
@@ -176,14 +177,13 @@ class Keeper:
 
     # -- what is to be done
 
-    def _is_due(self, action: Action) -> bool:
-        at = self._begun.get(_subject(action))
-        return at is None or time.monotonic() - at > RETRY_SECONDS
-
     async def _carry_out(self, action: Action) -> None:
-        """Submit it. What is refused, or fails, is tried again after a while, if it is still planned then."""
-        subject = _subject(action)
-        self._begun[subject] = time.monotonic()  # until it has ended, the next decisions plan it again
+        """Submit it. What is refused, or fails, is tried again after longer and longer pauses while it is planned."""
+        subject = _subject(action)  # until it has ended, the next decisions plan it again
+        before = self._attempts.begin(subject, time.monotonic())
+        if before == 1:
+            pause = round(self._attempts.pause(2))
+            self._log.warning("policy.stalled", action=subject[0], reason=action.reason, next_seconds=pause)
         try:
             if isinstance(action, Delete):
                 await self._delete(action)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kybernate.messages import agent_pb2 as wire
@@ -18,6 +17,7 @@ from kybernate.node.restore import remove
 from kybernate.registry.catalogue import Catalogue, every
 from kybernate.registry.failures import ImageNotRegistered
 from kybernate.registry.model import Filter
+from kybernate.verbs.node import ParkedContainer
 
 PARKED: Final = "kybernate.io/parked"  # label of an operation and of an image: the container's id
 NAMESPACE: Final = "kybernate.io/parked-namespace"  # containerd's
@@ -25,16 +25,6 @@ LOG: Final = "kybernate.io/parked-log"  # the file that its output is appended t
 FILE: Final = "file://"
 ATTEMPTS: Final = 60
 RETRY_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True)
-class ParkedContainer:
-    """A container that a resume restores. `image` is an id, `log` the file that its output is appended to, or empty."""
-
-    id: str
-    namespace: str
-    image: str
-    log: str = ""
 
 
 class Parking:
@@ -66,16 +56,22 @@ class Parking:
         found = {one.id: one for one in self._all() if one.id.startswith(name)}
         return found.get(name) or (next(iter(found.values())) if len(found) == 1 else None)
 
-    async def woken(self, name: str) -> ParkedContainer | None:
-        """Return the parked container that a resume means, whose name is free now; None where it means another one.
+    def known(self, name: str) -> ParkedContainer | None:
+        """Return the parked container that a name means, None also where the registry does not answer. Blocks.
 
         A registry that does not answer stops no resume of what is suspended.
         """
         try:
-            parked = await asyncio.to_thread(self.find, name)
-            if parked is None or not await asyncio.to_thread(self.make_way, parked):
-                return None
-            return parked
+            return self.find(name)
+        except Failure as error:
+            self._log.warning("parking.not_searched", container=name, error=str(error))
+            return None
+
+    def freed(self, name: str) -> ParkedContainer | None:
+        """Return the parked container that a name means, and free its name; None where it has processes. Blocks."""
+        parked = self.known(name)
+        try:
+            return parked if parked is not None and self.make_way(parked) else None
         except Failure as error:
             self._log.warning("parking.not_searched", container=name, error=str(error))
             return None

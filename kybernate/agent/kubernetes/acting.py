@@ -20,12 +20,13 @@ from kybernate.agent.kubernetes.pods import Pod
 from kybernate.agent.kubernetes.requests import Asked, Known, Requests, asked_of, mistakes_of
 from kybernate.agent.kubernetes.story import Subject, Told
 from kybernate.agent.operations.errors import AgentStopping, TooManyOperations
-from kybernate.agent.operations.model import Checkpoint, Operation, State, Submission
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdUnreachable
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.model import Operation, State, Submission
 from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
 from kybernate_shim.oci.annotations import CHECKPOINT
 from kybernate_shim.trust.audit import Audit, Decision, ImageRef, write

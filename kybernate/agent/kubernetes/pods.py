@@ -45,7 +45,7 @@ class Pod:
 
 
 def probed(document: Object) -> Object:
-    """Return of a pod's object what says how long its containers may be frozen: see agent/probes.py."""
+    """Return of a pod's object what says how long its containers may be frozen: see verbs/probes.py."""
     metadata, spec, status = (_mapping(document.get(name)) for name in ("metadata", "spec", "status"))
     return {
         "metadata": {"annotations": _mapping(metadata.get("annotations"))},

@@ -12,10 +12,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kybernate.agent.operations.errors import OperationUndone, OutcomeUnknown, fault_of
 from kybernate.agent.operations.executor import Executor
-from kybernate.agent.operations.model import Observation, Operation, Report, Seen
+from kybernate.logs import with_ids
 from kybernate.node.failure import Failure
+from kybernate.verbs.errors import OperationUndone, OutcomeUnknown, fault_of
+from kybernate.verbs.model import Observation, Operation, Report, Seen
 
 LOG = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class Attendance:
             await asyncio.wait(list(self._tasks))
 
     def _begin(self, operation: Operation, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"{operation.verb} {operation.id}")
+        context = with_ids(operation=operation.id, verb=operation.verb)
+        task = asyncio.create_task(work, name=f"{operation.verb} {operation.id}", context=context)
         self._tasks[task] = operation.id
         task.add_done_callback(self._ended)
 

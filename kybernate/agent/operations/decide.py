@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kybernate.agent.operations.errors import DeadlinePassed, GivenUp, fault_of
-from kybernate.agent.operations.model import Cause, Fault, Limits, Observation, Operation, Result, Seen, State
+from kybernate.agent.operations.errors import DeadlinePassed, GivenUp
+from kybernate.verbs.errors import fault_of
+from kybernate.verbs.model import GPU, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
 
 MOST_ATTEMPTS = 3
 LOOK_AGAIN_SECONDS = 2.0  # after a look that saw nothing, because what would answer is away
-GPU, DISK = "gpu ", "disk "  # begin the names of what bytes are copied through
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from kybernate.agent.operations.events import Events, OperationEvents
 from kybernate.agent.operations.executor import Executor
 from kybernate.agent.operations.identify import new_id
 from kybernate.agent.operations.messages import operation_message
-from kybernate.agent.operations.model import Limits, Observation, Operation, Report, Seen, State, Submission
 from kybernate.agent.operations.store import MOST_LIST, Store, Wanted
 from kybernate.agent.operations.titles import is_noted, ordinal, title
 from kybernate.agent.operations.tracks import Tracks
 from kybernate.agent.operations.validate import require_valid
 from kybernate.agent.operations.watchers import Watchers
 from kybernate.messages import agent_pb2
+from kybernate.verbs.model import Limits, Observation, Operation, Report, Seen, State, Submission
 
 RETRY_SECONDS = 1.0  # between attempts to write to a journal that cannot be written
 MOST_SLEEP_SECONDS = 60.0  # the clock may be set meanwhile
@@ -56,7 +56,7 @@ class Engine:
         clock: Callable[[], float] = time.time,
         boot: str = "",
     ) -> None:
-        self._store = Store(journal)
+        self._store = Store(journal, executor.verbs)
         self._executor = executor
         self._events = OperationEvents(events)
         self._publish, self._forget = publish, forget
@@ -165,11 +165,12 @@ class Engine:
                 raise AgentStopping("the agent is stopping", state="no operation was begun")
             now, limits = self._clock(), self._limits()
             id = self._last_id = new_id(now, self._last_id)
-            target = await self._executor.resolve(id, submission.arguments)
+            arguments = await self._executor.meant(submission.arguments)
+            target = await self._executor.resolve(id, arguments)
             seconds = submission.seconds or limits.deadline
             operation = Operation(
                 id=id,
-                arguments=submission.arguments,
+                arguments=arguments,
                 target=target,
                 created=now,
                 requester=submission.requester,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kybernate.agent.operations.model import Fault
 from kybernate.node.failure import Failure
 
 
@@ -16,10 +15,6 @@ class KeyReused(Failure):
     """The idempotency key belongs to another request."""
 
     advice = "use a new key for each new request, and the same one only to repeat a request"
-
-
-class RequestInvalid(Failure):
-    """A field of a request has a value that no operation can have."""
 
 
 class TooManyOperations(Failure):
@@ -46,28 +41,7 @@ class DeadlinePassed(Failure):
     advice = "give it more time, or find out what it waited for: `kybernate ops` shows steps and notes"
 
 
-class NodeRebooted(Failure):
-    """The node was restarted while the operation ran."""
-
-    advice = "the container's processes have ended with the node; start the container, or restore its last image"
-
-
 class GivenUp(Failure):
     """The agent began the operation several times, and never learned its outcome."""
 
     advice = "the notes of the operation and the agent's log say what ended it each time"
-
-
-class OperationUndone(Exception):
-    """An operation was undone because it was cancelled; raised by what carries it out."""
-
-
-class OutcomeUnknown(Exception):
-    """The connection to what carries out an operation was lost: what became of it has to be looked up."""
-
-
-def fault_of(error: BaseException) -> Fault:
-    """Return what is kept of an error."""
-    if isinstance(error, Failure):
-        return Fault(type(error).__name__, str(error), error.state, error.advice)
-    return Fault(type(error).__name__, str(error) or type(error).__name__)

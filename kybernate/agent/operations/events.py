@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from kybernate.agent.operations.attendance import LOG
-from kybernate.agent.operations.model import Operation
 from kybernate.node.failure import Failure
+from kybernate.verbs.model import Operation
 
 
 class Events(Protocol):

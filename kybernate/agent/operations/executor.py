@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from kybernate.agent.operations.model import Arguments, Observation, Operation, Report, Result, Target
+from kybernate.verbs.model import Arguments, Observation, Operation, Report, Result, Target
 
 Heard = Callable[[Report], None]
 
 
 class Executor(Protocol):
     """Carries operations out. Every method may be called again for the same operation, also after a crash."""
+
+    @property
+    def verbs(self) -> Mapping[str, type[Arguments]]:
+        """Return the arguments of all operations that the journal may have, by the names of their verbs."""
+
+    async def meant(self, arguments: Arguments) -> Arguments:
+        """Return what a request comes to as the node is now. Raises Failure."""
 
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         """Return what a request means here, for the new operation `id`, without changing anything.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kybernate.agent.operations.model import Progress, Report, Step
+from kybernate.verbs.model import Progress, Report, Step
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Track:
             total_bytes=report.total_bytes,
             seconds=max(0.0, now - self.began),
             seconds_left=seconds_left(report.done_bytes, report.total_bytes, now - self.since),
+            waits_for=report.note,
         )
 
     def _ended(self, now: float) -> Step:

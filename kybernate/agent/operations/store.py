@@ -15,18 +15,7 @@ from typing import Any, TypeVar
 
 from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations.errors import KeyReused, OperationNotFound, PathClaimed, TooManyOperations
-from kybernate.agent.operations.model import (
-    FINAL,
-    MOVES,
-    VERBS,
-    Fault,
-    Operation,
-    Result,
-    State,
-    Step,
-    Submission,
-    Target,
-)
+from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
 
 DEFAULT_LIST = 100
 MOST_LIST = 1000
@@ -67,6 +56,7 @@ SCHEMA = (
 )
 
 Record = TypeVar("Record")
+Verbs = Mapping[str, type[Arguments]]  # by the names that the journal has
 
 
 @dataclass(frozen=True)
@@ -82,12 +72,16 @@ class Wanted:
 class Store:
     """The tables. Every method raises JournalUnusable where the journal cannot be read or written."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, verbs: Verbs) -> None:
+        self._journal, self._verbs = journal, verbs
 
     async def find_key(self, submission: Submission) -> Operation | None:
         """Return the operation that the request's key means. Raises KeyReused where it was another request's."""
-        return await self._journal.run(lambda connection: _by_key(connection, submission)) if submission.key else None
+        return (
+            await self._journal.run(lambda connection: _by_key(connection, submission, self._verbs))
+            if submission.key
+            else None
+        )
 
     async def add(self, operation: Operation, submission: Submission, *, pending: int) -> Operation:
         """Journal a new operation and return it with its number; with a known key, return the operation it means.
@@ -96,7 +90,7 @@ class Store:
         """
 
         def work(connection: sqlite3.Connection) -> Operation:
-            if submission.key and (known := _by_key(connection, submission)):
+            if submission.key and (known := _by_key(connection, submission, self._verbs)):
                 return known
             _require_room(connection, pending)
             _require_unclaimed(connection, operation.target.writes)
@@ -139,7 +133,7 @@ class Store:
             row = connection.execute("SELECT * FROM operations WHERE id = ?", (id,)).fetchone()
             if row is None:
                 raise OperationNotFound(f"there is no operation {id!r}")
-            return decode(row)
+            return decode(row, self._verbs)
 
         return await self._journal.run(work)
 
@@ -148,13 +142,13 @@ class Store:
 
         def work(connection: sqlite3.Connection) -> list[Operation]:
             rows = connection.execute(f"SELECT * FROM operations WHERE state NOT IN ({_FINAL}) ORDER BY number")
-            return [decode(row) for row in rows]
+            return [decode(row, self._verbs) for row in rows]
 
         return await self._journal.run(work)
 
     async def list(self, wanted: Wanted) -> Sequence[Operation]:
         """Return the operations that are wanted. An unknown `before` raises OperationNotFound."""
-        return await self._journal.run(lambda connection: _listed(connection, wanted))
+        return await self._journal.run(lambda connection: _listed(connection, wanted, self._verbs))
 
     async def last_id(self) -> str:
         """Return the id of the newest operation, "" where there is none."""
@@ -180,14 +174,19 @@ class Store:
             old = "ended < ? AND id NOT IN (SELECT operation FROM operation_keys)"
             rows = connection.execute(f"SELECT * FROM operations WHERE {old}", (now - keep,)).fetchall()
             connection.execute(f"DELETE FROM operations WHERE {old}", (now - keep,))
-            return [decode(row) for row in rows]
+            return [decode(row, self._verbs) for row in rows]
 
         return await self._journal.run(work)
 
 
 def fingerprint(submission: Submission) -> str:
     """Return a digest of what a request asks for; requests with one key and different digests are not the same."""
-    asked = [_verb(submission), asdict(submission.arguments), submission.seconds, sorted(submission.labels.items())]
+    asked = [
+        submission.arguments.verb,
+        asdict(submission.arguments),
+        submission.seconds,
+        sorted(submission.labels.items()),
+    ]
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
@@ -199,21 +198,21 @@ def encode(operation: Operation) -> str:
     return json.dumps(document)
 
 
-def decode(row: sqlite3.Row | Mapping[str, Any]) -> Operation:
+def decode(row: sqlite3.Row | Mapping[str, Any], verbs: Verbs) -> Operation:
     """Return the operation of a row. Fields that a newer release has written are left out.
 
     Raises JournalUnusable where the record cannot be read: what it is about must not be forgotten.
     """
     try:
-        return _decoded(row, json.loads(row["record"]))
+        return _decoded(row, json.loads(row["record"]), verbs)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise JournalUnusable(
             f"the record of operation {row['id']} in the journal cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 
-def _decoded(row: sqlite3.Row | Mapping[str, Any], document: dict[str, Any]) -> Operation:
-    arguments = _made(VERBS[row["verb"]], document["arguments"])
+def _decoded(row: sqlite3.Row | Mapping[str, Any], document: dict[str, Any], verbs: Verbs) -> Operation:
+    arguments = _made(verbs[row["verb"]], document["arguments"])
     result, fault = document["result"], document["fault"]
     return Operation(
         id=row["id"],
@@ -251,11 +250,7 @@ def _made(kind: type[Record], document: Mapping[str, Any]) -> Record:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in names})
 
 
-def _verb(submission: Submission) -> str:
-    return next(verb for verb, kind in VERBS.items() if isinstance(submission.arguments, kind))
-
-
-def _by_key(connection: sqlite3.Connection, submission: Submission) -> Operation | None:
+def _by_key(connection: sqlite3.Connection, submission: Submission, verbs: Verbs) -> Operation | None:
     row = connection.execute(
         "SELECT operations.*, request FROM operation_keys JOIN operations ON operations.id = operation"
         " WHERE scope = ? AND key = ?",
@@ -268,7 +263,7 @@ def _by_key(connection: sqlite3.Connection, submission: Submission) -> Operation
             f"the idempotency key {submission.key!r} belongs to operation {row['id']}, which is another request",
             state="no operation was begun",
         )
-    return decode(row)
+    return decode(row, verbs)
 
 
 def _require_room(connection: sqlite3.Connection, most: int) -> None:
@@ -313,7 +308,7 @@ def _insert(connection: sqlite3.Connection, operation: Operation) -> int:
     return cursor.lastrowid
 
 
-def _listed(connection: sqlite3.Connection, wanted: Wanted) -> list[Operation]:
+def _listed(connection: sqlite3.Connection, wanted: Wanted, verbs: Verbs) -> list[Operation]:
     conditions, values = ["1"], []
     if wanted.states:
         conditions.append(f"state IN ({', '.join('?' * len(wanted.states))})")
@@ -329,4 +324,4 @@ def _listed(connection: sqlite3.Connection, wanted: Wanted) -> list[Operation]:
         values.append(found["number"])
     limit = min(wanted.limit or DEFAULT_LIST, MOST_LIST)
     sql = f"SELECT * FROM operations WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT {limit}"
-    return [decode(row) for row in connection.execute(sql, values)]
+    return [decode(row, verbs) for row in connection.execute(sql, values)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kybernate.agent.operations.model import Operation
+from kybernate.verbs.model import Operation
 
 
 def title(operation: Operation) -> str:

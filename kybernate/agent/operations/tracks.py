@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kybernate.agent.operations.model import Operation, Report, Step
 from kybernate.agent.operations.progress import Track
+from kybernate.verbs.model import Operation, Report, Step
 
 SHOW_SECONDS = 0.25  # between two messages about the progress of one operation
 

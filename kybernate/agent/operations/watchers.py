@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from kybernate.agent.operations.model import Operation
+from kybernate.verbs.model import Operation
 
 
 class Watcher:

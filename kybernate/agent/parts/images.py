@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kybernate.agent.keeping.parking import Parking
 from kybernate.agent.keeping.uses import Uses
-from kybernate.agent.operations.model import Copy, Evict
 from kybernate.agent.part import Part, Work
 from kybernate.agent.peering import target_of_node
 from kybernate.agent.registrar import Registrar, Registry
@@ -30,6 +29,8 @@ from kybernate.store.streaming.left import remove_all_left
 from kybernate.store.streaming.memory import remove_left
 from kybernate.store.tiers.peer import PeerTier
 from kybernate.store.tiers.tier import Tier
+from kybernate.verbs.copy import Copy
+from kybernate.verbs.evict import Evict
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent

@@ -17,7 +17,7 @@ from kybernate.agent.service.described import Described
 from kybernate.agent.service.fetches import SERVICE as IMAGES
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
-from kybernate.agent.service.operations import Operations
+from kybernate.agent.service.operations import Operations, with_verbs
 from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
@@ -78,8 +78,8 @@ class Sockets(Part):
         quota = Quota(lambda: agent.settings().self_socket.quota)
         return Servicers(
             Inventories(agent.known.inventory, hub, self._findings),
-            Operations(engine, images.parking),
-            Checkpoints(images.registry, engine, hub.put, images.replicas.look_for),
+            with_verbs(Operations)(engine),
+            with_verbs(Checkpoints)(images.registry, engine, hub.put, images.replicas.look_for),
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),
             PeerImages(images.registry, images.leases),
             ImageFiles(images.leases, peers.reads, Pace(lambda: agent.settings().peers.bytes_per_second)),

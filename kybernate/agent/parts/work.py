@@ -14,13 +14,11 @@ from kybernate.agent.kubernetes.cluster import Cluster
 from kybernate.agent.live import limits_of
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
-from kybernate.agent.operations.model import Limits
-from kybernate.agent.operations.resolve import Node
-from kybernate.agent.operations.tier_verbs import TierVerbs
 from kybernate.agent.part import Part, Work
-from kybernate.agent.storage.arrivals import Elsewhere
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.messages import agent_pb2 as wire
+from kybernate.verbs.model import Limits
+from kybernate.verbs.node import Elsewhere, Movement, Node
 from kybernate_shim.linux.process import boot_id
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ class Operations(Part):
         agent, images, boot = self._agent, self._agent.images, boot_id()
         for hear in (images.registrar.ended, images.parking.ended, images.uses.ended):
             self.ended.hear(hear)
+        movement = Movement(images.tiers, images.turns, images.replicas, agent.store_settings, images.registrar.look_at)
         node = Node(
             str(agent.settings().containerd),
             boot=boot,
@@ -52,11 +51,14 @@ class Operations(Part):
             tiers=images.tiers.names,
             elsewhere=self._elsewhere,
             pod_of=agent.cluster.probes,
+            parked=images.parking.known,
+            freed=images.parking.freed,
+            movement=movement,
+            arrivals=images.arrivals,
         )
-        verbs = TierVerbs(images.tiers, images.turns, images.replicas, agent.store_settings, images.registrar.look_at)
         self.engine = Engine(
             agent.records.journal,
-            NodeExecutor(node, verbs, images.arrivals),
+            NodeExecutor(node),
             events=cast(Any, agent.events.log),
             publish=self._publish,
             forget=agent.events.hub.remove,

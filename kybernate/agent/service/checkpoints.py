@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.service.images import filter_of, image_message, list_message
-from kybernate.agent.service.operations import submitted
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import CheckpointsServicer
 from kybernate.registry.catalogue import Catalogue
@@ -31,7 +30,7 @@ class Checkpoints(CheckpointsServicer):
         look_for: Callable[[str], object] = lambda name: None,
     ) -> None:
         self._catalogue = catalogue
-        self._engine = engine
+        self.engine = engine
         self._publish = publish
         self._look_for = look_for
 
@@ -50,24 +49,6 @@ class Checkpoints(CheckpointsServicer):
         labels, removed = dict(request.labels), list(request.removed)
         name = request.image
         return await self._named(name, lambda registry: registry.label(name, labels, removed), changes=True)
-
-    async def VerifyImage(self, request: wire.VerifyImageRequest, context: Any) -> wire.Operation:
-        return await submitted(self._engine, request)
-
-    async def DeleteImage(self, request: wire.DeleteImageRequest, context: Any) -> wire.Operation:
-        return await submitted(self._engine, request)
-
-    async def ImportImage(self, request: wire.ImportImageRequest, context: Any) -> wire.Operation:
-        return await submitted(self._engine, request)
-
-    async def ExportImage(self, request: wire.ExportImageRequest, context: Any) -> wire.Operation:
-        return await submitted(self._engine, request)
-
-    async def CopyImage(self, request: wire.CopyImageRequest, context: Any) -> wire.Operation:
-        return await submitted(self._engine, request)
-
-    async def EvictImage(self, request: wire.EvictImageRequest, context: Any) -> wire.Operation:
-        return await submitted(self._engine, request)
 
     async def _asked(self, ask: Callable[[Catalogue], T]) -> T:
         return await asyncio.to_thread(lambda: ask(self._catalogue()))

@@ -23,10 +23,12 @@ DEFAULT: Final = grpc.StatusCode.FAILED_PRECONDITION  # refused as things are
 LONGEST: Final = 2048  # characters of each text; clients limit metadata to 8 KiB
 # By the names of classes, because a parent's row counts for what derives from it. A test compares them with the code.
 CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
-    grpc.StatusCode.NOT_FOUND: ("ContainerNotFound", "ImageNotRegistered", "NoTask", "OperationNotFound"),
+    grpc.StatusCode.NOT_FOUND: (
+        "ContainerNotFound", "ImageNotRegistered", "Missing", "NoTask", "OperationNotFound",
+    ),
     grpc.StatusCode.INVALID_ARGUMENT: (
-        "ImageAmbiguous", "ImageNotUnique", "KindUnknown", "LabelInvalid", "NameAmbiguous", "PageTokenInvalid",
-        "RequestInvalid",
+        "ImageAmbiguous", "ImageNotUnique", "Invalid", "KindUnknown", "LabelInvalid", "NameAmbiguous",
+        "PageTokenInvalid", "RequestInvalid",
     ),
     grpc.StatusCode.ALREADY_EXISTS: ("KeyReused", "PathClaimed"),
     grpc.StatusCode.PERMISSION_DENIED: ("AccessDenied", "NoOwnContainer", "NotYours"),
@@ -36,6 +38,7 @@ CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
     ),
     grpc.StatusCode.UNAVAILABLE: (
         "AgentStopping", "ContainerdUnreachable", "JournalUnusable", "RegistryUnreachable", "ShimGone",
+        "Unavailable",
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: ("DeadlinePassed", "ShimTooSlow"),
     grpc.StatusCode.UNIMPLEMENTED: ("ShimTooOld",),

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kybernate.agent.storage.arrivals import Arrivals, Elsewhere
+from kybernate.agent.storage.arrivals import Arrivals
 from kybernate.node.failure import Failure
 from kybernate.node.trusted import ImageUntrusted, known_keys, ring_of, signature_of
 from kybernate.store.errors import StoreFull
 from kybernate.store.movement.moving import ImageNowhere
 from kybernate.store.streaming.left import remove_left
 from kybernate.store.tiers.tier import ImageNotInTier, Ref, Tier
+from kybernate.verbs.node import Elsewhere
 from kybernate_shim.checkpoint.image.locate import NAME, NAMESPACE
 from kybernate_shim.checkpoint.image.manifest import Manifest, decode
 from kybernate_shim.checkpoint.image.store import Image

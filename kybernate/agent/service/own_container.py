@@ -20,15 +20,17 @@ from weakref import WeakValueDictionary
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.errors import RequestInvalid
 from kybernate.agent.operations.messages import operation_message, submission
-from kybernate.agent.operations.model import FINAL, Arguments, Checkpoint, Operation, State, Suspend
 from kybernate.agent.operations.store import MOST_LIST, Wanted
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import SelfServicer
 from kybernate.node.failure import Failure
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.errors import RequestInvalid
+from kybernate.verbs.model import FINAL, Arguments, Operation, State
+from kybernate.verbs.suspend import Suspend
 
 RESERVED: Final = "kybernate.io/"  # begins the names of labels that mean something to the agent
 PREFIX: Final = "self-"  # begins the names of images that containers have asked for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.tier import Ref, Source, Tier
 from kybernate.store.transfer import Progress, Transfer
-from kybernate_shim.checkpoint.image.manifest import Source as MadeFrom
+from kybernate.verbs.node import Elsewhere
 from kybernate_shim.checkpoint.image.manifest import decode
 
 if TYPE_CHECKING:  # libraries of the extra `store`
@@ -35,15 +34,6 @@ class ArrivalImpossible(Failure):
     """The agent cannot have memory mounted where shims see it."""
 
     advice = "run the agent by its packaged unit, or in the host's mount namespace; or promote the image to the disk"
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """An image that another node or the object store has: of what it was made, and which GPUs that used, by UUID."""
-
-    ref: Ref
-    source: MadeFrom
-    gpus: Sequence[str] = ()
 
 
 class Arrivals:

@@ -69,7 +69,7 @@ class Connection(RequestHandler):
             self._end(SLOW)
 
     def _end(self, answer: bytes) -> None:
-        if isinstance(self.transport, asyncio.Transport):
+        if self.transport is not None:
             self.transport.write(answer)
         self.force_close()
 

@@ -45,6 +45,7 @@ class Exchange:
     target: str  # path and query, as they came
     started: float = field(default_factory=time.monotonic)
     model: str = ""
+    through: str = ""  # the model, where another data plane passes this request on and counts it
     owner: str = ""
     cold: bool = False
     wake_ms: int = 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_network
 from math import inf
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 from aiohttp import ClientSession, web
 from multidict import CIMultiDict
@@ -20,7 +21,7 @@ from kybernate.proxy.embedded import headers as rules
 from kybernate.proxy.embedded.body import Body
 from kybernate.proxy.embedded.exchange import Exchange, api_of_request, head_of
 from kybernate.proxy.embedded.upgrade import pass_upgrade, wants_upgrade
-from kybernate.proxy.embedded.upstream import Upstreams
+from kybernate.proxy.embedded.upstream import Inner, Upstreams
 from kybernate.proxy.engine import Admission, Engine, Refused
 from kybernate.proxy.filters import filtered
 from kybernate.proxy.holding import Phase
@@ -53,11 +54,13 @@ class Handler:
         peer_keys: Mapping[str, str],
         observer: Observer,
         log: Log,
+        inner: Inner | None = None,
     ) -> None:
         self._settings, self._engine, self._observer, self._log = settings, engine, observer, log
         self._router = Router(settings)
         self._keys, self._peer_keys = keys, peer_keys
-        self._upstreams = Upstreams(client, settings.limits.send_seconds)
+        self._behind = inner is not None
+        self._upstreams = Upstreams(client, settings.limits.send_seconds, inner)
         self.trusted = [ip_network(one) for one in settings.trusted]
         self._quota = Quota()
         self._progressing = any(model.progress != "none" for model in settings.models)
@@ -93,13 +96,16 @@ class Handler:
     async def _answered(self, exchange: Exchange) -> web.StreamResponse:
         request, head = exchange.request, exchange.head
         headers = CIMultiDict(request.headers)
-        if mistake := rules.mistake_in(head.method, request.version, request._message.path, headers):
+        mistake = rules.mistake_in(head.method, request.version, request._message.path, headers)
+        if mistake is not None and not (self._behind and rules.is_grpc(head.headers)):
             raise Refused(mistake)
         route = self._router.matching(head)
         self._require_key(exchange, route)
         decision = self._router.route(head, route, None, self._engine.load, self._draw())
         if isinstance(decision, ToModel) and (probe := self._probe(head, decision.model)) is not None:
             return probe
+        if mistake is not None:
+            return await self._wake_for_grpc(exchange, decision, mistake)
         self._require_quota(exchange, route)
         if isinstance(decision, Refusal) and head.path == "/health" and head.method == "GET":
             return web.Response(text="ok\n")
@@ -179,7 +185,7 @@ class Handler:
     @staticmethod
     def _peer_of(exchange: Exchange) -> str:
         peer = exchange.request.transport.get_extra_info("peername") if exchange.request.transport else None
-        return peer[0] if isinstance(peer, tuple) else "127.0.0.1"
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     async def _to_peer(
         self, exchange: Exchange, peer: Peer, body: Body, headers: CIMultiDict[str]
@@ -203,6 +209,7 @@ class Handler:
     ) -> web.StreamResponse:
         if exchange.head.path in {one.path for one in model.probes}:  # of a model that is awake: no activity
             return await self._upstreams.pass_on(exchange, body, None, model.upstream, headers, 5.0, lambda: None)
+        exchange.through = model.name
         content = await self._filtered(model, body)
         deadline = rules.seconds_of_client(exchange.head.headers) or inf
         with await self._admitted(exchange, model, len(body.prefix), deadline, streams) as admission:
@@ -222,6 +229,24 @@ class Handler:
             raise Refused(Refusal(400, "bad_json", f"the body is no JSON object: {error}")) from error
 
     # -- waiting
+
+    async def _wake_for_grpc(self, exchange: Exchange, decision: Decision, mistake: Refusal) -> web.StreamResponse:
+        """Wake a model for a call of gRPC, which only the other plane can pass: its client repeats it there.
+
+        UNAVAILABLE is what gRPC's clients repeat by themselves, where they are told to wait or to retry.
+        """
+        if not isinstance(decision, ToModel):
+            raise Refused(mistake)
+        exchange.model = decision.model.name
+        deadline = rules.seconds_of_client(exchange.head.headers) or inf
+        words = "the model is awake now; call again"
+        try:
+            with await self._admitted(exchange, decision.model, 0, deadline, False):
+                pass
+        except Refused as refused:
+            words = refused.refusal.message
+        headers = {"Content-Type": "application/grpc", "Grpc-Status": "14", "Grpc-Message": quote(words, safe=" ,;:")}
+        return web.Response(status=200, headers=headers)
 
     async def _admitted(self, exchange: Exchange, model: Model, size: int, deadline: float, streams: bool) -> Admission:
         if passed := self._engine.try_pass(model.name):

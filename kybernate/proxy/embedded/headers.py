@@ -20,7 +20,9 @@ HOP_BY_HOP: Final = frozenset(
         "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-OURS: Final = frozenset({"x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-request-id", "expect"})
+OURS: Final = frozenset(
+    {"x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-request-id", "x-kybernate-backend", "expect"}
+)
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
 HOST: Final = re.compile(r"[A-Za-z0-9._~%!$&'()*+,;=-]*(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 TIMEOUTS: Final = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
@@ -38,10 +40,13 @@ def passed_on(headers: CIMultiDict[str], *, but: frozenset[str] = frozenset()) -
 def for_upstream(
     headers: CIMultiDict[str], *, client: str, scheme: str, request_id: str, trusted: bool, drop: frozenset[str]
 ) -> CIMultiDict[str]:
-    """Return the headers of the request that is passed on. What a trusted proxy before this one said is kept."""
+    """Return the headers of the request that is passed on. What a trusted proxy before this one said is kept.
+
+    `client` is the peer's address, "" for a UNIX socket, whose peer has said all there is.
+    """
     found = passed_on(headers, but=OURS | drop)
     before = headers.getall("x-forwarded-for", ()) if trusted else ()
-    found["X-Forwarded-For"] = ", ".join([*before, client])
+    found["X-Forwarded-For"] = ", ".join([*before, *([client] if client else [])])
     found["X-Forwarded-Proto"] = (headers.get("x-forwarded-proto") if trusted else None) or scheme
     host = (headers.get("x-forwarded-host") if trusted else None) or headers.get("host", "")
     if host:
@@ -78,6 +83,10 @@ def seconds_of_client(headers: Headers) -> float | None:
     return float(found[1]) if found and float(found[1]) > 0 else None
 
 
+def is_grpc(headers: Headers) -> bool:
+    return headers.get("content-type", "").lower().startswith("application/grpc")
+
+
 def mistake_in(method: str, version: tuple[int, int], target: str, headers: CIMultiDict[str]) -> Refusal | None:
     """Return why a request that the parser took is refused all the same, or None.
 
@@ -95,7 +104,7 @@ def mistake_in(method: str, version: tuple[int, int], target: str, headers: CIMu
         return Refusal(400, "bad_framing", "the length of the body is ambiguous")
     if method == "CONNECT" or not target.startswith(("/", "http://", "https://", "*")):
         return Refusal(405, "bad_method", f"{method} is not answered here")
-    if headers.get("content-type", "").lower().startswith("application/grpc"):
+    if is_grpc(headers):
         return Refusal(501, "needs_haproxy", "gRPC needs HTTP/2, which only the plane haproxy has (plane: haproxy)")
     if "trailer" in headers:
         return Refusal(501, "needs_haproxy", "trailers need the plane haproxy (plane: haproxy)")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -18,18 +20,27 @@ from kybernate.proxy.embedded.body import Body
 from kybernate.proxy.embedded.exchange import Exchange
 from kybernate.proxy.embedded.headers import passed_on
 from kybernate.proxy.engine import Refused
-from kybernate.proxy.models import CONNECT_SECONDS, port_accepts
+from kybernate.proxy.models import CONNECT_SECONDS, FIRST_PAUSE, LONGEST_PAUSE, port_accepts
 from kybernate.proxy.progress import SSE
 
 KEPT_SECONDS: Final = 4.0  # uvicorn, which serves most models, closes connections that were idle for five
 LINE: Final = 64 << 10
 READ_BYTES: Final = 256 << 10
+INNER_HEADER: Final = "X-Kybernate-Backend"
 
 
-def session() -> aiohttp.ClientSession:
-    """Return what connections to upstreams are kept in. It changes nothing of requests and answers."""
+def session(socket: Path | None = None) -> aiohttp.ClientSession:
+    """Return what connections to upstreams are kept in. It changes nothing of requests and answers.
+
+    With `socket`, all of them are to that UNIX socket, whatever the address says.
+    """
+    connector = (
+        aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=KEPT_SECONDS)
+        if socket
+        else aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, use_dns_cache=True, ttl_dns_cache=5)
+    )
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, use_dns_cache=True, ttl_dns_cache=5),
+        connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,
@@ -40,12 +51,21 @@ def session() -> aiohttp.ClientSession:
     )
 
 
+@dataclass(frozen=True)
+class Inner:
+    """The other data plane's own entrance, and the name there of each model that is reached through it."""
+
+    client: aiohttp.ClientSession
+    names: Mapping[str, str]
+
+
 class Upstreams:
     """Passes requests on. `left` in its methods is the seconds that a request may still wait for a connection."""
 
-    def __init__(self, client: aiohttp.ClientSession, send_seconds: float) -> None:
+    def __init__(self, client: aiohttp.ClientSession, send_seconds: float, inner: Inner | None = None) -> None:
         self._client = client
         self._send_seconds = send_seconds
+        self._inner = inner
 
     async def pass_on(
         self,
@@ -72,8 +92,11 @@ class Upstreams:
     async def _answer_of(
         self, exchange: Exchange, body: Body, content: bytes | None, base: str, headers: CIMultiDict[str], left: float
     ) -> AsyncIterator[ClientResponse]:
-        end = time.monotonic() + left
-        url = URL(base + exchange.target, encoded=True)
+        end, pause = time.monotonic() + left, FIRST_PAUSE
+        client, url = self._client, URL(base + exchange.target, encoded=True)
+        if self._inner is not None and (name := self._inner.names.get(exchange.through)):
+            client, url = self._inner.client, URL(f"http://inner{exchange.target}", encoded=True)
+            headers[INNER_HEADER] = name
         while True:
             if content is None and body.exists and body.whole:
                 content = bytes(body.prefix)
@@ -81,13 +104,15 @@ class Upstreams:
                 headers["Content-Length"] = str(len(content))
             data = content if content is not None else body.stream() if body.exists else None
             try:
-                response = await self._client.request(
+                response = await client.request(
                     exchange.head.method, url, headers=headers, data=data, allow_redirects=False
                 )
                 break
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 if body.sent:
                     raise Refused(_unreachable(base, error)) from error
+                await asyncio.sleep(pause)  # the port may accept, and this connection be refused by another limit
+                pause = min(2 * pause, LONGEST_PAUSE)
                 await self._until_accepting(base, end - time.monotonic(), error)
             except aiohttp.ClientError as error:
                 if body.refusal is not None:
@@ -103,7 +128,7 @@ class Upstreams:
 
     async def _until_accepting(self, base: str, left: float, error: Exception) -> None:
         try:
-            async with asyncio.timeout(max(0.0, left)):
+            async with asyncio.timeout(left):
                 await port_accepts(base)
         except TimeoutError:
             raise Refused(_unreachable(base, error)) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate.client.errors import AgentRefused, AgentUnreachable
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.verdict import signature_problem
 from kybernate.store.errors import (
     ChunkDamaged,
@@ -82,7 +82,7 @@ async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
             continue
         await tier.remove(ref)
         return other.name
-    raise Failure(
+    raise Refused(
         f"{ref} stays in tier {tier.name}: no other tier has a good copy" + "".join(f"\n  {one}" for one in reasons),
         state="nothing was removed",
         advice="copy it to another tier before, or delete the image",
@@ -104,16 +104,16 @@ def _require_same(ref: Ref, manifest: bytes, other: bytes) -> None:
     try:
         same = is_same_image(manifest, other)
     except ManifestInvalid as error:
-        raise Failure(
+        raise Refused(
             f"it has the image {ref.id} with a manifest that cannot be read: {error}", advice=IMAGE_DIFFERS_ADVICE
         ) from error
     if not same:
-        raise Failure(
+        raise Refused(
             f"it has the image {ref.id} with another manifest: encrypted, or of another namespace",
             advice=IMAGE_DIFFERS_ADVICE,
         )
     if reason := signature_problem(Image(Path(ref.path), decode(other), content=other), Config.load()):
-        raise Failure(f"it has the image {ref.id} with another manifest: {reason}", advice=IMAGE_DIFFERS_ADVICE)
+        raise Refused(f"it has the image {ref.id} with another manifest: {reason}", advice=IMAGE_DIFFERS_ADVICE)
 
 
 async def _manifest(ref: Ref, tier: Tier) -> bytes:

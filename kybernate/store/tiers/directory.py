@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.node.deleting import delete
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.node.filesystem import space_of
 from kybernate.node.images import places_below
 from kybernate.store.errors import ImageDamaged, StoreFull
@@ -109,7 +109,7 @@ class DirectoryTier:
     async def _that_is_there(self, source: Source) -> Held:
         image = await asyncio.to_thread(self._read, source.ref)
         if image.content != source.manifest:
-            raise Failure(
+            raise Refused(
                 f"{image.path} is another image of that name", state="it is as it was", advice=IMAGE_DIFFERS_ADVICE
             )
         return _held(source.ref, image)

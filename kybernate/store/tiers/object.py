@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import ImageDamaged, ImageNotStored
 from kybernate.store.format import recipe as recipes
@@ -57,7 +57,7 @@ class ObjectTier:
     async def receive(self, source: Source, transfer: Transfer) -> Held:
         """Store an image that lies in a directory. Raises Failure for others: they come to the node before."""
         if source.directory is None:
-            raise Failure(
+            raise Refused(
                 f"{source.ref} is not on this node, and only what is can be stored", advice="copy it to the disk before"
             )
         manifest = decode(source.manifest)

@@ -21,7 +21,7 @@ from kybernate.client.target import Target
 from kybernate.messages import agent_pb2, peer_pb2
 from kybernate.messages.agent_pb2_grpc import CheckpointsStub
 from kybernate.messages.peer_pb2_grpc import PeersStub
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate.store.reader import Sink
 from kybernate.store.tiers.peer_connection import PeerConnection, PeerFailed
@@ -96,7 +96,7 @@ class PeerTier:
             raise
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
-        raise Failure(f"images of node {self.node} are written by its own agent", state="nothing was sent")
+        raise Refused(f"images of node {self.node} are written by its own agent", state="nothing was sent")
 
     async def discard(self, ref: Ref) -> None:
         """Do nothing: nothing was written there."""
@@ -106,7 +106,7 @@ class PeerTier:
         await self.find(ref)
 
     async def remove(self, ref: Ref) -> None:
-        raise Failure(f"images of node {self.node} are removed by its own agent", state="nothing was removed")
+        raise Refused(f"images of node {self.node} are removed by its own agent", state="nothing was removed")
 
     async def room(self) -> Room:
         return Room()

@@ -61,10 +61,6 @@ EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
 REPEATABLE: Final = ("external", "irmap-scan-path", "skip-mnt")
 
 
-class CriuUnusable(Refused):
-    """There is no CRIU, it is too old, or it cannot work on this kernel. The message has its own words."""
-
-
 class CriuOptionInvalid(Refused):
     """A line that CRIU's configuration file cannot express, or that does not belong there."""
 
@@ -150,14 +146,14 @@ def write_config(directory: Path, options: CriuOptions, users: Iterable[Path | N
 
 
 def refuse_cuda_plugin(configuration: Configuration) -> None:
-    """Raise CriuUnusable where CRIU would load its plugin for CUDA, for containers with GPU state.
+    """Raise Refused where CRIU would load its plugin for CUDA, for containers with GPU state.
 
     It would find their processes checkpointed already, which it takes for its own doing or for a failure.
     """
     chosen = [text.split(maxsplit=1)[1] for text in configuration.lines if _option(text) == "libdir"]
     plugin = Path(chosen[-1], CUDA_PLUGIN) if chosen else None
     if plugin is not None and plugin.exists():
-        raise CriuUnusable(
+        raise Refused(
             f"CRIU would load {plugin}, which conflicts with Kybernate: GPU state is offloaded and reloaded without"
             " it. Remove"
             " it there, or set `criu_libdir` (or libdir in CRIU's own file) to another directory; nothing was changed"
@@ -223,12 +219,12 @@ class CriuRunner(Protocol):
 
 
 async def criu_version(runner: CriuRunner, criu: str = "criu") -> str:
-    """Return what `criu --version` says. Raises CriuUnusable."""
+    """Return what `criu --version` says. Raises Refused."""
     finished = await _run(runner, [criu, "--version"])
     found = re.search(r"Version:\s*(\S+)", finished.stdout)
     if finished.status != 0 or found is None:
         words = (finished.stderr or finished.stdout).strip()
-        raise CriuUnusable(f"{criu} --version ended with status {finished.status}: {words}")
+        raise Refused(f"{criu} --version ended with status {finished.status}: {words}")
     return found[1]
 
 
@@ -242,11 +238,9 @@ async def _run(runner: CriuRunner, argv: Sequence[str]) -> Finished:
     try:
         return await runner.run(argv, timeout=CHECK_SECONDS)
     except OSError as error:
-        raise CriuUnusable(
-            f"{argv[0]} cannot be run ({error}); install CRIU or name it in the setting `criu`"
-        ) from error
+        raise Refused(f"{argv[0]} cannot be run ({error}); install CRIU or name it in the setting `criu`") from error
     except ProgramTimedOut as error:
-        raise CriuUnusable(str(error)) from error
+        raise Refused(str(error)) from error
 
 
 def errors_of(log: Path, most: int = 10) -> list[str]:

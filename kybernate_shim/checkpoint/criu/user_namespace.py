@@ -20,10 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.credentials import USER_NAMESPACE
 from kybernate_shim.checkpoint.criu.images import entries
 from kybernate_shim.checkpoint.criu.opened import write_entries
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.idmap import mapped_copies, user_namespace
@@ -48,12 +48,12 @@ def shared_namespace(spec: Spec) -> str:
 def joined_environment(spec: Spec) -> dict[str, str]:
     """Return what the runtime's environment needs so that CRIU restores into the pod's user namespace.
 
-    Raises CriuUnusable.
+    Raises Refused.
     """
     if not (path := shared_namespace(spec)):
         return {}
     if not LIBRARY.exists():
-        raise CriuUnusable(
+        raise Refused(
             f"{LIBRARY} is not there, and CRIU cannot enter the user namespace of a pod (`hostUsers: false`) without"
             " it: install Kybernate again where there is a C compiler. Nothing was changed"
         )

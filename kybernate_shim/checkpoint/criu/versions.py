@@ -8,20 +8,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.criu.config import OLDEST, CriuRunner, CriuUnusable, criu_version, parse_version
+from kybernate_shim.checkpoint.criu.config import OLDEST, CriuRunner, criu_version, parse_version
 from kybernate_shim.checkpoint.image.manifest import Program
+from kybernate_shim.errors import Refused
 from kybernate_shim.known_versions import KNOWN, keep_version, known_version, record_of
 
 VERSION_SECONDS: Final = 10.0
 
 
 async def criu_of(runner: CriuRunner, criu: Path | None, known: Path = KNOWN) -> Program:
-    """Return CRIU as it will be run. Raises CriuUnusable for one that is missing or older than 4.1."""
+    """Return CRIU as it will be run. Raises Refused for one that is missing or older than 4.1."""
     program = str(criu or "criu")
     version = await _version(program, known, lambda: criu_version(runner, program))
     if parse_version(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise CriuUnusable(f"{program} is version {version}, at least {oldest} is needed; nothing was changed")
+        raise Refused(f"{program} is version {version}, at least {oldest} is needed; nothing was changed")
     return Program("criu", version)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from kybernate_shim.checkpoint.gpu.arena import ArenaOffload
 from kybernate_shim.checkpoint.gpu.attachment import Attachment
 from kybernate_shim.checkpoint.gpu.container_gpus import ContainerGpus, RecordLocked
-from kybernate_shim.checkpoint.gpu.errors import NothingToResume, NothingToSuspend
+from kybernate_shim.checkpoint.gpu.errors import NothingToResume
 from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.leaving import Leaving
 from kybernate_shim.checkpoint.gpu.left import Left, joined
@@ -26,6 +26,7 @@ from kybernate_shim.checkpoint.gpu.usage import inner_pid
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload, prefaulted
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack, Target
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu import gpu_map, sequence
 from kybernate_shim.gpu.claims import claimed
 from kybernate_shim.gpu.errors import CudaError
@@ -61,7 +62,7 @@ class CudaAccelerator:
 
         Some of their bytes may be in files of `image` then; `strong`: with digests that find forgery.
 
-        Raises PreflightRefused and GpuStepFailed with the container as it was, and NotBack when it could not be brought
+        Raises Refused with the container as it was, and NotBack when it could not be brought
         back in the end. A container that was suspended before stays so.
         """
         digest = STRONG if strong else KIND
@@ -97,7 +98,7 @@ class CudaAccelerator:
     async def suspend(self, operation: Operation, *, force: bool, lock_seconds: float = 0) -> Left:
         """Take all processes off their GPUs until `resume`; nothing to do for those that are off already.
 
-        Raises NothingToSuspend, PreflightRefused and GpuStepFailed, with the container as it was.
+        Raises Refused, with the container as it was.
         """
         async with self._gpus.helper() as helper:
             left = await self._leaving.leave(
@@ -112,7 +113,7 @@ class CudaAccelerator:
             if left.pids:
                 self._gpus.suspended = joined(self._gpus.suspended, left)
         if self._gpus.suspended is None:
-            raise NothingToSuspend(f"no process of container {self._gpus.target.id} holds CUDA state")
+            raise Refused(f"no process of container {self._gpus.target.id} holds CUDA state")
         return left
 
     async def resume(self, operation: Operation, *, restore_seconds: float = 0, room_seconds: float = 0) -> Left:

@@ -46,10 +46,6 @@ OWN: Final = (
 )
 
 
-class DevicesKept(Refused):
-    """A process without CUDA state holds what CRIU cannot dump, and keeps it; the container continues as before."""
-
-
 @dataclass
 class Inherited:
     """What is known of the processes of one container; `observe` before each of the driver's checkpoints."""
@@ -77,12 +73,12 @@ class Inherited:
         return known
 
     async def holding(self) -> list[DeviceFiles]:
-        """Return what processes without CUDA state hold of the devices. Raises DevicesKept after too long."""
+        """Return what processes without CUDA state hold of the devices. Raises Refused after too long."""
         try:
             return await in_own_thread(self._holding, LOOK_SECONDS)
         except (LookTooLong, TimeoutError) as error:
             why = str(error) or f"its processes could not be examined within {LOOK_SECONDS:g} s"
-            raise DevicesKept(f"{why}; container {self.target.id} continues as before") from error
+            raise Refused(f"{why}; container {self.target.id} continues as before") from error
 
     def _holding(self) -> list[DeviceFiles]:
         return nvidia_devices.look_all(
@@ -110,13 +106,13 @@ class InheritedRelease:
     async def run(self, operation: Operation) -> None:
         """Have each process give up what it has inherited; they must run, not be frozen.
 
-        Call it again where one is found as soon as all are frozen. Raises DevicesKept where a process keeps
+        Call it again where one is found as soon as all are frozen. Raises Refused where a process keeps
         something, and where new ones keep appearing.
         """
         now = time.monotonic()
         self._until = self._until or now + SECONDS
         if now > self._until:
-            raise DevicesKept(self._failure({}))
+            raise Refused(self._failure({}))
         if not await self.needed():
             return
         patient = min(now + PATIENCE, self._until)
@@ -133,7 +129,7 @@ class InheritedRelease:
                         if len(self.done) > before and time.monotonic() < self._until:
                             continue
                     if time.monotonic() > patient:
-                        raise DevicesKept(self._failure(kept))
+                        raise Refused(self._failure(kept))
                     await asyncio.sleep(PAUSE)
             step.bytes = sum(one.kept_bytes for one in self.done.values())
 
@@ -142,10 +138,10 @@ class InheritedRelease:
         return self._inherited.target
 
     async def _unproven(self, holding: Sequence[DeviceFiles]) -> dict[int, str]:
-        """Return which processes must be left alone, and why. Raises DevicesKept where one has CUDA state by now."""
+        """Return which processes must be left alone, and why. Raises Refused where one has CUDA state by now."""
         started = await cuda_processes(self._helper, [one.pid for one in holding])
         if started:
-            raise DevicesKept(
+            raise Refused(
                 f"process {title_of(started[0].pid)} has begun to use CUDA after the others were checkpointed: try"
                 f" again; container {self._target.id} continues as before"
             )
@@ -162,7 +158,7 @@ class InheritedRelease:
         room = headroom(self._target.cgroup)
         needed = sum(one.host_bytes for one in inheritors)
         if needed > room.bytes:
-            raise DevicesKept(
+            raise Refused(
                 f"{len(inheritors)} forked processes have inherited {needed >> 20} MiB of pinned memory,"
                 " of which each needs"
                 f" its own copy for a checkpoint; {room.limit} leaves {room.bytes >> 20} MiB: allow more, or fork them"

@@ -10,12 +10,12 @@ from functools import partial
 
 from kybernate_shim.checkpoint.compat import FORCE
 from kybernate_shim.checkpoint.gpu.container_gpus import ContainerGpus
-from kybernate_shim.checkpoint.gpu.errors import GpuStepFailed
 from kybernate_shim.checkpoint.gpu.inherited import Inherited
 from kybernate_shim.checkpoint.gpu.left import ArenaUse, Left
 from kybernate_shim.checkpoint.gpu.usage import own_memory, usage_of
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu import evidence, preflight, sequence
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, State
@@ -103,16 +103,16 @@ class Leaving:
         return ArenaUse(True, done.taken.bytes, tuple(reasons))
 
     async def arena_sizes(self, helper: CudaHelper) -> dict[int, int]:
-        """Return the bytes that the arena has of each process that it has something of. Raises GpuStepFailed."""
+        """Return the bytes that the arena has of each process that it has something of. Raises Refused."""
         assert self._gpus.target.cgroup is not None
         try:
             found = await cuda_processes(helper, self._gpus.target.cgroup.processes())
         except CudaError as error:
-            raise GpuStepFailed(f"{error}; container {self._gpus.target.id} continues as before") from error
+            raise Refused(f"{error}; container {self._gpus.target.id} continues as before") from error
         return {process.pid: process.arena_bytes for process in found if process.arena_bytes}
 
     async def _refuse_if_lost(self, info: CudaInfo, found: Sequence[CudaProcess], *, force: bool) -> preflight.Subject:
-        """Return what is about to move into host memory, and whose. Raises PreflightRefused and TimeoutError."""
+        """Return what is about to move into host memory, and whose. Raises Refused and TimeoutError."""
         cgroup = self._gpus.target.cgroup
         assert cgroup is not None
         cuda = [process.pid for process in found]
@@ -161,4 +161,4 @@ class Leaving:
         if stuck := [note for note in notes if note.startswith("not undone")]:
             return NotBack(f"{error}; {'; '.join(stuck)}. `kybernate resume` retries")
         self._gpus.record_more(())
-        return GpuStepFailed("; ".join([str(error), *notes, f"container {self._gpus.target.id} keeps running"]))
+        return Refused("; ".join([str(error), *notes, f"container {self._gpus.target.id} keeps running"]))

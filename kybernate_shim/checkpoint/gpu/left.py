@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.checkpoint.gpu.arena import ArenaOffload
-from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, InheritedRelease
+from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.usage import GpuUsage
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload
 from kybernate_shim.checkpoint.image.manifest import (
@@ -18,6 +18,7 @@ from kybernate_shim.checkpoint.image.manifest import (
     UsedGpu,
 )
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.vram_io.image_files import ArenaFile, VramFile
 
@@ -89,12 +90,12 @@ class Left:
             await self.away.complete()
 
     async def release(self, operation: Operation) -> None:
-        """Have forked processes give up what they have inherited; they must run, not be frozen. Raises DevicesKept."""
+        """Have forked processes give up what they have inherited; they must run, not be frozen. Raises Refused."""
         if self.inheritance is not None:
             try:
                 await self.inheritance.run(operation)
             except CudaError as error:
-                raise DevicesKept(f"{error}; the container continues as before") from error
+                raise Refused(f"{error}; the container continues as before") from error
 
     async def must_release(self) -> bool:
         """Return whether one of the processes, which are frozen, still holds something that CRIU cannot dump."""

@@ -21,12 +21,12 @@ from kybernate_shim.checkpoint.image.manifest import DataPath
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import GpuSettings
-from kybernate_shim.gpu.mover_client import MoverLost, Spawner, VramMover, vram_mover
+from kybernate_shim.gpu.mover_client import Spawner, VramMover, vram_mover
 from kybernate_shim.gpu.sequence import undisturbed
 from kybernate_shim.linux import huge_pages as pages
 from kybernate_shim.logs import Log
 from kybernate_shim.vram_io.digest import KIND
-from kybernate_shim.vram_io.errors import HoldRefused, NotDropped, NotTakenAway, TargetRefused, VramError
+from kybernate_shim.vram_io.errors import DataPathRefused, NotTakenAway, VramError
 from kybernate_shim.vram_io.image_files import VramFile
 from kybernate_shim.vram_io.saved_regions import FILES, SavedRegion, give_up, mapped_files, total_bytes
 from kybernate_shim.worker_protocol.mover_jobs import (
@@ -44,7 +44,6 @@ from kybernate_shim.worker_protocol.mover_jobs import (
 )
 
 # The processes are as they were when these are raised.
-PLAIN_INSTEAD = (HoldRefused, TargetRefused, NotDropped, MoverLost)
 HOLD_SECONDS = 10.0
 SLOWEST_RATE = 512 << 20  # bytes a second; the driver was measured to move 1.9 GB/s with small pages
 PREFAULT_BYTES = 2 << 30  # below, a worker's start costs what its help saves
@@ -186,7 +185,7 @@ class VramOffload:
         if self.data_path.name == "fast":
             try:
                 await self._save(image, operation)
-            except PLAIN_INSTEAD as error:
+            except DataPathRefused as error:
                 await self._keep(image, operation)
                 await self._go_plain(error)
             except BaseException:

@@ -40,7 +40,7 @@ class DigestForm:
 
 
 def form_of(digest: str) -> DigestForm:
-    """Return how `digest` was made. Raises DigestUnknown and DigestMismatch."""
+    """Return how `digest` was made. Raises DigestUnknown and VramError."""
     if not vram_digest.is_of_tree(digest):
         return DigestForm(algorithm_of(digest))
     kind = digest.partition(":")[0]
@@ -48,7 +48,7 @@ def form_of(digest: str) -> DigestForm:
 
 
 def strong_form_of(digest: str) -> DigestForm:
-    """Return the same form with the algorithm that holds against a forger. Raises DigestMismatch."""
+    """Return the same form with the algorithm that holds against a forger. Raises VramError."""
     if not vram_digest.is_of_tree(digest):
         return DigestForm(STRONG)
     return DigestForm(STRONG, vram_digest.piece_bytes_of(digest), vram_digest.STRONG)

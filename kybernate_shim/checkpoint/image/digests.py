@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kybernate_shim.checkpoint.image.manifest import File
+from kybernate_shim.errors import Stopped
 from kybernate_shim.linux.plain_files import open_plain
 
 PIECE: Final = 64 << 20
@@ -39,10 +40,6 @@ PAUSE: Final = 0.01  # seconds between two looks at growing files, in which CRIU
 
 class DigestUnknown(Exception):
     """A digest by an algorithm that this release does not have."""
-
-
-class DigestStopped(Exception):
-    """The Digester was stopped before it had digested the files."""
 
 
 class FileChanged(Exception):
@@ -154,7 +151,7 @@ class Digester:
         self._pool.shutdown(cancel_futures=True)
 
     def stop(self) -> None:
-        """Have whatever runs end soon, with DigestStopped: no digest is wanted any more."""
+        """Have whatever runs end soon, with Stopped: no digest is wanted any more."""
         self._stopped.set()
 
     @contextmanager
@@ -241,7 +238,7 @@ class Digester:
                 buffer = memoryview(bytearray(min(BUFFER, max(0, length - piece.done))))
                 while piece.done < length:
                     if self._stopped.is_set():
-                        raise DigestStopped(f"{path}: not digested to its end")
+                        raise Stopped(f"{path}: not digested to its end")
                     self._be_nice()
                     count = os.preadv(fd, [buffer[: length - piece.done]], piece.start + piece.done)
                     if count == 0:

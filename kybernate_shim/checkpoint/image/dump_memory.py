@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.image.plaintext_memory import private_memory, remove_stale
+from kybernate_shim.errors import Stopped
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.headroom import headroom
 from kybernate_shim.linux.kernel_text import lines_of, text_of
@@ -46,10 +47,6 @@ TRIAL_SECONDS: Final = 0.25
 REWRITTEN: Final = frozenset({"dump.log", "stats-dump"})  # CRIU's, which a client may have wanted in that directory
 # Those that write into the page cache and wait for nothing else, neither at a write nor when a file is closed.
 LOCAL: Final = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
-
-
-class WritingStopped(Exception):
-    """The files were not copied to their end."""
 
 
 def memory_wanted(needed: int, page_cache: int, rate: Callable[[], float], *, limited: bool) -> int:
@@ -151,7 +148,7 @@ def write_out(
 ) -> None:
     """Copy all files of `source` to new files in `target`. Logs take the place of those of a former dump.
 
-    `progress` is called with further bytes, from any thread. Raises OSError, and WritingStopped soon after `stopped`
+    `progress` is called with further bytes, from any thread. Raises OSError, and Stopped soon after `stopped`
     has become true.
     """
 
@@ -162,7 +159,7 @@ def write_out(
                 while count := os.sendfile(writing.fileno(), reading, None, CHUNK):
                     progress(count)
                     if stopped():
-                        raise WritingStopped(f"{path}: not copied to its end")
+                        raise Stopped(f"{path}: not copied to its end")
         finally:
             os.close(reading)
 

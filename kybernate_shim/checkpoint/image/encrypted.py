@@ -18,6 +18,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import Encryption, File, Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image
+from kybernate_shim.errors import Stopped
 from kybernate_shim.linux.plain_files import open_plain, read_plain
 from kybernate_shim.trust import encryption_keys
 from kybernate_shim.trust.encryption import (
@@ -39,10 +40,6 @@ MOST_THREADS: Final = 8  # as for digests
 MOST_READ: Final = 64 << 20
 
 EachChunk = Callable[[Sequence[int], Callable[[int, Buffers], int], int], None]
-
-
-class CipherStopped(Exception):
-    """The work was ended by `Run.stop`; its files are not complete."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ def _each_file(sizes: Mapping[str, int], work: Callable[[str, EachChunk], int], 
         buffers = Buffers(chunk_bytes)
         for chunk in chunks:
             if run.stop.is_set():
-                raise CipherStopped
+                raise Stopped
             run.on_progress(each(chunk, buffers))
 
     large = [name for name, size in sizes.items() if size > PIECE_CHUNKS * CHUNK_BYTES]

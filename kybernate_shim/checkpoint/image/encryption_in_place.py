@@ -31,10 +31,6 @@ from kybernate_shim.trust.keys import Key, signing_key, verifying_keys
 Outcome = Literal["encrypted", "decrypted", "wrapped again", "nothing to do"]
 
 
-class ImageInUse(Refused):
-    """Another process encrypts or decrypts the image."""
-
-
 def encrypt_image(
     directory: Path, encryption_key: Path, config: Config, run: CipherRun | None = None
 ) -> tuple[Image, Outcome]:
@@ -42,7 +38,7 @@ def encrypt_image(
 
     At any moment the manifest names one form of the image that is whole: files of the new form come first, those of the
     old one go last. What a run that was killed has left is removed by the next one. An image that was signed is signed
-    again. Raises CheckpointNotFound, CheckpointInvalid, ImageForeign, KeyUnusable, ImageInUse, OSError and Stopped.
+    again. Raises CheckpointNotFound, CheckpointInvalid, ImageForeign, KeyUnusable, Refused, OSError and Stopped.
     """
     key = encryption_keys.read_keys(encryption_key)[0]
     with _locked(directory):
@@ -112,7 +108,7 @@ def _locked(directory: Path) -> Iterator[None]:
         return
     with held(lock) as ours:
         if not ours:
-            raise ImageInUse(f"{directory}: another process encrypts or decrypts it; wait until that ends")
+            raise Refused(f"{directory}: another process encrypts or decrypts it; wait until that ends")
         yield
 
 

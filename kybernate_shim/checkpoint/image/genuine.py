@@ -19,15 +19,11 @@ from kybernate_shim.trust.rights import Right, may
 STRONG: Final = ("blake3", "blake2b", "sha256")  # prefixes of digests to which no other content can be made
 
 
-class NotYours(Refused):
-    """The image belongs to another namespace."""
-
-
 def require_genuine(image: Image, requester: Requester, config: Config, log: Log, *, carried: bool = False) -> None:
     """Refuse an image that `requester` may not restore.
 
     `carried`: containerd has unpacked it from what a client named, so the files themselves may be of the requester's
-    making. Raises ImageForeign, NotYours, and KeyUnusable.
+    making. Raises ImageForeign, Refused, and KeyUnusable.
     """
     ring = verifying_keys(config)
     for why in ring.unusable:
@@ -52,7 +48,7 @@ def require_genuine(image: Image, requester: Requester, config: Config, log: Log
 def _require_own(image: Image, requester: Requester) -> None:
     namespace = image.manifest.source.namespace
     if not namespace or namespace != requester.namespace:
-        raise NotYours(
+        raise Refused(
             f"{image.path} is an image of {f'namespace {namespace}' if namespace else 'no namespace'}, and"
             f" {requester} is"
             " not in it. Nothing was restored"

@@ -28,7 +28,7 @@ T = TypeVar("T")
 async def staged_for_dump(target: Target, request: DumpRequest) -> AsyncIterator[DumpRequest]:
     """Give the request with a directory in memory as its `image`, where the node encrypts; else the request itself.
 
-    The directory of the caller is its `destination` then. Raises KeyUnusable, WouldBeSwapped and OSError.
+    The directory of the caller is its `destination` then. Raises KeyUnusable, Refused and OSError.
     """
     if target.config.encryption_key is None:
         yield request
@@ -45,7 +45,7 @@ async def staged_for_dump(target: Target, request: DumpRequest) -> AsyncIterator
 
 
 def require_room(request: DumpRequest, needed: int) -> None:
-    """Raise TierFull or TooLittleMemory unless there is room for `needed` bytes, plain and encrypted."""
+    """Raise TierFull or NoRoom unless there is room for `needed` bytes, plain and encrypted."""
     if request.destination is None:
         require_space(request.image, needed)
         return
@@ -80,7 +80,7 @@ async def encrypted(request: DumpRequest, image: str, config: Config, operation:
 async def plaintext(target: Target, image: Image, operation: Operation) -> AsyncIterator[Image]:
     """Give the image with its files decrypted in memory as long as the context lasts; a plain image as it is.
 
-    Raises KeyUnusable, TooLittleMemory, WouldBeSwapped, OSError, and CheckpointInvalid where a file is not what was
+    Raises KeyUnusable, NoRoom, Refused, OSError, and CheckpointInvalid where a file is not what was
     encrypted.
     """
     manifest = image.manifest

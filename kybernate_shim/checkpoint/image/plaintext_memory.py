@@ -30,20 +30,12 @@ ATTEMPTS: Final = 10
 Mount = Callable[[str, str, str, int, str], None]  # as syscalls.mount
 
 
-class TooLittleMemory(NoRoom):
-    """The node has not enough free memory for the plain files of an encrypted image."""
-
-
-class WouldBeSwapped(Refused):
-    """The kernel could write the plain files to a swap device."""
-
-
 @contextmanager
 def memory_for_plaintext(name: str) -> Iterator[Path]:
     """Yield an empty directory in memory that only root can enter, and remove it with all that is in it.
 
     `name` says what it is for. It takes as many bytes as the node can spare; see `require_memory`. Blocks. Raises
-    WouldBeSwapped and OSError.
+    Refused and OSError.
     """
     with private_memory(ROOT, name) as directory:
         yield directory
@@ -68,10 +60,10 @@ def private_memory(
 
 
 def require_memory(needed: int, purpose: str) -> None:
-    """Raise TooLittleMemory unless the node has `needed` bytes of memory to spare. `purpose` begins the error."""
+    """Raise NoRoom unless the node has `needed` bytes of memory to spare. `purpose` begins the error."""
     available = available_bytes()
     if available < needed + RESERVE:
-        raise TooLittleMemory(
+        raise NoRoom(
             f"{purpose} needs about {mib(needed)} of free memory for its plain files and {mib(RESERVE)} to spare,"
             f" since the image is encrypted; {mib(available)} are available: nothing was changed"
         )
@@ -135,7 +127,7 @@ def _mount(mount: Mount, directory: Path, limit: int, *, may_be_swapped: bool) -
             mount("kybernate-plain", str(directory), "tmpfs", FLAGS, options + more)
             return
     if not may_be_swapped and (devices := _swap_devices()):
-        raise WouldBeSwapped(
+        raise Refused(
             f"this kernel (before Linux 6.4) could write plain files of an encrypted image to {', '.join(devices)}:"
             " turn off swap; nothing was changed"
         )

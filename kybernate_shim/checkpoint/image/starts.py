@@ -35,10 +35,6 @@ SHOWN: Final = 5
 OnRestart = Literal["fresh", "same", "latest"]
 
 
-class StartUnclear(Refused):
-    """What a pod's annotations ask to be restored from means no image, or several. The message has the remedy."""
-
-
 @dataclass(frozen=True)
 class KnownImage:
     """An image of a namespace: its name there, and what its manifest says of where it comes from."""
@@ -92,15 +88,13 @@ class Start:
 
 
 def on_restart(text: str) -> OnRestart:
-    """Return what the annotation says. Raises StartUnclear."""
+    """Return what the annotation says. Raises Refused."""
     match text:
         case "" | "latest":
             return "latest"
         case "same" | "fresh":
             return text
-    raise StartUnclear(
-        f"annotation {ON_RESTART}: expected fresh, same or latest, found {text[:60]!a}. Nothing was started"
-    )
+    raise Refused(f"annotation {ON_RESTART}: expected fresh, same or latest, found {text[:60]!a}. Nothing was started")
 
 
 def start_of(
@@ -108,7 +102,7 @@ def start_of(
 ) -> Start:
     """Return what a container of a pod starts from. `runs` are its earlier ones in this pod, the oldest first.
 
-    `images` are those of the pod's namespace that are known on this node. Raises StartUnclear.
+    `images` are those of the pod's namespace that are known on this node. Raises Refused.
     """
     own = [image for image in images if who.uid and (image.pod_uid, image.container_name) == (who.uid, who.container)]
     if not own and not runs:
@@ -141,14 +135,14 @@ def _first(wanted: Wanted, who: Requester, images: Sequence[KnownImage]) -> Star
     name, at, which = asked(wanted.name)
     if at:
         if which != LATEST or not name:
-            raise StartUnclear(
+            raise Refused(
                 f"{wanted.by}: {wanted.name[:200]!a}: expected NAME, NAME@{LATEST} or {LATEST}. Nothing was restored"
             )
         return _latest_of(name, wanted, images)
     if name != LATEST:
         return Start(name, f"{wanted.by} names it")
     if any(image.name == LATEST for image in images):
-        raise StartUnclear(
+        raise Refused(
             f"{wanted.by}: {LATEST} is also the name of an image of the namespace {who.namespace}. Nothing was"
             f" restored; give that image another name: `kybernate import {who.namespace}/{LATEST} NAME"
             f" --namespace {who.namespace}`"
@@ -167,7 +161,7 @@ def _latest_of(name: str, wanted: Wanted, images: Sequence[KnownImage]) -> Start
     heads = [one for one in family if not any(_follows(later, one, images) for later in family)]
     if len(heads) > 1:
         names = ", ".join(sorted(image.name for image in heads)[:SHOWN])
-        raise StartUnclear(
+        raise Refused(
             f"{wanted.by}: {len(heads)} containers descend from {name}, and each has a newest image: {names}. Nothing"
             " was restored; name the one that is meant"
         )

@@ -25,6 +25,7 @@ from typing import IO
 
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT, Diff
 from kybernate_shim.checkpoint.tree_tar import ENCODING, MOST_HEADER, XATTR
+from kybernate_shim.errors import Stopped
 from kybernate_shim.linux import beneath
 from kybernate_shim.linux.attribute_ids import CAPABILITY, Owners, moved_ids
 from kybernate_shim.linux.plain_files import open_plain
@@ -38,10 +39,6 @@ PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attr
 CHUNK = 1 << 20
 UNCOUNTED_RECORDS = 1 << 16
 RECORD_BYTES = 32  # of a diff for each record in it
-
-
-class ApplyStopped(Exception):
-    """The caller does not wait for the rest; the tree is half changed."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +211,7 @@ def _entries(work: _Work) -> Iterator[tarfile.TarInfo]:
     """Yield the entries one by one, each within its limits. Raises DiffInvalid and Stopped."""
     for number, info in enumerate(work.archive):
         if work.stopped():
-            raise ApplyStopped
+            raise Stopped
         if number >= MOST_ENTRIES:
             raise DiffInvalid(f"more than {MOST_ENTRIES} entries")
         if work.archive.pax_headers:
@@ -326,7 +323,7 @@ def _write(
 def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callable[[], bool]) -> None:
     while length:
         if stopped():
-            raise ApplyStopped
+            raise Stopped
         data = content.read(min(CHUNK, length))
         if not data:
             raise DiffInvalid(f"the content ends {length} bytes too early")

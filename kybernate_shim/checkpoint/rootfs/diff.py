@@ -17,6 +17,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported
 from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
+from kybernate_shim.errors import Stopped
 from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
 from kybernate_shim.linux.private_files import create_private
 
@@ -25,10 +26,6 @@ WHITEOUT: Final = ".wh."
 OPAQUE: Final = ".wh..wh..opq"
 # A label belongs to the place where a file is, not to the file: the runtime and the policy there give a new one.
 LABELS: Final = frozenset({"security.selinux"})
-
-
-class DiffStopped(Exception):
-    """The diff was stopped before its end; its file does not exist."""
 
 
 @dataclass
@@ -48,14 +45,14 @@ def write_diff(
     `exclude` are the destinations of the container's mounts: what lies there is hidden, and was put there by the
     runtime. Other containers of the pod may change the tree meanwhile: they can make the diff fail, and no more. Raises
     RootfsUnsupported for what a layer cannot express (redirected directories, files without their data, names that
-    begin with ".wh."), TierFull before a file that does not fit on the disk, TreeChanged, TreeTooLarge and other
-    OSErrors, and DiffStopped soon after `stopped` has become true; `target` does not exist then.
+    begin with ".wh."), TierFull before a file that does not fit on the disk, OSError and other
+    OSErrors, and Stopped soon after `stopped` has become true; `target` does not exist then.
     """
     hidden = names_of(exclude)
 
     def check() -> None:
         if stopped():
-            raise DiffStopped("the diff was stopped before its end")
+            raise Stopped("the diff was stopped before its end")
 
     removed = 0
     try:

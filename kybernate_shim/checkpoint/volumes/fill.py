@@ -17,11 +17,11 @@ from threading import Lock
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
+from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, Powers, apply_diff
 from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES
 from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, open_volume, pod_volumes
-from kybernate_shim.errors import Failed, Refused
+from kybernate_shim.errors import Failed, Refused, Stopped
 from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.beneath import closing
 from kybernate_shim.oci.spec import Spec
@@ -29,14 +29,6 @@ from kybernate_shim.sizes import mib
 
 PAUSE: Final = 0.05  # seconds between two looks whether another restore has filled the volume
 _turn: Final = Lock()  # not one of the volume's files: a container could hold that
-
-
-class VolumeUnplaced(Refused):
-    """The image has the content of a volume that the new container does not have. Nothing was restored."""
-
-
-class VolumeNotFilled(Failed):
-    """The content of a volume could not be put into the new pod's volume. Nothing was restored."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +42,8 @@ class PlacedVolume:
 def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) -> list[PlacedVolume]:
     """Return where the image's volumes come in the new container, all but those that its annotation leaves.
 
-    `chosen` is the value of that annotation, `limit` in bytes for all together. Raises VolumeUnplaced and
-    VolumesInvalid.
+    `chosen` is the value of that annotation, `limit` in bytes for all together. Raises Refused and
+    Refused.
     """
     choice = Choice.of(chosen)
     there = {place: volume for volume in pod_volumes(spec) for place in volume.destinations}
@@ -62,7 +54,7 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
             if not choice.takes(PodVolume(volume.name, volume.kind, "", ())):
                 continue
             if new is None or new.kind != volume.kind:
-                raise VolumeUnplaced(
+                raise Refused(
                     f"the image has the content of the volume {volume.name} at {place}, and the new container has no"
                     f" {volume.kind} volume of its pod there. Nothing was restored; give it one, or leave the content"
                     f" out (annotation {ANNOTATION}: -{volume.name})"
@@ -72,7 +64,7 @@ def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) 
                 fillings.append(filling)
     volumes_taken = {one.volume for one in fillings}
     if (total := sum(volume.bytes + volume.entries * ENTRY_BYTES for volume in volumes_taken)) > limit:
-        raise VolumeUnplaced(
+        raise Refused(
             f"the image has {mib(total)} of its pod's volumes, more than `volumes_limit` of this node, {mib(limit)}."
             " Nothing was restored; raise it in /etc/kybernate/shim.toml"
         )
@@ -92,7 +84,7 @@ def fill(
 
     `owners` makes of a user and a group of the image those that a file gets.
 
-    Raises VolumeNotFilled, and ApplyStopped soon after `stopped` returns true.
+    Raises Failed, and Stopped soon after `stopped` returns true.
     """
     done = 0
     for filling in fillings:
@@ -113,7 +105,7 @@ def fill(
                 )
                 marks.mark_filled(top)
         except (OSError, DiffInvalid) as error:
-            raise VolumeNotFilled(
+            raise Failed(
                 f"the volume {filling.volume.name} of the new pod cannot be filled: {error}. Nothing was restored"
             ) from error
         done += written.bytes
@@ -122,10 +114,10 @@ def fill(
 
 @contextmanager
 def _alone_in(directory: Path, stopped: Callable[[], bool]) -> Iterator[int]:
-    """Open a volume while no other restore of this daemon, and so of the pod, fills one. Raises ApplyStopped."""
+    """Open a volume while no other restore of this daemon, and so of the pod, fills one. Raises Stopped."""
     while not _turn.acquire(timeout=PAUSE):
         if stopped():
-            raise ApplyStopped
+            raise Stopped
     try:
         with closing(open_volume(str(directory))) as top:
             yield top

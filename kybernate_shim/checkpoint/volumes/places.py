@@ -49,15 +49,9 @@ ABOVE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 IN_MEMORY: Final = frozenset({"tmpfs", "hugetlbfs"})
 
 
-class VolumeCovered(OSError):
-    """A filesystem that the kubelet has not mounted covers the directory of a volume of the pod's own."""
-
-    def __init__(self, source: str, kind: str) -> None:
-        super().__init__(errno.EXDEV, f"a filesystem of the kind {kind} is mounted on the volume", source)
-
-
-class VolumesInvalid(Refused):
-    """What chooses volumes has a value that means nothing, or names none of them. Nothing was changed."""
+def volume_covered(source: str, kind: str) -> OSError:
+    """Return why a volume is not read: a filesystem that the kubelet has not mounted covers its directory."""
+    return OSError(errno.EXDEV, f"a filesystem of the kind {kind} is mounted on the volume", source)
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Choice:
     def of(cls, text: str) -> Choice:
         """Return what the annotation says: all, none, names, or names to leave that begin with a hyphen.
 
-        Raises VolumesInvalid.
+        Raises Refused.
         """
         words = [word.strip() for word in text.split(",") if word.strip()]
         if words in ([], ["all"]):
@@ -92,7 +86,7 @@ class Choice:
         left = frozenset(word[1:] for word in words if word.startswith("-"))
         odd = next((name for name in sorted(taken | left) if not NAME.fullmatch(name)), None)
         if odd is not None:
-            raise VolumesInvalid(
+            raise Refused(
                 f"{ANNOTATION}: {odd!a} is no name of a volume; expected all, none, or names with commas, such as"
                 f" data,{SHM}, or with hyphens those to leave, such as -scratch. Nothing was changed"
             )
@@ -120,7 +114,7 @@ def pod_volumes(spec: Spec) -> list[PodVolume]:
 
 
 def open_volume(source: str) -> int:
-    """Open the directory of a volume of the pod's own. Raises VolumeCovered and other OSErrors.
+    """Open the directory of a volume of the pod's own. Raises OSError and other OSErrors.
 
     A program with the right to mount on the node can cover the directory with a filesystem of its own, which answers or
     does not. So it is pinned by a descriptor that asks no filesystem, and opened only where it lies in the filesystem
@@ -134,7 +128,7 @@ def open_volume(source: str) -> int:
         if (mount := _mount_of(top)) != _mount_of(above):
             kind = next((one.type for one in read_mountinfo() if one.id == mount), "unknown")
             if kind not in IN_MEMORY:
-                raise VolumeCovered(source, kind)
+                raise volume_covered(source, kind)
         return os.open(path_of(top), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

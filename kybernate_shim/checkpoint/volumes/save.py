@@ -20,13 +20,12 @@ from kybernate_shim.checkpoint.volumes.places import (
     ANNOTATION,
     Choice,
     PodVolume,
-    VolumesInvalid,
     open_volume,
     pod_volumes,
     without_huge_pages,
 )
 from kybernate_shim.config import Config
-from kybernate_shim.errors import Refused
+from kybernate_shim.errors import Refused, Stopped
 from kybernate_shim.linux.attribute_ids import CAPABILITY
 from kybernate_shim.linux.beneath import TreeFile, closing, walk
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -39,26 +38,16 @@ TRUSTED: Final = "trusted."
 BLOCK: Final = 512  # bytes of st_blocks; source: stat(2)
 
 
-class VolumesTooLarge(Refused):
-    """The pod's own volumes have more than an image may take. The container continues as before."""
-
-    def __init__(self, sizes: Mapping[str, int], limit: int) -> None:
-        listed = ", ".join(f"{name} {mib(size)}" for name, size in sorted(sizes.items(), key=lambda one: -one[1]))
-        largest = max(sizes, key=lambda name: sizes[name])
-        super().__init__(
-            f"the volumes of the pod that would be in the image have {mib(sum(sizes.values()))} ({listed}), more than"
-            f" `volumes_limit`, {mib(limit)}. Remove files, leave one out (`kybernate checkpoint --volumes=-{largest}`,"
-            f" or annotation {ANNOTATION}: -{largest}), or raise the limit in /etc/kybernate/shim.toml; the container"
-            " continues as before"
-        )
-
-
-class VolumeUnsaved(Refused):
-    """A file in a volume cannot be in an image. The container continues as before."""
-
-
-class SavingStopped(Exception):
-    """The volumes were not read to their end."""
+def volumes_too_large(sizes: Mapping[str, int], limit: int) -> Refused:
+    """Return the error: the pod's own volumes have more than an image may take. The container continues as before."""
+    listed = ", ".join(f"{name} {mib(size)}" for name, size in sorted(sizes.items(), key=lambda one: -one[1]))
+    largest = max(sizes, key=lambda name: sizes[name])
+    return Refused(
+        f"the volumes of the pod that would be in the image have {mib(sum(sizes.values()))} ({listed}), more than"
+        f" `volumes_limit`, {mib(limit)}. Remove files, leave one out (`kybernate checkpoint --volumes=-{largest}`,"
+        f" or annotation {ANNOTATION}: -{largest}), or raise the limit in /etc/kybernate/shim.toml; the container"
+        " continues as before"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Stopping:
 
     def __call__(self) -> None:
         if self.stopped():
-            raise SavingStopped("the volumes were not read to their end")
+            raise Stopped("the volumes were not read to their end")
 
 
 @dataclass(frozen=True)
@@ -90,12 +79,12 @@ def wanted(
 ) -> ChosenVolumes:
     """Find those of the pod's own volumes that an image is to have: as `chosen`, in the annotation's words, or by it.
 
-    Raises VolumesTooLarge and VolumesInvalid.
+    Raises Refused.
     """
     choice = Choice.of(chosen or config.pods_choice(spec.annotations, ANNOTATION))
     own = pod_volumes(spec)
     if chosen and (unknown := choice.names - {volume.name for volume in own}):
-        raise VolumesInvalid(
+        raise Refused(
             f"{min(unknown)!r} is no volume of the pod's own in this container, which has"
             f" {', '.join(sorted(volume.name for volume in own)) or 'none'}. Nothing was changed"
         )
@@ -124,9 +113,9 @@ def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()
 
 
 def require_small(sizes: Mapping[str, int], limit: int) -> None:
-    """Raise VolumesTooLarge where the volumes have more than `limit` bytes together."""
+    """Raise Refused where the volumes have more than `limit` bytes together."""
     if sum(sizes.values()) > limit:
-        raise VolumesTooLarge(sizes, limit)
+        raise volumes_too_large(sizes, limit)
 
 
 def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> tuple[ImageVolume, ...]:
@@ -134,8 +123,8 @@ def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lamb
 
     The files are all there or none.
 
-    Raises VolumesTooLarge where they have grown beyond the limit, VolumeUnsaved, TierFull, TreeChanged,
-    TreeTooLarge and other OSErrors, and SavingStopped.
+    Raises Refused where they have grown beyond the limit, Refused, TierFull, OSError,
+    OSError and other OSErrors, and Stopped.
     """
     saved: list[ImageVolume] = []
     sizes: dict[str, int] = {}
@@ -167,7 +156,7 @@ def _save(
                     sizes[volume.name] = tar.bytes
                     require_small(sizes, what.limit)
         except AttributesUnsupported as error:
-            raise VolumeUnsaved(f"volume {volume.name}: {error}; the container continues as before") from error
+            raise Refused(f"volume {volume.name}: {error}; the container continues as before") from error
         tar.finish()
     return ImageVolume(
         target.name, volume.name, volume.kind, volume.destinations, tar.entries, tar.data_bytes, identity
@@ -175,14 +164,14 @@ def _save(
 
 
 def _require_makeable(volume: PodVolume, found: TreeFile, attributes: Iterable[str], powers: Powers) -> None:
-    """Raise VolumeUnsaved for a file that another container of the pod has made, and a restore of this one cannot."""
+    """Raise Refused for a file that another container of the pod has made, and a restore of this one cannot."""
     lacking = ""
     if not powers.devices and (stat.S_ISCHR(found.status.st_mode) or stat.S_ISBLK(found.status.st_mode)):
         lacking = "is a device node, which a restore makes only for a container with CAP_MKNOD"
     elif not powers.trusted_attributes and any(name.startswith(TRUSTED) for name in attributes):
         lacking = "has a trusted attribute, which a restore sets only for a container with CAP_SYS_ADMIN"
     if lacking:
-        raise VolumeUnsaved(
+        raise Refused(
             f"volume {volume.name}: /{found.name} {lacking}; leave the volume out (annotation {ANNOTATION}:"
             f" -{volume.name}). The container continues as before"
         )

@@ -66,7 +66,7 @@ class MmapInterception:
     """
 
     def __init__(self, tids: Sequence[int], plan: MappingPlan, *, seconds: float) -> None:
-        """Raises TracingRefused on a machine of another kind."""
+        """Raises InjectionFailed on a machine of another kind."""
         self._tids = tids
         self._abi = own_abi()
         self._plan = plan

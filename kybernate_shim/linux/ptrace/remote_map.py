@@ -28,7 +28,7 @@ from kybernate_shim.linux.ptrace.seized import (
     PROT_READ_WRITE,
     SeizedProcess,
 )
-from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetInterferes
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.linux.statx import status_at, status_of
 
 PAGE = 4096
@@ -90,7 +90,7 @@ class RemotePage:
         if (length, level, kind) != (20, socket.SOL_SOCKET, socket.SCM_RIGHTS):
             raise InjectionFailed(f"process {held.pid} took no descriptor: is its limit of open files reached?")
         if not _is_same_file(held.pid, number, fd):
-            raise TargetInterferes(f"descriptor {number} of process {held.pid} is not the one that it was given")
+            raise InjectionFailed(f"descriptor {number} of process {held.pid} is not the one that it was given")
         return int(number)
 
 
@@ -124,10 +124,10 @@ def _taken_socket(pid: int, number: int) -> socket.socket:
         ours = socket.socket(fileno=fd)
     except OSError as error:
         os.close(fd)
-        raise TargetInterferes(f"descriptor {number} of process {pid} is not a socket") from error
+        raise InjectionFailed(f"descriptor {number} of process {pid} is not a socket") from error
     if (ours.family, ours.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         ours.close()
-        raise TargetInterferes(f"descriptor {number} of process {pid} is not the socket that it opened")
+        raise InjectionFailed(f"descriptor {number} of process {pid} is not the socket that it opened")
     ours.setblocking(False)
     return ours
 

@@ -21,7 +21,7 @@ from time import monotonic
 from kybernate_shim.linux.kernel_text import plain, text_of
 from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.linux.ptrace.syscall_abi import Abi, of_this_machine
-from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee, TracingRefused
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee
 
 PROT_READ_WRITE = 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x1, 0x2, 0x10, 0x20, 0x4000
@@ -124,7 +124,7 @@ class SeizedProcess:
         except (FileNotFoundError, ProcessLookupError):
             raise TargetEnded(f"process {self._pid} has ended") from None
         except OSError as error:
-            raise TracingRefused(f"the code of process {self._pid} cannot be read: {error.strerror}") from error
+            raise InjectionFailed(f"the code of process {self._pid} cannot be read: {error.strerror}") from error
         return tracee.call(self._instruction, number, arguments, monotonic() + self._seconds)
 
     def _stop(self) -> None:
@@ -215,10 +215,10 @@ def advise_huge_pages(pid: int, start: int, size: int, *, seconds: float = DEADL
 
 
 def own_abi() -> Abi:
-    """Return how calls are made on this machine. Raises TracingRefused where that is not known."""
+    """Return how calls are made on this machine. Raises InjectionFailed where that is not known."""
     abi = of_this_machine()
     if abi is None:
-        raise TracingRefused("calls can be made in another process on x86-64 and arm64 only")
+        raise InjectionFailed("calls can be made in another process on x86-64 and arm64 only")
     return abi
 
 

@@ -40,16 +40,8 @@ class InjectionFailed(Exception):
     """The call could not be executed in the target; the target continues as if nothing had been tried."""
 
 
-class TracingRefused(InjectionFailed):
-    """The kernel does not let us trace the target (another tracer, missing rights, Yama): nothing was changed."""
-
-
 class TargetEnded(InjectionFailed):
     """The thread, or the whole process, is gone or has ended meanwhile."""
-
-
-class TargetInterferes(InjectionFailed):
-    """The code of the target was changed while the call was made: another call was seen, which was not executed."""
 
 
 class TargetUnresponsive(InjectionFailed):
@@ -84,7 +76,7 @@ class Tracee:
     def call(self, address: int, number: int, arguments: Sequence[int], deadline: float) -> int:
         """Execute one system call by the instruction at `address`; return its signed result.
 
-        After TargetUnresponsive the call may have been made or not; after TargetInterferes it has not.
+        After TargetUnresponsive the call may have been made or not; after InjectionFailed it has not.
         """
         try:
             if self._own is not None:
@@ -172,7 +164,7 @@ class Tracee:
                 self._take_back()
                 self._run_to_call(deadline)
                 self._restore()
-                raise TargetInterferes(f"thread {self.tid} made {found} instead of the injected call")
+                raise InjectionFailed(f"thread {self.tid} made {found} instead of the injected call")
             self._suspend_seccomp()
             self._run_to_call(deadline)
             result = requests.call_info(self.tid).words[0]
@@ -199,7 +191,7 @@ class Tracee:
             if number not in (0, signal.SIGSTOP):
                 self._restore()
                 name = signal.Signals(number).name
-                raise TargetInterferes(f"thread {self.tid} got {name} instead of the injected call")
+                raise InjectionFailed(f"thread {self.tid} got {name} instead of the injected call")
 
     def _other_than(self, wanted: tuple[int, ...]) -> str:
         """Return which call is at its entry, "" if it is the `wanted` one."""
@@ -264,7 +256,7 @@ class Tracee:
     def _registers(self) -> list[int]:
         found = requests.registers(self.tid, self._abi.words + 1)
         if len(found) != self._abi.words:
-            raise TracingRefused(f"thread {self.tid} is not a 64-bit one")
+            raise InjectionFailed(f"thread {self.tid} is not a 64-bit one")
         return found
 
     def _set_registers(self, registers: list[int]) -> None:
@@ -281,7 +273,7 @@ class Tracee:
             return TargetUnresponsive(f"thread {self.tid} runs although it was stopped")
         tracer = _tracer_of(self.tid)
         by = f" (thread {tracer} traces it already)" if tracer else ""
-        return TracingRefused(f"thread {self.tid} cannot be traced: {error.strerror}{by}")
+        return InjectionFailed(f"thread {self.tid} cannot be traced: {error.strerror}{by}")
 
 
 def delivered(status: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable, CudaWorkerDied
+from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaHelperLost, CudaUnavailable
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper, log_path, start_helper
 from kybernate_shim.messages import cuda_pb2 as wire
@@ -48,11 +48,11 @@ def test_driver_call_that_takes_its_worker_costs_no_other_call(
         await helper.lock([elsewhere.pid], PATIENCE)
         supervisor = helpers(socket)[0].pid
         other = asyncio.create_task(helper.checkpoint([elsewhere.pid], PATIENCE))
-        with pytest.raises((CudaDeadline, CudaWorkerDied)) as caught:
+        with pytest.raises((CudaDeadline, CudaCallFailed)) as caught:
             await helper.lock([bad.pid, good.pid], 0.2)
         told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
         assert any(f"lock of process {bad.pid}" in line for line in told)
-        assert isinstance(caught.value, CudaWorkerDied) == (how == "crash")
+        assert isinstance(caught.value, CudaCallFailed) == (how == "crash")
         await other
         states = (await helper.states([bad.pid, good.pid])).processes
         assert states[bad.pid].state is (State.LOCKED if how == "hang-after" else State.RUNNING)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaMemoryImported, GpuPair
+from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, GpuPair, cuda_memory_imported
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import StepSeconds, bring_back, resume, suspend
@@ -90,10 +90,10 @@ def test_memory_imported_before_the_lock_is_noticed_under_it(use: Run, programs:
 
     def last_look(pids: Sequence[int]) -> None:
         asked.append(sorted(pids))
-        raise CudaMemoryImported(pids[0])
+        raise cuda_memory_imported(pids[0])
 
     async def body(helper: CudaHelper) -> None:
-        with pytest.raises(CudaMemoryImported):
+        with pytest.raises(CudaError, match="imported memory of another process while the container was being locke"):
             await suspend(helper, lambda: pids_of(programs), LIMITS, last_look=last_look)
         assert await states_of(helper, programs) == {State.RUNNING}
 

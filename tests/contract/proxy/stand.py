@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import shutil
+import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import aiohttp
@@ -23,7 +28,7 @@ from kybernate.proxy.service import Service
 from kybernate.proxy.settings import Model, parse
 from kybernate_shim.logs import Log
 
-PLANES = ("embedded",)
+PLANES = ("embedded", "haproxy")
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hello"}]}
 SECONDS = 20.0
 
@@ -144,11 +149,11 @@ class Upstream:
         return web.json_response({"object": "chat.completion", "got": value, "path": request.path_qs})
 
     async def _socket(self, request: web.BaseRequest) -> web.StreamResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        async for message in socket:
-            await socket.send_str(f"echo {message.data}")
-        return socket
+        answer = web.WebSocketResponse()
+        await answer.prepare(request)
+        async for message in answer:
+            await answer.send_str(f"echo {message.data}")
+        return answer
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
         """Send one event, and the second once `may_end` is set."""
@@ -241,13 +246,29 @@ class Stand:
 
 
 SETTINGS = """
-listen: 127.0.0.1:0
+listen: 127.0.0.1:{own}
 plane: {plane}
+haproxy: {state: {state}}
 models:
   qwen:
     container: qwen
     upstream: http://127.0.0.1:{port}
 """
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def end(pid: int) -> None:
+    """Kill a HAProxy that may wait for its streams."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
 
 
 @asynccontextmanager
@@ -260,8 +281,12 @@ async def standing(
     """
     upstream = Upstream()
     await upstream.start()
+    state = Path(mkdtemp(prefix="proxy-"))  # short enough for sockets
     text = SETTINGS + "".join(f"    {line}\n" for line in model.split("\n") if line) + more + "\n" + top
-    settings = parse(text.replace("{plane}", plane).replace("{port}", str(upstream.port)))
+    own = free_port() if plane == "haproxy" else 0
+    for name, value in {"plane": plane, "port": upstream.port, "own": own, "state": state}.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    settings = parse(text)
     models = FakeModels({one.name: phase for one in settings.models if one.container})
     log = io.StringIO()
     running = await service.start(settings, models, Log(lambda line: log.write(line + "\n"), 0, {}))
@@ -271,9 +296,14 @@ async def standing(
             await stand.until(running.engine.seen.is_set, "the states of the models are known")
             if settings.models:
                 await stand.until(lambda: stand.held(settings.models[0].name).phase == phase, str(phase))
+            if running.plane is not None and phase == Phase.AWAKE and settings.models[0].name in running.plane.direct:
+                await stand.until(lambda: not stand.held().closed, "HAProxy passes its requests")
             yield stand
         finally:
             upstream.may_end.set()
             await running.close(drain=0.2)
             await upstream.stop()
+            if running.plane is not None:
+                end(running.plane.child.pid)
+            shutil.rmtree(state)
     assert "proxy.request_failed" not in log.getvalue(), log.getvalue()

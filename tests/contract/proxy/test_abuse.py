@@ -10,7 +10,10 @@ from kybernate.proxy.holding import Phase
 from tests.contract.proxy.conftest import Standing
 
 TO_QWEN = "routes: [{to: qwen}]"
-SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+# Those that HAProxy writes again in one form, so that no two readers differ. What follows UNFOLDED is a request then.
+REWRITTEN = {"length and chunks", "chunks and length"}
+UNFOLDED = {"folded header", "folded coding", "bare line feed in a header"}
 # Each is a first request whose end two readers may see at different places, or that hides another one.
 POST = b"POST /a HTTP/1.1\r\nHost: h\r\n"
 SMUGGLING = {
@@ -59,6 +62,13 @@ async def test_request_that_hides_another_is_refused(standing_proxy: Standing, n
     """Neither it nor what follows on its connection reaches the model."""
     async with standing_proxy(TO_QWEN, phase=Phase.AWAKE) as stand:
         answer = await asyncio.wait_for(stand.raw(SMUGGLING[name] + SMUGGLED), 20)
+        if stand.plane == "haproxy" and name in REWRITTEN | UNFOLDED:
+            for one in stand.upstream.seen:
+                names = {header.lower() for header in one["names"]}
+                assert not {"content-length", "transfer-encoding"} <= names
+                assert not any("\n" in value or "\r" in value for value in one["headers"].values())
+            assert name in UNFOLDED or [one["path"] for one in stand.upstream.seen] == ["/a"]
+            return
         first = answer.partition(b"\r\n")[0]
         assert not answer or first.split(b" ")[1] in (b"400", b"413", b"501", b"505"), first
         assert not [one for one in stand.upstream.seen if one["path"].startswith("/smuggled")]
@@ -93,7 +103,7 @@ async def test_client_that_sends_its_head_slowly_is_cut_off(standing_proxy: Stan
         reader, writer = await asyncio.open_connection("127.0.0.1", stand.port)
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nX-A: ")
         answer = await reader.read()  # ends only because the proxy closes
-        assert not answer or answer.split(b" ")[1] == b"408"
+        assert answer.split(b" ")[1] == b"408"
         writer.close()
 
 
@@ -102,7 +112,7 @@ async def test_client_that_sends_its_body_slowly_is_cut_off(standing_proxy: Stan
         reader, writer = await asyncio.open_connection("127.0.0.1", stand.port)
         writer.write(b"POST /sink HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc")
         answer = await reader.read()
-        assert not answer or answer.split(b" ")[1] in (b"408", b"504")
+        assert not answer or answer.split(b" ")[1] in (b"400", b"408", b"504")
         writer.close()
         await stand.until(lambda: not stand.upstream.running, "the upstream is free again")
 
@@ -124,7 +134,7 @@ async def test_connections_of_one_client_are_limited(standing_proxy: Standing) -
             writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         answer = await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        assert not answer or answer.split(b" ")[1] == b"429"
+        assert (not answer) if stand.plane == "haproxy" else answer.split(b" ")[1] == b"429"
         kept.pop()[1].close()
         for _ in range(500):
             if b" 200 " in (await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"))[:20]:

@@ -302,7 +302,7 @@ async def test_probes_are_answered_while_asleep_and_wake_nothing(standing_proxy:
 
 
 async def test_probes_of_an_awake_model_are_no_activity(standing_proxy: Standing) -> None:
-    settings = "probes: [{path: /healthz}]\nidle: 100ms"
+    settings = "probes: [{path: /healthz}]\nidle: 2s"  # longer than HAProxy's traffic is looked at
     async with standing_proxy("routes: [{to: qwen}]", phase=Phase.AWAKE, model=settings) as stand:
         while not stand.models.calls["suspend qwen"]:  # the time limit of the test ends this if probes are activity
             assert (await stand.client.get(f"{stand.url}/healthz")).status == 200

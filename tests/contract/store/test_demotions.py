@@ -14,10 +14,7 @@ import pytest
 from kybernate.agent.journal import Journal
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
-from kybernate.agent.operations.model import Copy, Evict, Operation, State, Submission
-from kybernate.agent.operations.resolve import Node
 from kybernate.agent.operations.store import SCHEMA
-from kybernate.agent.operations.tier_verbs import TierVerbs
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.node_tiers import DISK, OBJECT, RAM, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
@@ -28,6 +25,10 @@ from kybernate.store.keys import make_key
 from kybernate.store.movement.turns import Turns
 from kybernate.store.place import open_store
 from kybernate.store.tiers.tier import Ref, Tier
+from kybernate.verbs.copy import Copy
+from kybernate.verbs.evict import Evict
+from kybernate.verbs.model import Operation, State, Submission
+from kybernate.verbs.node import Movement, Node
 from kybernate_shim.checkpoint.image.store import verify
 from kybernate_shim.config import Config
 from tests.contract.store.faulty import Fault, FaultyServer, faulty
@@ -106,9 +107,10 @@ def run(
         tiers = NodeTiers(lambda: config, lambda: settings, Tiers, tmp_path)
         journal = Journal(tmp_path / "journal", SCHEMA)
         with Catalogue(f"sqlite:///{tmp_path}/registry.db", node="node-1") as catalogue:
-            verbs = TierVerbs(tiers, Turns(), Replicas(lambda: catalogue, lambda: config), lambda: settings, _ignore)
-            node = Node("", ref_of=lambda wanted: astuple(known[wanted.image]), tiers=tiers.names)
-            engine = Engine(journal, NodeExecutor(node, verbs), events=Events())
+            replicas = Replicas(lambda: catalogue, lambda: config)
+            movement = Movement(tiers, Turns(), replicas, lambda: settings, _ignore)
+            node = Node("", ref_of=lambda wanted: astuple(known[wanted.image]), tiers=tiers.names, movement=movement)
+            engine = Engine(journal, NodeExecutor(node), events=Events())
             running = asyncio.create_task(engine.run())
             try:
                 yield Agent(engine, tiers)

@@ -12,9 +12,9 @@ from kybernate_shim.checkpoint.gpu.vram import PREFAULT_BYTES, VramOffload, Vram
 from kybernate_shim.checkpoint.image.manifest import File, Host, Manifest, Program, Source, now
 from kybernate_shim.checkpoint.image.store import Image, verify, write_manifest
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.gpu.mover_client import MoverLost, vram_mover
+from kybernate_shim.gpu.mover_client import vram_mover
 from kybernate_shim.linux.children import Children
-from kybernate_shim.vram_io.errors import DigestMismatch
+from kybernate_shim.vram_io.errors import DataPathRefused, VramError
 from kybernate_shim.worker_protocol.mover_jobs import ImageFiles, Watch
 from tests.bench.page_cache import evict
 from tests.contract.vram_path.moving import (
@@ -82,7 +82,7 @@ def test_wrong_byte_is_found_by_the_restore_and_by_verify(program: Actor, image:
                 await back.fill(made, {program.pid: program.pid}, Operation("restore"))
                 await back.prove(made)
 
-            with pytest.raises(DigestMismatch, match="must not run"):
+            with pytest.raises(VramError, match="must not run"):
                 await fill_and_prove()
         assert [(problem.file, problem.kind) for problem in verify(image)] == [(way.files[0].file, "changed")]
         assert verify(image, vram=False) == []
@@ -130,7 +130,7 @@ def test_worker_that_fails_in_an_unforeseen_way_is_lost(program: Actor) -> None:
     async def body(children: Children) -> None:
         async with vram_mover(children) as worker:
             files = ImageFiles(Path("/nowhere"), threads=-1)
-            with pytest.raises(MoverLost, match=r"status 1: .*ValueError"):
+            with pytest.raises(DataPathRefused, match=r"status 1: .*ValueError"):
                 await worker.ask(Watch((program.pid,), 60, {}, files, huge=False))
 
     run(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.messages import cri_config_pb2
+from kybernate.messages import cri_config_pb2
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON
 from tests.system.cri import Cri, Pod

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.probes import LIVENESS, STARTUP, ProbeLimit, freeze_allowed, limit_by_probes
+from kybernate.verbs.probes import LIVENESS, STARTUP, ProbeLimit, freeze_allowed, limit_by_probes
 from kybernate_shim.checkpoint.freeze_limit import ANNOTATION
 
 HTTP: dict[str, Any] = {"httpGet": {"port": 80}}

@@ -40,7 +40,7 @@ def operation(state: wire.OperationState, id: str = "a") -> wire.Operation:
     one.steps.add(name="dump", seconds=3, bytes=100)
     one.steps.add(name="digest", seconds=0.5, bytes=50, spared_bytes=7)
     if state == wire.FAILED:
-        one.error.type, one.error.message = "DumpFailed", "CRIU has failed"
+        one.error.type, one.error.message = "Failed", "CRIU has failed"
     return one
 
 
@@ -177,7 +177,7 @@ def test_operation_is_a_trace_with_its_steps() -> None:
 def test_failure_is_in_the_trace() -> None:
     whole = traced(operation(wire.FAILED))[-1]
     assert (whole.status.is_ok, whole.status.description) == (False, "CRIU has failed")
-    assert whole.attributes["kybernate.error"] == "DumpFailed"
+    assert whole.attributes["kybernate.error"] == "Failed"
 
 
 def test_agent_without_the_packages_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.cgroup_lease import CgroupTaken, forget, inherited, leased
+from kybernate_shim.checkpoint.cgroup_lease import forget, inherited, leased
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
 CGROUP = "/default/c"
@@ -45,7 +46,7 @@ def test_nothing_is_left_of_a_lease(notes: Path) -> None:
 
 def test_cgroup_with_processes_is_refused_with_their_pids(notes: Path, there: list[int]) -> None:
     there += [12, 7]
-    with pytest.raises(CgroupTaken, match=r"in cgroup /default/c, .* \(7, 12\)"), leased(CGROUP, Path("/one"), notes):
+    with pytest.raises(Refused, match=r"in cgroup /default/c, .* \(7, 12\)"), leased(CGROUP, Path("/one"), notes):
         raise AssertionError("it was leased")
     assert list(notes.iterdir()) == []
 
@@ -53,7 +54,13 @@ def test_cgroup_with_processes_is_refused_with_their_pids(notes: Path, there: li
 def test_refusal_leaves_what_a_killed_daemon_held(notes: Path, there: list[int]) -> None:
     killed(CGROUP, Path("/one"), notes)
     there.append(7)
-    with pytest.raises(CgroupTaken), leased(CGROUP, Path("/two"), notes):
+    with (
+        pytest.raises(
+            Refused,
+            match=r"if it still runs, or an earlier restore|is in progress; nothing was changed",
+        ),
+        leased(CGROUP, Path("/two"), notes),
+    ):
         raise AssertionError("it was leased")
     with inherited(CGROUP, Path("/one"), notes) as ours:
         assert ours
@@ -62,7 +69,7 @@ def test_refusal_leaves_what_a_killed_daemon_held(notes: Path, there: list[int])
 def test_second_lease_is_refused_until_the_first_has_ended(notes: Path) -> None:
     with (
         leased(CGROUP, Path("/one"), notes),
-        pytest.raises(CgroupTaken, match="another restore"),
+        pytest.raises(Refused, match="another restore"),
         leased(CGROUP, Path("/two"), notes),
     ):
         raise AssertionError("it was leased twice")
@@ -76,7 +83,14 @@ def test_other_cgroups_are_free(notes: Path) -> None:
 
 
 def test_both_forms_of_a_cgroups_name_are_one(notes: Path) -> None:
-    with leased("a.slice:b:c", Path("/one"), notes), pytest.raises(CgroupTaken), ExitStack() as stack:
+    with (
+        leased("a.slice:b:c", Path("/one"), notes),
+        pytest.raises(
+            Refused,
+            match=r"if it still runs, or an earlier restore|is in progress; nothing was changed",
+        ),
+        ExitStack() as stack,
+    ):
         stack.enter_context(leased("/a.slice/b-c.scope", Path("/two"), notes))
 
 
@@ -93,7 +107,7 @@ def test_what_a_killed_daemon_held_is_inherited_until_nothing_is_left_of_it(note
     for _ in range(2):
         with inherited(CGROUP, Path("/one"), notes) as ours:
             assert ours
-            with pytest.raises(CgroupTaken, match="another restore"), leased(CGROUP, Path("/two"), notes):
+            with pytest.raises(Refused, match="another restore"), leased(CGROUP, Path("/two"), notes):
                 raise AssertionError("it was leased")
     forget(CGROUP, notes)
     with inherited(CGROUP, Path("/one"), notes) as ours:
@@ -114,7 +128,14 @@ def test_heir_waits_for_who_only_looks(notes: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/default//c", "default/c", "/default/x/../c"])
 def test_names_of_one_cgroup_are_one(notes: Path, name: str) -> None:
-    with leased(CGROUP, Path("/one"), notes), pytest.raises(CgroupTaken), ExitStack() as stack:
+    with (
+        leased(CGROUP, Path("/one"), notes),
+        pytest.raises(
+            Refused,
+            match=r"if it still runs, or an earlier restore|is in progress; nothing was changed",
+        ),
+        ExitStack() as stack,
+    ):
         stack.enter_context(leased(name, Path("/two"), notes))
 
 

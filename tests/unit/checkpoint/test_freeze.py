@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from kybernate_shim.checkpoint import freeze
-from kybernate_shim.checkpoint.freeze import MemoryShared, ProcessStopped, freeze_container, is_stopped, vforks
-from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.checkpoint.freeze import freeze_container, is_stopped, vforks
+from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
 from tests.fakes.actor import eventually
 
 BEGIN = """
@@ -96,7 +96,7 @@ def test_vfork_that_does_not_end_is_named(vforking: subprocess.Popen[bytes], mon
     parent, child = family(vforking)
     cgroup = FakeCgroup([parent, child])
     monkeypatch.setattr(freeze, "title_of", lambda pid: {parent: f"one[{parent}]", child: f"two[{child}]"}[pid])
-    with pytest.raises(MemoryShared, match=rf"one\[{parent}] and two\[{child}], its child"):
+    with pytest.raises(FreezeTimedOut, match=rf"one\[{parent}] and two\[{child}], its child"):
         freeze_container(cast(Cgroup, cgroup), seconds=0.1)
     assert cgroup.orders[-1] == "thaw"
 
@@ -132,7 +132,7 @@ def test_stopped_process_stands_in_the_way_with_cgroup_version_1(
     monkeypatch.setattr(freeze, "is_stopped", lambda pid: True)
     cgroup = FakeCgroup([os.getpid()], version=version)
     if refused:
-        with pytest.raises(ProcessStopped, match=rf"\[{os.getpid()}] has been stopped by a signal"):
+        with pytest.raises(FreezeTimedOut, match=rf"\[{os.getpid()}] has been stopped by a signal"):
             freeze_container(cast(Cgroup, cgroup), seconds=0.1)
         assert cgroup.orders[-1] == "thaw"
     else:

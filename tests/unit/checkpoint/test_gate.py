@@ -12,10 +12,11 @@ import pytest
 
 from kybernate_shim.checkpoint import gate as gates
 from kybernate_shim.checkpoint import script as scripts
-from kybernate_shim.checkpoint.criu.config import Configuration, CriuUnusable
+from kybernate_shim.checkpoint.criu.config import Configuration
 from kybernate_shim.checkpoint.gate import Gate, held_back
 from kybernate_shim.checkpoint.privileges import PrivilegesExceeded
 from kybernate_shim.checkpoint.script import ANSWER, ASK, SCRIPTS, arm
+from kybernate_shim.errors import Refused
 from kybernate_shim.native import HOLDER, build
 from kybernate_shim.oci.runtime import RuntimeTimedOut
 from kybernate_shim.oci.spec import Spec
@@ -234,7 +235,7 @@ def test_criu_is_given_the_script(tmp_path: Path, script: Path, monkeypatch: pyt
 
 def test_script_that_cannot_be_executed_ends_the_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "SCRIPTS", (tmp_path / "none", tmp_path / "none.sh"))
-    with pytest.raises(CriuUnusable, match=r"none\.sh cannot be executed.*Nothing was changed"):
+    with pytest.raises(Refused, match=r"none\.sh cannot be executed.*Nothing was changed"):
         arm(Configuration((), {"CRIU_CONFIG_FILE": str(tmp_path / "early.conf")}))
     assert not (tmp_path / "early.conf").exists()
 

@@ -10,7 +10,8 @@ import pytest
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
-from kybernate_shim.checkpoint.names import Name, NameNotMade, Names
+from kybernate_shim.checkpoint.names import Name, Names
+from kybernate_shim.errors import HeldFailed
 from kybernate_shim.oci.spec import Spec
 
 SPEC = Spec({})
@@ -38,7 +39,7 @@ def test_link_is_made_in_the_volume_of_the_new_container(root: Path, tmp_path: P
     spec = Spec({"mounts": [{"destination": "/vol", "type": "bind", "source": str(volume)}]})
     names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), SpecMounts.of(spec, root), root)
     assert (volume / "link_remap.1").read_text() == "kept"
-    with pytest.raises(NameNotMade, match="no such mount"):
+    with pytest.raises(HeldFailed, match="no such mount"):
         names.make_links(Names(links=(Name("/vol/link_remap.1", "/vol/a", "/vol"),)), SpecMounts.of(SPEC, root), root)
 
 
@@ -67,14 +68,14 @@ def test_links_on_the_way_are_not_followed(root: Path, tmp_path: Path, where: st
     (tmp_path / "outside/key").write_text("secret")
     (root / "away").symlink_to(tmp_path / "outside")
     one = Name("/data/l", "/away/key") if where == "other" else Name("/away/l", "/data/other")
-    with pytest.raises(NameNotMade, match="cannot be made a name of"):
+    with pytest.raises(HeldFailed, match="cannot be made a name of"):
         names.make_links(Names(links=(one,)), SpecMounts.of(SPEC, root), root)
     assert not (root / "data/l").exists()
     assert not (tmp_path / "outside/l").exists()
 
 
 def test_file_that_is_not_there_any_more_is_named(root: Path) -> None:
-    with pytest.raises(NameNotMade, match=r"/data/link_remap.1 cannot be made a name of /data/gone"):
+    with pytest.raises(HeldFailed, match=r"/data/link_remap.1 cannot be made a name of /data/gone"):
         names.make_links(Names(links=(Name("/data/link_remap.1", "/data/gone"),)), SpecMounts.of(SPEC, root), root)
 
 

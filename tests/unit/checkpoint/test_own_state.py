@@ -12,11 +12,11 @@ import pytest
 
 from kybernate_shim.checkpoint import own_state
 from kybernate_shim.checkpoint.own_state import (
-    NamespaceNested,
-    ThreadStateNotSaved,
     listed,
+    namespace_nested,
     nested_namespaces,
     own_thread_state,
+    thread_state_not_saved,
 )
 from kybernate_shim.linux.libc import unshare
 from kybernate_shim.linux.process import title_of
@@ -91,7 +91,7 @@ def test_of_many_some_are_shown() -> None:
 
 
 def test_refusals_say_what_to_do_and_what_goes_on() -> None:
-    for refusal in (NamespaceNested, ThreadStateNotSaved):
+    for refusal in (namespace_nested, thread_state_not_saved):
         text = str(refusal("web", ["it has one"]))
         assert text.startswith("it has one: ")
         assert "container web continues as before" in text

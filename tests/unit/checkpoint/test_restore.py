@@ -15,9 +15,8 @@ import pytest
 
 from kybernate_shim.checkpoint import restore
 from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
-from kybernate_shim.checkpoint.compat import Incompatible, read_host
+from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu import confined
-from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.confined import Inspection
 from kybernate_shim.checkpoint.image.locate import locate
 from kybernate_shim.checkpoint.image.manifest import File, GpuMemory, Manifest, Program, Source
@@ -27,6 +26,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux import threads
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.oci.spec import Spec
@@ -90,7 +90,7 @@ def test_changed_byte_is_found_before_anything_is_touched(target: FakeTarget) ->
 
 def test_other_architecture_is_refused_before_anything_is_touched(target: FakeTarget) -> None:
     image = image_of(target, host=replace(read_host(hierarchy_version()), architecture="s390x"))
-    with pytest.raises(Incompatible, match="s390x"):
+    with pytest.raises(Refused, match="s390x"):
         prepared(target, image)
     assert target.steps == []
 
@@ -102,7 +102,7 @@ def test_refused_restore_leaves_no_directory_of_its_own(target: FakeTarget) -> N
             target.work.mkdir(mode=0o700, exist_ok=True)
         if attempt == "with a log":
             (target.work / "helper.log").touch()
-        with pytest.raises(Incompatible):
+        with pytest.raises(Refused, match="Nothing was restored"):
             prepared(target, image)
         assert target.work.exists() is (attempt != "none")  # what was there is not ours to remove
 
@@ -115,7 +115,7 @@ def test_risk_is_taken_by_force_alone(target: FakeTarget, force: str | None, tak
         prepared(target, image)
         assert target.steps == ["rootfs"]
     else:
-        with pytest.raises(Incompatible, match="made with crun"):
+        with pytest.raises(Refused, match="made with crun"):
             prepared(target, image)
         assert target.steps == []
 
@@ -124,7 +124,7 @@ def test_node_may_forbid_force(tmp_path: Path, target: FakeTarget) -> None:
     image = image_of(target, runtime=Program("crun", "1.20"))
     target.spec = Spec({"annotations": {"kybernate.io/force": "true"}})
     target.config = replace(target.config, annotations=("kybernate.io/tcp",))
-    with pytest.raises(Incompatible):
+    with pytest.raises(Refused, match="Nothing was restored"):
         prepared(target, image)
 
 
@@ -133,7 +133,7 @@ def test_cuda_plugin_is_refused_before_anything_is_touched(tmp_path: Path, targe
     target.config = replace(target.config, criu_libdir=tmp_path)
     prepared(target, image_of(target))
     target.steps.clear()
-    with pytest.raises(CriuUnusable, match="would load"):
+    with pytest.raises(Refused, match="would load"):
         prepared(target, image_of(target, cuda_processes=(GpuMemory(1, 0),)))
     assert target.steps == []
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from kybernate_shim.checkpoint import undumpable
-from kybernate_shim.checkpoint.undumpable import Undumpable, look
+from kybernate_shim.checkpoint.undumpable import look, not_dumpable
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.process import title_of
 
 MINE = [os.getpid()]
@@ -74,8 +75,8 @@ os.execve(fd, ["packed", "1000"], {})
 
 
 def test_message_says_that_nothing_was_changed() -> None:
-    with pytest.raises(Undumpable, match=r"container c cannot be checkpointed: 0; 1; 2; 3; 4; and 2 more\. Nothing"):
-        raise Undumpable("c", [str(number) for number in range(7)])
+    with pytest.raises(Refused, match=r"container c cannot be checkpointed: 0; 1; 2; 3; 4; and 2 more\. Nothing"):
+        raise not_dumpable("c", [str(number) for number in range(7)])
 
 
 def test_processes_that_have_ended_hold_nothing() -> None:

@@ -83,7 +83,7 @@ def test_wait_ends_with_the_operation(node: Node, agent: FakeAgent) -> None:
 
 
 def test_wait_fails_with_the_operation(node: Node, agent: FakeAgent) -> None:
-    error = wire.Error(type="DumpFailed", message="CRIU failed", state="the container runs", advice="see dump.log")
+    error = wire.Error(type="Failed", message="CRIU failed", state="the container runs", advice="see dump.log")
     agent.push(operation("op-1", wire.FAILED, error=error))
     assert node.run("wait", "op-1", status=1).stderr.splitlines() == [
         "kybernate: checkpoint of team-a/web-0/web failed: CRIU failed",

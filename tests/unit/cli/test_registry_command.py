@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kybernate.agent.settings import Settings
-from kybernate.cli import doctor
+from kybernate.doctor import examination
 from kybernate.node import verdict
 from kybernate.node.finding import HealthFinding, Verdict
 from kybernate.registry.catalogue import Catalogue
@@ -158,5 +158,5 @@ def test_last_line_of_doctor_is_the_worst(
     node: Node, monkeypatch: pytest.MonkeyPatch, verdicts: tuple[Verdict, ...], said: str, status: int
 ) -> None:
     found = [HealthFinding(f"subject {number}", verdict, "as found") for number, verdict in enumerate(verdicts)]
-    monkeypatch.setattr(doctor, "examine", lambda fix: found)
+    monkeypatch.setattr(examination, "examine", lambda fix: found)
     assert node.run("doctor", status=status).stdout.splitlines()[-1] == said

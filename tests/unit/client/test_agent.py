@@ -56,14 +56,14 @@ def test_same_key_is_the_same_operation(fake: FakeAgent, agent: Agent) -> None:
 
 
 def test_failure_has_the_agents_words(fake: FakeAgent, agent: Agent) -> None:
-    error = wire.Error(type="DumpFailed", message="CRIU failed", state="the container runs", advice="see dump.log")
+    error = wire.Error(type="Failed", message="CRIU failed", state="the container runs", advice="see dump.log")
     fake.script = lambda id: [
         wire.Operation(id=id, verb="checkpoint", container_title="team-a/web-0", state=wire.FAILED, error=error)
     ]
     with pytest.raises(OperationFailed, match="checkpoint of team-a/web-0 failed: CRIU failed") as found:
         agent.checkpoint("web").result()
     assert (found.value.type, found.value.state, found.value.advice) == (
-        "DumpFailed",
+        "Failed",
         "the container runs",
         "see dump.log",
     )
@@ -155,7 +155,7 @@ def test_address_is_given_or_of_the_environment(given: str, environment: dict[st
 
 
 def test_tcp_needs_tls(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="node-1:7443: TCP needs TLS"):
+    with pytest.raises(ValueError, match="node-1:7443 needs TLS"):
         target_of("node-1:7443")
     with pytest.raises(AgentUnreachable, match="cannot be read"):
         Agent("node-1:7443", tls=Tls(tmp_path / "ca", tmp_path / "crt", tmp_path / "key"))

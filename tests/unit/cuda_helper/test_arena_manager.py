@@ -21,7 +21,7 @@ from kybernate_shim.cuda_helper.holders import Holders
 from kybernate_shim.cuda_helper.moved import NotMoved
 from kybernate_shim.cuda_helper.node_arena import IDLE_SECONDS, PREFETCH_SECONDS
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, MoveAnswer, Settle, StateAnswer
-from kybernate_shim.worker_protocol.errors import WorkerLost
+from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import Job
 
 MIB = 1 << 20
@@ -42,7 +42,7 @@ class Worker:
         if isinstance(job, Settle):
             self.leaving.append(job.leaving)
         if self.dead:
-            raise WorkerLost("it is gone")
+            raise WorkerError("it is gone")
         return MoveAnswer()
 
     async def close(self) -> None:

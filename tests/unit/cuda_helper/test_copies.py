@@ -18,7 +18,7 @@ from kybernate_shim.cuda_helper.moved import NotMoved
 from kybernate_shim.cuda_helper.node_arena import NodeArena
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, Copied, Copy, Finish, MemoryReleased, MoveAnswer
-from kybernate_shim.worker_protocol.errors import WorkerLost
+from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.holder_jobs import Keeping
 from kybernate_shim.worker_protocol.messages import Encoded, encoded
 
@@ -131,7 +131,7 @@ def test_without_a_keeper_nothing_is_released_early() -> None:
 def test_another_worker_finishes_what_the_keeper_has() -> None:
     async def story() -> None:
         stage = Stage(os.getpid())
-        await stage.begin(WorkerLost("it is gone"), MoveAnswer(bytes=4), events=(MemoryReleased(), Copied(1)))
+        await stage.begin(WorkerError("it is gone"), MoveAnswer(bytes=4), events=(MemoryReleased(), Copied(1)))
         await stage.ended()
         assert stage.arena.jobs[1:] == [Finish(stage.pid, 1.0, 77, PAIRS)]
         assert stage.keeper.asked == [1, "end"]
@@ -144,7 +144,7 @@ def test_memory_is_kept_until_the_copies_are_finished() -> None:
     async def story() -> None:
         stage = Stage(os.getpid())
         refused = MoveAnswer(ArenaRefusal.FAILED, "no driver")
-        await stage.begin(WorkerLost("it is gone"), *[refused] * ATTEMPTS, COPIED, events=(MemoryReleased(),))
+        await stage.begin(WorkerError("it is gone"), *[refused] * ATTEMPTS, COPIED, events=(MemoryReleased(),))
         with pytest.raises(NotMoved, match=r"stays locked, and its memory on the GPU: it is gone; no driver") as caught:
             await stage.ended()
         assert caught.value.away
@@ -161,7 +161,7 @@ def test_program_that_has_ended_leaves_nothing_kept() -> None:
         process = subprocess.Popen(["true"])  # noqa: ASYNC220  # a moment
         process.wait()
         stage = Stage(process.pid)
-        await stage.begin(WorkerLost("it is gone"), events=(MemoryReleased(),))
+        await stage.begin(WorkerError("it is gone"), events=(MemoryReleased(),))
         await stage.copies.tidy()
         assert stage.keeper.asked == []  # it may still be copied
         stage.arena.copying.set()

@@ -12,7 +12,7 @@ from kybernate_shim.cuda_helper import shared_worker
 from kybernate_shim.cuda_helper.shared_worker import SharedWorker
 from kybernate_shim.cuda_helper.workers import Worker
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, MoveAnswer, Offload, Ping, Settle
-from kybernate_shim.worker_protocol.errors import WorkerLost
+from kybernate_shim.worker_protocol.errors import WorkerError
 from kybernate_shim.worker_protocol.messages import Job
 
 STUCK, FINE = 17, 18  # pids
@@ -52,7 +52,7 @@ class Process:
         try:
             await asyncio.wait({killed, gone}, return_when=asyncio.FIRST_COMPLETED)
             if self.killed.is_set():
-                raise WorkerLost("killed")
+                raise WorkerError("killed")
         finally:
             killed.cancel()
             gone.cancel()
@@ -99,7 +99,7 @@ async def begun(shared: SharedWorker, pid: int) -> asyncio.Future[MoveAnswer]:
 def test_job_that_is_stuck_leaves_the_others_their_worker(tell: Callable[..., None]) -> None:
     async def story(shared: SharedWorker, started: list[Process]) -> None:
         fine = await begun(shared, FINE)
-        with pytest.raises(WorkerLost, match="is ended when its jobs for other processes have ended"):
+        with pytest.raises(WorkerError, match="is ended when its jobs for other processes have ended"):
             await shared.do(Offload(STUCK, 0))
         (first,) = started
         assert first.alive
@@ -120,9 +120,9 @@ def test_job_that_is_stuck_leaves_the_others_their_worker(tell: Callable[..., No
 def test_worker_that_is_stuck_as_a_whole_is_ended(tell: Callable[..., None]) -> None:
     async def story(shared: SharedWorker, started: list[Process]) -> None:
         fine = await begun(shared, FINE)
-        with pytest.raises(WorkerLost, match=r"s were over, and was ended"):
+        with pytest.raises(WorkerError, match=r"s were over, and was ended"):
             await shared.do(Offload(STUCK, 0))
-        with pytest.raises(WorkerLost):
+        with pytest.raises(WorkerError):
             await fine
         assert [process.alive for process in started] == [False]
 
@@ -131,7 +131,7 @@ def test_worker_that_is_stuck_as_a_whole_is_ended(tell: Callable[..., None]) -> 
 
 def test_worker_with_nothing_but_a_stuck_job_is_ended_without_a_question(tell: Callable[..., None]) -> None:
     async def story(shared: SharedWorker, started: list[Process]) -> None:
-        with pytest.raises(WorkerLost, match="was ended"):
+        with pytest.raises(WorkerError, match="was ended"):
             await shared.do(Offload(STUCK, 0))
         assert [job.verb for job in started[0].jobs] == ["offload"]
 

@@ -32,8 +32,8 @@ TARGETS = {
     word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
 }
 SHELL = {  # of the system, without a parser that a test could ask
-    "cat", "cp", "echo", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "rsync", "sed", "ssh", "systemctl",
-    "curl", "sha256sum", "printf", "systemd-sysusers", "umask",
+    "cat", "cp", "curl", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "printf",
+    "rsync", "sed", "sha256sum", "ssh", "systemctl", "systemd-sysusers", "umask",
 }  # fmt: skip
 
 

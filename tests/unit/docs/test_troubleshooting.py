@@ -14,11 +14,11 @@ from tests.documentation import GAP, ROOT, all_texts, cells, modules, quoted, te
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 # Caught where they are raised, or the parents of those that are raised: no user ever reads them.
 INTERNAL = {
-    "Abandoned", "ApplyStopped", "CipherStopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
-    "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotInDev", "NotOnlyTheirs", "NotSealed",
+    "Abandoned", "Stopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
+    "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotOnlyTheirs", "NotSealed",
     "NotUnderstood",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
-    "PeerUnknown", "PlaceLost", "Stopped", "Vanished", "VramError", "_Again", "_Refused", "_Stopped",
+    "PeerUnknown", "PlaceLost", "VramError", "_Again", "_Refused", "_Stopped",
 }  # fmt: skip
 BUILT_IN = {"TimeoutError", "OSError", "FileNotFoundError", "LookupError"}
 SHORT = 12  # a text that has fewer letters says nothing by itself

@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu import preflight
-from kybernate_shim.gpu.errors import CudaMemoryImported
+from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.evidence import Evidence
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.gpu.nccl_safe import NCCL_SAFE
-from kybernate_shim.gpu.preflight import (
-    Objection,
-    PreflightRefused,
-    Subject,
-    judge,
-    require_no_more_imports,
-    require_survivable,
-)
+from kybernate_shim.gpu.preflight import Objection, Subject, judge, require_no_more_imports, require_survivable
 from kybernate_shim.linux.cgroup.headroom import Headroom
 
 GIB = 1 << 30
@@ -135,9 +129,9 @@ def test_instances_of_a_gpu_that_is_not_in_use_do_not_matter() -> None:
 def test_force_overrides_suspicions_only() -> None:
     suspicion, certainty = Objection("a", "b", "c", certain=False), Objection("d", "e", "f", certain=True)
     assert require_survivable([suspicion], force=True) == [suspicion]
-    with pytest.raises(PreflightRefused, match=r"kybernate.io/force"):
+    with pytest.raises(Refused, match=r"kybernate.io/force"):
         require_survivable([suspicion], force=False)
-    with pytest.raises(PreflightRefused, match="d") as refused:
+    with pytest.raises(Refused, match="d") as refused:
         require_survivable([certainty, suspicion], force=True)
     assert "kybernate.io/force" not in str(refused.value)
 
@@ -158,7 +152,7 @@ def test_memory_imported_since_the_first_look_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight, "imports_of", {7: 2, 8: 1}.__getitem__)
     require_no_more_imports({7: 2, 8: 3}, [7, 8])
     for before in ({7: 1, 8: 1}, {7: 2}):
-        with pytest.raises(CudaMemoryImported, match="imported memory"):
+        with pytest.raises(CudaError, match="imported memory"):
             require_no_more_imports(before, [7, 8])
 
 

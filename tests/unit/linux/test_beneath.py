@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.linux import beneath
-from kybernate_shim.linux.beneath import Limits, TreeChanged, TreeFile, TreeTooLarge, closing, open_top, walk
+from kybernate_shim.linux.beneath import Limits, TreeFile, closing, open_top, walk
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ def test_directory_comes_before_what_it_has(tree: Path) -> None:
 
 @pytest.mark.parametrize("link", ["../node", "a"])
 def test_directory_exchanged_for_a_link_ends_the_walk(tree: Path, link: str) -> None:
-    with pytest.raises(TreeChanged, match="'b'"):
+    with pytest.raises(OSError, match="'b'"):
         exchanged(tree, "file", "b", link)
 
 
 def test_directory_above_exchanged_for_a_link_ends_the_walk(tree: Path) -> None:
-    with pytest.raises(TreeChanged, match="'a/deep'"):
+    with pytest.raises(OSError, match="'a/deep'"):
         exchanged(tree, "a/file", "a", "../node")
 
 
@@ -97,7 +97,7 @@ def test_file_exchanged_between_look_and_open_is_the_one_that_was_looked_at(
 
 def test_file_that_is_gone_ends_the_walk(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beneath, "pin", lambda directory, name: os.open("/nowhere", os.O_RDONLY))
-    with pytest.raises(TreeChanged):
+    with pytest.raises(OSError, match=r"replaced while the tree was read|gone"):
         names(tree)
 
 
@@ -110,7 +110,7 @@ def test_file_that_is_gone_ends_the_walk(tree: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_tree_beyond_a_limit_ends_the_walk(tree: Path, limits: Limits, words: str) -> None:
-    with pytest.raises(TreeTooLarge, match=words):
+    with pytest.raises(OSError, match=words):
         names(tree, limits=limits)
 
 
@@ -122,7 +122,7 @@ def test_depth_is_bound_by_the_length_of_a_path(tmp_path: Path) -> None:
         fd, outer = os.open("d" * 200, os.O_RDONLY, dir_fd=fd), fd
         os.close(outer)
     os.close(fd)
-    with pytest.raises(TreeTooLarge):
+    with pytest.raises(OSError, match="a path of more than 4096 bytes"):
         names(tmp_path)
 
 

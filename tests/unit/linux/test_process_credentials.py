@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kybernate_shim.linux.credentials import INFINITY, NAMESPACES, Vanished, of_process, process_tree
+from kybernate_shim.linux.credentials import INFINITY, NAMESPACES, of_process, process_tree
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_descendants_are_found(other: subprocess.Popen[bytes]) -> None:
 def test_process_that_has_ended_vanishes() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    with pytest.raises(Vanished, match=str(process.pid)):
+    with pytest.raises(ProcessLookupError, match=str(process.pid)):
         of_process(process.pid, {})
 
 

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.oci.annotations import (
-    DOMAIN,
-    KNOWN,
-    RESTORE_FROM,
-    AnnotationMistaken,
-    mistake,
-    nearest,
-    require_unmistaken,
-)
+from kybernate_shim.errors import Refused
+from kybernate_shim.oci.annotations import DOMAIN, KNOWN, RESTORE_FROM, mistake, nearest, require_unmistaken
 from tests.documentation import ROOT, modules
 
 # Labels, of containerd's records and of images: no annotations.
@@ -54,7 +47,7 @@ def test_every_key_is_documented() -> None:
     ],
 )  # fmt: skip
 def test_what_looks_like_a_restore_is_refused(key: str) -> None:
-    with pytest.raises(AnnotationMistaken, match=f"did you mean {re.escape(RESTORE_FROM)}") as refused:
+    with pytest.raises(Refused, match=f"did you mean {re.escape(RESTORE_FROM)}") as refused:
         require_unmistaken({key: "nightly", "kybernate.io/tcp": "close"})
     assert "correct the annotation, or remove it" in str(refused.value)
 

@@ -17,9 +17,10 @@ from kybernate_shim.checkpoint.image.manifest import Lineage, Manifest, Source
 from kybernate_shim.checkpoint.image.namespace import images_of
 from kybernate_shim.checkpoint.image.requested import RESTORE_FROM, wanted_image
 from kybernate_shim.checkpoint.image.signature import sign
-from kybernate_shim.checkpoint.image.starts import ON_RESTART, KnownImage, Run, StartUnclear
+from kybernate_shim.checkpoint.image.starts import ON_RESTART, KnownImage, Run
 from kybernate_shim.checkpoint.image.store import CheckpointNotFound, write_manifest
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.spec import Spec
@@ -162,9 +163,9 @@ def test_latest_begins_fresh_and_continues_where_a_pod_of_the_name_was(config: C
     made(config, "second", 1)
     assert chosen(config, "latest") == "second"
     assert chosen(config, "first@latest") == "second"
-    with pytest.raises(StartUnclear):
+    with pytest.raises(Refused, match="expected NAME, NAME@"):
         chosen(config, "first@newest")
-    with pytest.raises(StartUnclear):
+    with pytest.raises(Refused, match="expected fresh, same or latest"):
         chosen(config, "first", restart="often")
 
 

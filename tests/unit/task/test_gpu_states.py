@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.errors import Busy
+from kybernate_shim.errors import Busy, Refused
 from kybernate_shim.task.codes import KINDS, RULES, code_of
 from kybernate_shim.task.gpu_report import advice, in_one_word
-from kybernate_shim.task.gpu_states import ALWAYS, BUSY, ENDS, STARTS, GpuStates, GpuStuck
+from kybernate_shim.task.gpu_states import ALWAYS, BUSY, ENDS, STARTS, GpuStates
 from kybernate_shim.ttrpc import Code
 
 CALLS = sorted({call for row in STARTS.values() for call in row})
@@ -46,7 +46,7 @@ def test_stuck_container_is_resumed_first() -> None:
     states = GpuStates("c")
     states.begin("suspend")
     states.end("not back")
-    with pytest.raises(GpuStuck, match="kybernate resume c"):
+    with pytest.raises(Refused, match="kybernate resume c"):
         states.begin("suspend")
     states.begin("resume")
     states.end("done")
@@ -58,7 +58,7 @@ def test_no_path_stays_in_an_operation(path: list[tuple[str, str]]) -> None:
     states = GpuStates("c")
     for call, outcome in path:
         before = states.state
-        with suppress(GpuStuck, Busy):
+        with suppress(Refused, Busy):
             states.begin(call)
             states.end(outcome)
         assert not states.busy

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.task.lifecycle import MOVES, InvalidMove, after
+from kybernate_shim.errors import Refused
+from kybernate_shim.task.lifecycle import MOVES, after
 
 VERBS = sorted({verb for row in MOVES.values() for verb in row})
 
@@ -29,7 +30,7 @@ def test_every_move_leads_to_a_known_state(state: str) -> None:
     ],
 )
 def test_forbidden_move_names_verb_and_state(state: str, verb: str) -> None:
-    with pytest.raises(InvalidMove, match=f"cannot {verb} a {state} container"):
+    with pytest.raises(Refused, match=f"cannot {verb} a {state} container"):
         after(state, verb)
 
 
@@ -39,7 +40,7 @@ def test_an_exit_happens_at_most_once_and_a_deleted_container_stays_deleted(verb
     for verb in verbs:
         try:
             following = after(state, verb)
-        except InvalidMove:
+        except Refused:
             continue
         assert state != "deleted"
         exits += verb == "exit"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate_shim.errors import Missing
 from kybernate_shim.task.operation_messages import ended
 from kybernate_shim.task.outcomes import (
     KEPT,
@@ -16,7 +17,6 @@ from kybernate_shim.task.outcomes import (
     Ledger,
     NothingToCancel,
     OperationIdInvalid,
-    OperationNotFound,
     Outcome,
     operation_id,
     to_cancel,
@@ -101,7 +101,7 @@ def test_cancel_of_what_has_ended_names_its_end(ending: Ending) -> None:
 
 
 def test_cancel_of_an_unknown_operation_is_not_one_of_another() -> None:
-    with pytest.raises(OperationNotFound, match="operation x on container c"):
+    with pytest.raises(Missing, match="operation x on container c"):
         to_cancel("x", ["a"], ledger(outcome("b")), "c")
 
 

@@ -11,11 +11,11 @@ import structlog
 
 from kybernate_shim.checkpoint.image.store import Image, write_manifest
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.children import Children
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.messages.any import pack
-from kybernate_shim.oci.annotations import AnnotationMistaken
 from kybernate_shim.task.prepare import prepare
 from tests.unit.checkpoint.image.manifests import MINIMAL
 
@@ -87,7 +87,7 @@ def annotated(bundle: Path, annotations: dict[str, str]) -> None:
 
 def test_misspelt_wish_to_be_restored_is_refused(bundle: Path) -> None:
     annotated(bundle, MISSPELT)
-    with pytest.raises(AnnotationMistaken, match=r"did you mean kybernate\.io/restore-from\?"):
+    with pytest.raises(Refused, match=r"did you mean kybernate\.io/restore-from\?"):
         prepared(bundle)
 
 

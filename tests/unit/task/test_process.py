@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.children import Exit
-from kybernate_shim.task.lifecycle import InvalidMove
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import Stdio, StdioConfig
 
@@ -71,7 +71,7 @@ def test_everyone_who_waits_learns_the_exit() -> None:
 def test_process_ends_once() -> None:
     process = Process("", SILENT, state="running")
     process.end(Exit(7, 3, 0))
-    with pytest.raises(InvalidMove):
+    with pytest.raises(Refused, match="container"):
         process.end(Exit(7, 4, 0))
     assert process.exit == Exit(7, 3, 0)
 

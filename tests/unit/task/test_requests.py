@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.errors import Busy, Failed
+from kybernate_shim.errors import Busy, Failed, Taken
 from kybernate_shim.messages import shim_pb2 as wire
-from kybernate_shim.task.outcomes import Ledger, OperationIdTaken, Outcome
+from kybernate_shim.task.outcomes import Ledger, Outcome
 from kybernate_shim.task.requests import Requests
 from kybernate_shim.ttrpc import Code, RpcError
 from tests.unit.task.runtime import settled
@@ -139,11 +139,11 @@ def test_name_of_another_request_is_taken() -> None:
         running = asked.ask("x")
         await settled()
         for verb, request in (("resume", wire.ResumeRequest(id="c")), ("suspend", wire.SuspendRequest(id="d"))):
-            with pytest.raises(OperationIdTaken, match=f"is another suspend: the {verb} was not begun"):
+            with pytest.raises(Taken, match=f"is another suspend: the {verb} was not begun"):
                 await asked.requests.once("x", verb, request, asked.work("x"))
         asked.finish("x")
         await running
-        with pytest.raises(OperationIdTaken):
+        with pytest.raises(Taken, match="was not begun"):
             await asked.requests.once("x", "resume", wire.ResumeRequest(id="c"), asked.work("x"))
         assert asked.done == ["x"]
 

@@ -15,7 +15,7 @@ from typing import assert_never
 import pytest
 
 from kybernate_shim.worker_protocol.client import WorkerClient
-from kybernate_shim.worker_protocol.errors import ErrorTypes, Fault, MessageInvalid, WorkerError, WorkerLost
+from kybernate_shim.worker_protocol.errors import ErrorTypes, Fault, MessageInvalid, WorkerError
 from kybernate_shim.worker_protocol.frames import MOST_BYTES, MessageReader, framed
 from kybernate_shim.worker_protocol.messages import (
     FROM_WORKER,
@@ -286,9 +286,9 @@ def test_worker_that_ends_fails_its_jobs_and_all_later_ones(told: bytes) -> None
     async def story(client: WorkerClient) -> None:
         calls = [client.begin(Halve(2)), client.begin(Wait())]
         for call in calls:
-            with pytest.raises(WorkerLost, match=f"{NAME} has ended{'.* bytes into a message' if told else '$'}"):
+            with pytest.raises(WorkerError, match=f"{NAME} has ended{'.* bytes into a message' if told else '$'}"):
                 await call.result()
-        with pytest.raises(WorkerLost):
+        with pytest.raises(WorkerError):
             await client.do(Halve(2))
         assert not client.alive
 
@@ -301,7 +301,7 @@ def test_what_came_before_the_end_is_handed_out() -> None:
         call = client.begin(Wait(), on_progress=seen.append)
         other = client.begin(Halve(4))
         assert await other.result() == 2
-        with pytest.raises(WorkerLost):
+        with pytest.raises(WorkerError):
             await call.result()
         assert seen == [3]
 

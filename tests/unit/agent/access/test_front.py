@@ -86,6 +86,20 @@ def test_client_that_sends_nothing_keeps_no_place(place: Path, monkeypatch: pyte
     asyncio.run(main())
 
 
+def test_process_that_only_looks_whether_the_agent_runs_is_no_noise(place: Path) -> None:
+    async def main() -> None:
+        async with users(place) as served:
+            for sent in (b"", PREFACE[:5]):
+                reader, writer = await connect(place)
+                writer.write(sent)
+                writer.write_eof()
+                assert await reader.read() == b""
+                writer.close()
+            assert served.log.reasons() == ["it has sent too little"]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 @pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\0" * 24, b"\x16\x03\x01" + b"x" * 40])
 def test_what_is_no_client_of_grpc_is_cut_off(place: Path, begin: bytes) -> None:
     async def main() -> None:

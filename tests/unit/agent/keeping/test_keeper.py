@@ -18,13 +18,16 @@ from kybernate.agent.keeping import gather, keeper
 from kybernate.agent.keeping.keeper import Keeper
 from kybernate.agent.keeping.parking import PARKED
 from kybernate.agent.keeping.uses import KEPT_SECONDS, MOST, SCHEMA, Uses
-from kybernate.agent.operations.model import Copy, Evict, Operation, Restore, Submission, Target
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.node_tiers import NodeTiers
 from kybernate.agent.tier_settings import Policy, Ram, Tiers
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
 from kybernate.registry.model import Annotations, ImageRow, Replica
+from kybernate.verbs.copy import Copy
+from kybernate.verbs.evict import Evict
+from kybernate.verbs.model import Operation, Submission, Target
+from kybernate.verbs.restore import Restore
 from kybernate_shim.checkpoint.image.manifest import Source
 from kybernate_shim.config import Config
 
@@ -148,14 +151,14 @@ def test_store_that_is_silent_holds_no_decision_up(tmp_path: Path, monkeypatch: 
     assert len(looks) == 1
 
 
-def test_refused_action_is_not_repeated_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_action_is_not_repeated_immediately(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.rows = [row("1", world.on("ram", "1"))]
     world.engine.refuses = True
     assert world.step() == []
     world.engine.refuses = False
     assert world.step() == []
-    monkeypatch.setattr(keeper, "RETRY_SECONDS", 0.0)
+    world.keeper._attempts.first = 0.0
     assert world.step() == [Copy(f"{world.ram}/team-a/web-1", "disk", "demotion")]
 
 

@@ -20,7 +20,6 @@ from kybernate.agent.kubernetes.requests import SCHEMA, Asked, Requests, asked_o
 from kybernate.agent.kubernetes.story import Subject, Told
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.executor import Heard
-from kybernate.agent.operations.model import Arguments, Checkpoint, Observation, Operation, Result, Seen, State, Target
 from kybernate.agent.operations.store import SCHEMA as OPERATIONS
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service.quota import Quota
@@ -28,6 +27,9 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.places import PlaceTaken
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.model import Arguments, Observation, Operation, Result, Seen, State, Target
 from kybernate_shim.config import Config
 from tests.fakes.api_server import a_pod
 from tests.unit.agent.operations.world import Events
@@ -63,6 +65,11 @@ class Node:
         return [told.reason for _, told in self.said]
 
     # ---- as the engine's executor
+
+    verbs = VERBS
+
+    async def meant(self, arguments: Arguments) -> Arguments:
+        return arguments
 
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         assert isinstance(arguments, Checkpoint)

@@ -14,7 +14,7 @@ from kybernate.agent.kubernetes.access import Access
 from kybernate.agent.kubernetes.api import Api
 from kybernate.agent.kubernetes.pods import Pod, Pods, pod_of
 from kybernate.agent.kubernetes.story import Subject
-from kybernate.agent.probes import LIVENESS, STARTUP, ProbeLimit, limit_by_probes
+from kybernate.verbs.probes import LIVENESS, STARTUP, ProbeLimit, limit_by_probes
 from tests.fakes.api_server import ApiServer, a_pod, api_server
 
 NOTHING = st.none() | st.integers() | st.text(max_size=3)

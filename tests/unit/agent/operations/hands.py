@@ -7,16 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kybernate.agent.operations.execute import NodeExecutor
-from kybernate.agent.operations.model import (
-    Arguments,
-    Observation,
-    Operation,
-    Report,
-    Result,
-    State,
-    Target,
-)
-from kybernate.agent.operations.resolve import Node
+from kybernate.verbs.model import Arguments, Observation, Operation, Report, Result, State, Target
+from kybernate.verbs.node import Node
 from tests.unit.cli.conftest import Node as FakeNode
 from tests.unit.cli.conftest import node as node
 

@@ -18,23 +18,15 @@ from typing import TypeVar
 
 from kybernate.agent.journal import Journal
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.errors import OperationUndone
 from kybernate.agent.operations.executor import Heard
-from kybernate.agent.operations.model import (
-    Arguments,
-    Checkpoint,
-    Export,
-    Observation,
-    Operation,
-    Result,
-    Seen,
-    State,
-    Submission,
-    Target,
-    Verify,
-)
 from kybernate.agent.operations.store import SCHEMA
 from kybernate.node.failure import Failure
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.errors import OperationUndone
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.export import Export
+from kybernate.verbs.model import Arguments, Observation, Operation, Result, Seen, State, Submission, Target
+from kybernate.verbs.verify import Verify
 
 T = TypeVar("T")
 REQUESTS = (Checkpoint("web"), Export("image", "/x"), Verify("image"))
@@ -69,6 +61,11 @@ class Files:
     def __init__(self, directory: Path, killer: Killer) -> None:
         self._directory, self._killer = directory, killer
         self._stop: dict[str, asyncio.Event] = {}
+
+    verbs = VERBS
+
+    async def meant(self, arguments: Arguments) -> Arguments:
+        return arguments
 
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         self._killer.point()

@@ -24,18 +24,8 @@ from kybernate.agent.operations.decide import (
     next_look,
     verdict,
 )
-from kybernate.agent.operations.model import (
-    Cause,
-    Fault,
-    Limits,
-    Observation,
-    Operation,
-    Result,
-    Seen,
-    State,
-    Suspend,
-    Target,
-)
+from kybernate.verbs.model import Cause, Fault, Limits, Observation, Operation, Result, Seen, State, Target
+from kybernate.verbs.suspend import Suspend
 
 NOW = 1000.0
 FAULT = Fault("Broken", "it broke")

@@ -15,18 +15,18 @@ from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations import engine as module
 from kybernate.agent.operations import tracks
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.errors import (
-    AgentStopping,
-    OperationNotFound,
-    OperationUndone,
-    OutcomeUnknown,
-    RequestInvalid,
-)
+from kybernate.agent.operations.errors import AgentStopping, OperationNotFound
 from kybernate.agent.operations.executor import Heard
-from kybernate.agent.operations.model import (
+from kybernate.agent.operations.progress import Track, seconds_left
+from kybernate.agent.operations.store import SCHEMA
+from kybernate.agent.operations.watchers import Watcher
+from kybernate.messages import agent_pb2
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.errors import OperationUndone, OutcomeUnknown, RequestInvalid
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.importing import Import
+from kybernate.verbs.model import (
     Arguments,
-    Checkpoint,
-    Import,
     Limits,
     Observation,
     Operation,
@@ -36,13 +36,9 @@ from kybernate.agent.operations.model import (
     State,
     Step,
     Submission,
-    Swap,
     Target,
 )
-from kybernate.agent.operations.progress import Track, seconds_left
-from kybernate.agent.operations.store import SCHEMA
-from kybernate.agent.operations.watchers import Watcher
-from kybernate.messages import agent_pb2
+from kybernate.verbs.swap import Swap
 from tests.unit.agent.operations.world import Events
 
 DEADLINE = 20.0
@@ -64,6 +60,11 @@ class Script:
     heard: dict[str, Heard] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     seen: Observation = field(default_factory=lambda: Observation(Seen.ABSENT))
+
+    verbs = VERBS
+
+    async def meant(self, arguments: Arguments) -> Arguments:
+        return arguments
 
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         name = getattr(arguments, "name", "x")

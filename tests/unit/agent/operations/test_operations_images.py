@@ -12,17 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from kybernate.agent.operations import image_verbs
-from kybernate.agent.operations.errors import OperationUndone
-from kybernate.agent.operations.model import (
-    Delete,
-    Export,
-    Import,
-    Observation,
-    Restore,
-    Seen,
-    Verify,
-)
 from kybernate.export.archives import export, unpack
 from kybernate.node import verdict
 from kybernate.node.deleting import trash_of
@@ -30,6 +19,13 @@ from kybernate.node.failure import Failure
 from kybernate.node.importing import NotImported
 from kybernate.node.restore import NotRestored
 from kybernate.store.errors import ImageDamaged
+from kybernate.verbs.delete import Delete
+from kybernate.verbs.errors import OperationUndone
+from kybernate.verbs.export import Export
+from kybernate.verbs.importing import Import
+from kybernate.verbs.model import Observation, Seen
+from kybernate.verbs.restore import Restore
+from kybernate.verbs.verify import Verify
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import read_image
@@ -181,7 +177,7 @@ def test_cancelled_copy_is_undone(
         assert cancelled.wait(30)
         return export(*arguments)
 
-    monkeypatch.setattr(image_verbs, "export", slowly)
+    monkeypatch.setattr("kybernate.verbs.export.export", slowly)
 
     async def work() -> None:
         operation = await asyncio.to_thread(hands.operation, Export("first", str(tmp_path / "x.tar")))

@@ -22,22 +22,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.errors import KeyReused, TooManyOperations
-from kybernate.agent.operations.model import (
-    FINAL,
-    MOVES,
-    Arguments,
-    Checkpoint,
-    Export,
-    Limits,
-    Operation,
-    State,
-    Submission,
-    Suspend,
-    Swap,
-)
 from kybernate.agent.operations.store import SCHEMA, decode, fingerprint
 from kybernate.messages import agent_pb2
 from kybernate.node.lookup import ContainerNotFound
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.export import Export
+from kybernate.verbs.model import FINAL, MOVES, Arguments, Limits, Operation, State, Submission
+from kybernate.verbs.suspend import Suspend
+from kybernate.verbs.swap import Swap
 from tests.unit.agent.operations.world import Crash, CrashingJournal, Events, Shim, SimulatedExecutor, World
 
 LIMITS = Limits(copies_per_gpu=2, copies_per_disk=1, pending=8)
@@ -131,7 +124,7 @@ class Operations(RuleBasedStateMachine):
         """Return what the journal has, by a connection of our own."""
         with contextlib.closing(sqlite3.connect(Path(self.directory.name) / "journal")) as connection:
             connection.row_factory = sqlite3.Row
-            return [decode(row) for row in connection.execute("SELECT * FROM operations ORDER BY number")]
+            return [decode(row, VERBS) for row in connection.execute("SELECT * FROM operations ORDER BY number")]
 
     # ---- callers
 

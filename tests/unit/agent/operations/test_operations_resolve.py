@@ -8,19 +8,6 @@ from typing import Any
 
 import pytest
 
-from kybernate.agent.operations.errors import RequestInvalid
-from kybernate.agent.operations.model import (
-    Arguments,
-    Checkpoint,
-    Delete,
-    Export,
-    Import,
-    Restore,
-    Swap,
-    Verify,
-)
-from kybernate.agent.operations.resolve import ImageNotFound, ImagePinned
-from kybernate.agent.storage.arrivals import Elsewhere
 from kybernate.node.deleting import NotDeleted
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import ContainerNotFound
@@ -28,6 +15,17 @@ from kybernate.node.places import PlaceTaken
 from kybernate.node.restore import IdTaken
 from kybernate.node.shim import NoTask
 from kybernate.store.tiers.tier import Ref
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.delete import Delete, ImagePinned
+from kybernate.verbs.errors import RequestInvalid
+from kybernate.verbs.export import Export
+from kybernate.verbs.importing import Import
+from kybernate.verbs.model import Arguments
+from kybernate.verbs.node import Elsewhere
+from kybernate.verbs.places import ImageNotFound
+from kybernate.verbs.restore import Restore
+from kybernate.verbs.swap import Swap
+from kybernate.verbs.verify import Verify
 from kybernate_shim.checkpoint.image.manifest import Source
 from tests.unit.agent.operations.hands import ID, Hands
 from tests.unit.cli.conftest import Node as FakeNode

@@ -13,21 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.operations.errors import OperationUndone, OutcomeUnknown
-from kybernate.agent.operations.evidence import Evidence, Whole, judge
-from kybernate.agent.operations.model import (
-    Checkpoint,
-    Operation,
-    Report,
-    Result,
-    Resume,
-    Seen,
-    State,
-    Suspend,
-    Swap,
-    Target,
-)
 from kybernate.node.shim import ShimRefused
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
+from kybernate.verbs.evidence import Evidence, Whole, judge
+from kybernate.verbs.model import Operation, Report, Result, Seen, State, Target
+from kybernate.verbs.resume import Resume
+from kybernate.verbs.suspend import Suspend
+from kybernate.verbs.swap import Swap
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code, RpcError
 from tests.unit.agent.operations.hands import ID, IGNORED, Hands

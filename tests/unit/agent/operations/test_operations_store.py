@@ -16,22 +16,11 @@ from hypothesis import strategies as st
 from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations.errors import KeyReused, OperationNotFound, PathClaimed, TooManyOperations
 from kybernate.agent.operations.identify import new_id
-from kybernate.agent.operations.model import (
-    FINAL,
-    MOVES,
-    VERBS,
-    Arguments,
-    Checkpoint,
-    Fault,
-    Operation,
-    Result,
-    State,
-    Step,
-    Submission,
-    Suspend,
-    Target,
-)
 from kybernate.agent.operations.store import SCHEMA, Store, Wanted, decode, encode, fingerprint
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
+from kybernate.verbs.suspend import Suspend
 
 T = TypeVar("T")
 
@@ -49,7 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 @pytest.fixture
 def store(journal: Journal) -> Store:
-    return Store(journal)
+    return Store(journal, VERBS)
 
 
 def operation(id: str, *, state: State = State.PENDING, created: float = 1.0, writes: str = "") -> Operation:
@@ -95,7 +84,7 @@ def test_record_comes_back_as_it_was(
     one = replace(one, steps=steps, cause="deadline", boot="b", attempts=2, deadline=9.5, revision=4)
     row = {name: getattr(one, name) for name in ("id", "number", "verb", "state", "created", "revision")}
     row |= {"started": None, "ended": None, "deadline": 9.5, "record": encode(one)}
-    assert decode(row) == one
+    assert decode(row, VERBS) == one
 
 
 def test_record_that_cannot_be_read_is_not_skipped(store: Store, journal: Journal) -> None:

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from kybernate.agent.journal import Journal
-from kybernate.agent.operations.errors import (
-    NodeRebooted,
-    OperationUndone,
-    OutcomeUnknown,
-    fault_of,
-)
 from kybernate.agent.operations.executor import Heard
-from kybernate.agent.operations.model import (
-    Arguments,
-    Checkpoint,
-    Export,
-    Observation,
-    Operation,
-    Report,
-    Result,
-    Seen,
-    Suspend,
-    Swap,
-    Target,
-)
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import ContainerNotFound
 from kybernate.node.shim import NoTask, ShimRefused
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.errors import NodeRebooted, OperationUndone, OutcomeUnknown, fault_of
+from kybernate.verbs.every import VERBS
+from kybernate.verbs.export import Export
+from kybernate.verbs.model import Arguments, Observation, Operation, Report, Result, Seen, Target
+from kybernate.verbs.suspend import Suspend
+from kybernate.verbs.swap import Swap
 
 Fate = Literal["working", "succeeded", "failed", "cancelled", "died"]
 T = TypeVar("T")
@@ -138,11 +126,16 @@ class World:
 class SimulatedExecutor:
     """What an agent does in the world. It may be killed wherever it touches it."""
 
+    verbs: Mapping[str, type[Arguments]] = VERBS
+
     def __init__(self, world: World, crash: Crash) -> None:
         self._world = world
         self._crash = crash
         self._stopped: set[str] = set()
         self.proceed: set[str] = set()  # exports that may be completed
+
+    async def meant(self, arguments: Arguments) -> Arguments:
+        return arguments
 
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         await self._crash.point()

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.keeping.parking import PARKED
-from kybernate.agent.operations.errors import AgentStopping, OperationNotFound, RequestInvalid
-from kybernate.agent.operations.model import Checkpoint, Operation, State, Submission, Suspend, Target
+from kybernate.agent.operations.errors import AgentStopping, OperationNotFound
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service import idle, quota
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.own_container import AlreadyPending, NoPlace, NotYours, Own, image_name, place_of
 from kybernate.agent.service.quota import Quota, QuotaReached
 from kybernate.messages import agent_pb2 as wire
+from kybernate.verbs.checkpoint import Checkpoint
+from kybernate.verbs.errors import RequestInvalid
+from kybernate.verbs.model import Operation, State, Submission, Target
+from kybernate.verbs.suspend import Suspend
 from tests.unit.agent.access.conftest import soon
 
 MINE = OwnContainer("k8s.io", "c1", "team", "pod", "app")

@@ -15,10 +15,6 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from kybernate.agent.operations.attempt import Attempt
-from kybernate.agent.operations.model import Copy, Delete, Evict, Operation, Target, Verify
-from kybernate.agent.operations.resolve import Node, resolve
-from kybernate.agent.operations.tier_verbs import TierVerbs
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.named import ImageOutside, to_copy, to_evict
 from kybernate.agent.storage.node_tiers import DISK, OBJECT, RAM, NodeTiers
@@ -36,6 +32,13 @@ from kybernate.store.movement.turns import Turns
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.tiers.tier import ImageNotInTier
 from kybernate.store.transfer import Transfer
+from kybernate.verbs.attempt import Attempt
+from kybernate.verbs.copy import Copy
+from kybernate.verbs.delete import Delete
+from kybernate.verbs.evict import Evict
+from kybernate.verbs.model import Operation, Target
+from kybernate.verbs.node import Movement, Node
+from kybernate.verbs.verify import Verify
 from kybernate_shim.checkpoint.image.counter import Counter
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.encrypted import CipherRun
@@ -147,13 +150,14 @@ class World:
     async def act(self, wanted: Wanted) -> Target:
         """Carry out a request as the agent does, and return what it was about."""
         async with self.tiers() as tiers:
-            target = await asyncio.to_thread(resolve, self.node(tiers), "op", wanted)
+            changed: list[Path] = []
+            movement = Movement(tiers, Turns(), self.replicas, lambda: self.settings, changed.append)
+            node = replace(self.node(tiers), movement=movement)
+            target = await asyncio.to_thread(wanted.resolve, node, "op")
             if isinstance(wanted, Copy | Evict):
                 operation = Operation("op", wanted, target, 0.0)
-                attempt = Attempt(operation, lambda report: None, None)  # type: ignore[arg-type]  # uses no thread
-                changed: list[Path] = []
-                verbs = TierVerbs(tiers, Turns(), self.replicas, lambda: self.settings, changed.append)
-                await verbs.execute(attempt)
+                attempt = Attempt(operation, node, lambda report: None, None)  # type: ignore[arg-type]  # uses no thread
+                await wanted.execute(attempt)
                 for directory in changed:
                     self.replicas.look_for(str(directory))
             elif isinstance(wanted, Delete):

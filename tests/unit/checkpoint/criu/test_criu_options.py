@@ -15,7 +15,6 @@ from kybernate_shim.checkpoint.criu.claim import claim_config, users_file
 from kybernate_shim.checkpoint.criu.config import (
     CriuOptionInvalid,
     CriuOptions,
-    CriuUnusable,
     criu_version,
     errors_of,
     explain,
@@ -26,6 +25,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
 from kybernate_shim.oci.spec import Spec
 
@@ -130,7 +130,7 @@ def test_the_cuda_plugin_is_refused_by_name(tmp_path: Path, by: str) -> None:
     options = CriuOptions(libdir=plugin.parent if by == "setting" else None)
     refuse_cuda_plugin(write_config(tmp_path, options, [users]))
     plugin.touch()
-    with pytest.raises(CriuUnusable, match=f"would load {plugin}"):
+    with pytest.raises(Refused, match=f"would load {plugin}"):
         refuse_cuda_plugin(write_config(tmp_path, options, [users]))
 
 
@@ -258,7 +258,7 @@ def test_a_usable_criu_has_its_version() -> None:
     ],
 )
 def test_an_unusable_criu_is_named_with_its_own_words(answers: dict[str, Any], words: str) -> None:
-    with pytest.raises(CriuUnusable, match=words):
+    with pytest.raises(Refused, match=words):
         asyncio.run(criu_version(Answers(**answers)))
 
 

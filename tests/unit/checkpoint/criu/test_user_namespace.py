@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint.criu import user_namespace
-from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.mounts.reachable import ReachableSources
+from kybernate_shim.errors import Refused
 from kybernate_shim.oci.spec import Spec
 
 RANGE = [{"containerID": 0, "hostID": 200_000, "size": 65536}]
@@ -43,7 +43,7 @@ def test_library_is_preloaded_before_what_the_node_preloads(library: Path, monke
 
 
 def test_installation_without_the_library_is_named(library: Path) -> None:
-    with pytest.raises(CriuUnusable, match=r"library\.so is not there.*C compiler. Nothing was changed"):
+    with pytest.raises(Refused, match=r"library\.so is not there.*C compiler. Nothing was changed"):
         user_namespace.joined_environment(spec("/proc/7/ns/user"))
 
 

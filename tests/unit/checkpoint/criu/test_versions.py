@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.criu.config import CriuUnusable
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.children import Finished
 
 
@@ -57,13 +57,13 @@ def test_an_upgraded_program_is_asked_anew(tmp_path: Path, criu: Path) -> None:
 
 def test_an_old_criu_is_refused_by_its_version(tmp_path: Path, criu: Path) -> None:
     for _ in range(2):  # asked, then known
-        with pytest.raises(CriuUnusable, match=r"version 4\.0, at least 4\.1"):
+        with pytest.raises(Refused, match=r"version 4\.0, at least 4\.1"):
             asyncio.run(criu_of(Programs("Version: 4.0\n"), criu, tmp_path / "versions"))
 
 
 def test_a_missing_criu_is_named_each_time(tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(CriuUnusable, match="absent/criu cannot be run"):
+        with pytest.raises(Refused, match="absent/criu cannot be run"):
             asyncio.run(criu_of(Programs(""), tmp_path / "absent/criu", tmp_path / "versions"))
 
 

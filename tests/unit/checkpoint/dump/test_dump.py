@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint import bound_sockets, dump_plan, frozen_state
-from kybernate_shim.checkpoint.dump import DumpFailed
 from kybernate_shim.checkpoint.dump_request import Dumped
-from kybernate_shim.checkpoint.frozen_state import LastCopyKept
 from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.errors import Failed, Refused
 from tests.unit.checkpoint.dump.dumping import run
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
 
@@ -64,7 +63,7 @@ def test_image_of_a_container_that_criu_has_ended_too_early_stays(
         raise FileNotFoundError("/proc/7/root")
 
     monkeypatch.setattr(frozen_state, "make_restorable", fails)
-    with pytest.raises(LastCopyKept, match=r"could not be completed: /proc/7/root.*keep it until a restore"):
+    with pytest.raises(Failed, match=r"could not be completed: /proc/7/root.*keep it until a restore"):
         run(target, exit=True, tcp="established")
     assert read_image(target.image).manifest.tcp == "established"
 
@@ -76,7 +75,7 @@ def test_last_copy_stays_when_even_its_manifest_cannot_be_written(
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(frozen_state, "finish", full)
-    with pytest.raises(DumpFailed, match="no space"):
+    with pytest.raises(Failed, match="no space"):
         run(target, exit=True, tcp="established")
     assert (target.image / "inventory.img").exists()
 
@@ -117,14 +116,14 @@ def test_socket_that_a_restore_could_not_bind_is_refused_at_once(
     target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unbindable(monkeypatch, from_look=1)
-    with pytest.raises(bound_sockets.SocketDirectoryNotSaved):
+    with pytest.raises(Refused, match="restore cannot bind the socket there"):
         run(target)
     assert target.steps == []
 
 
 def test_socket_that_is_bound_before_the_freeze_is_refused(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     unbindable(monkeypatch, from_look=2)
-    with pytest.raises(bound_sockets.SocketDirectoryNotSaved):
+    with pytest.raises(Refused, match="restore cannot bind the socket there"):
         run(target, FakeAccelerator(target.steps), exit=True)
     assert target.steps == ["detach", "bytes out", "release", "freeze", "thaw", "bytes back", "attach", "thaw"]
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.checkpoint.dump import DumpFailed
 from kybernate_shim.checkpoint.image import encrypted
 from kybernate_shim.checkpoint.image.manifest import NAME
-from kybernate_shim.checkpoint.image.plaintext_memory import TooLittleMemory
 from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.errors import Failed, NoRoom
 from kybernate_shim.trust.keys import KeyUnusable
 from tests.unit.checkpoint.dump.dumping import run
 from tests.unit.checkpoint.fake_target import FakeTarget
@@ -76,7 +75,7 @@ def test_nothing_is_left_when_the_disk_is_full_for_the_encrypted_files(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(encrypted, "encrypt_files", full)
-    with pytest.raises(DumpFailed, match="No space left"):
+    with pytest.raises(Failed, match="No space left"):
         run(encrypting, exit=True)
     assert not encrypting.image.exists()
     assert encrypting.steps == ["freeze", "checkpoint", "thaw", "staging removed"]
@@ -86,7 +85,7 @@ def test_checkpoint_is_refused_without_memory_for_its_plain_files(
     encrypting: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kybernate_shim.checkpoint.image.plaintext_memory.available_bytes", lambda: 10 << 20)
-    with pytest.raises(TooLittleMemory, match="10 MiB are available: nothing was changed"):
+    with pytest.raises(NoRoom, match="10 MiB are available: nothing was changed"):
         run(encrypting)
     assert not encrypting.image.exists()
     assert encrypting.steps == ["staging removed"]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint import memory_first
-from kybernate_shim.checkpoint.dump import DumpFailed
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.errors import Failed
 from tests.unit.checkpoint.dump.dumping import run
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
 
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_an_image_that_the_disk_does_not_take(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(dump_memory, "write_out", fail)
-    with pytest.raises(DumpFailed, match="No space left"):
+    with pytest.raises(Failed, match="No space left"):
         run(target)
     assert not target.image.exists()
     assert target.steps == ["freeze", "checkpoint", "thaw", "memory removed"]
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_an_image_that_the_disk_does_not_take(
 def test_memory_that_is_too_small_is_named(target: FakeTarget, memory: Memory) -> None:
     memory.full = True
     target.children.on["checkpoint"] = lambda argv: 1
-    with pytest.raises(DumpFailed) as caught:
+    with pytest.raises(Failed, match="checkpoint of container") as caught:
         run(target)
     assert "dump_memory = 0" in str(caught.value.__cause__.__notes__)  # type: ignore[union-attr]
     assert not target.cgroup.frozen

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kybernate_shim.checkpoint import dump_manifest, dump_plan
-from kybernate_shim.checkpoint.bound_sockets import SocketDirectoryNotSaved
-from kybernate_shim.checkpoint.dump import DumpFailed
+from kybernate_shim.checkpoint.bound_sockets import socket_directory_not_saved
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, TierFull, read_image
+from kybernate_shim.errors import Failed, Refused
 from kybernate_shim.trust.places import PlaceUntrusted
 from tests.unit.checkpoint.dump.dumping import AWAKE, never, run, writes
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
@@ -18,7 +18,7 @@ from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
 
 def test_failed_criu_is_quoted_and_everything_undone(target: FakeTarget) -> None:
     target.children.on["checkpoint"] = writes(target, 1, "(00.01) Error (criu/x.c:1): no luck\n")
-    with pytest.raises(DumpFailed, match=r"continues as before.*no luck.*work/dump\.log"):
+    with pytest.raises(Failed, match=r"continues as before.*no luck.*work/dump\.log"):
         run(target, FakeAccelerator(target.steps))
     assert target.steps == ["detach", "bytes out", "release", "freeze", "checkpoint", *AWAKE]
     assert not target.image.exists()
@@ -28,7 +28,7 @@ def test_log_of_an_earlier_dump_is_not_quoted(target: FakeTarget) -> None:
     target.work.mkdir()
     (target.work / "dump.log").write_text("Error (criu/x.c:1): of yesterday\n")
     target.children.on["checkpoint"] = lambda argv: 1
-    with pytest.raises(DumpFailed, match="CRIU left no log"):
+    with pytest.raises(Failed, match="CRIU left no log"):
         run(target)
 
 
@@ -38,7 +38,7 @@ def test_container_that_has_ended_is_not_said_to_go_on(target: FakeTarget) -> No
         return 1
 
     target.children.on["checkpoint"] = ends
-    with pytest.raises(DumpFailed, match="it has ended"):
+    with pytest.raises(Failed, match="it has ended"):
         run(target)
     assert target.steps == ["freeze", "checkpoint"]
 
@@ -50,7 +50,7 @@ def test_full_disk_in_the_last_step_does_not_lose_the_container(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(dump_manifest, "write_manifest", full)
-    with pytest.raises(DumpFailed, match=r"continues as before.*No space left"):
+    with pytest.raises(Failed, match=r"continues as before.*No space left"):
         run(target, exit=True)
     assert target.steps == ["freeze", "checkpoint", "thaw"]
     assert not target.image.exists()
@@ -77,17 +77,17 @@ def test_failure_takes_only_its_own_files_away(target: FakeTarget) -> None:
     target.image.mkdir(mode=0o700)
     (target.image / "notes.img").write_text("mine")
     target.children.on["checkpoint"] = writes(target, 1)
-    with pytest.raises(DumpFailed):
+    with pytest.raises(Failed, match="checkpoint of container"):
         run(target)
     assert [path.name for path in target.image.iterdir()] == ["notes.img"]
 
 
 def test_refused_dump_leaves_no_directory_of_its_own(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> None:
-        raise SocketDirectoryNotSaved("c", [])
+        raise socket_directory_not_saved("c", [])
 
     monkeypatch.setattr("kybernate_shim.checkpoint.dump.plan_dump", refuse)
-    with pytest.raises(SocketDirectoryNotSaved):
+    with pytest.raises(Refused, match="the container has created the directory, and without the changed files"):
         run(target)
     assert not target.work.exists()
     assert not target.image.exists()

@@ -14,8 +14,9 @@ import pytest
 import structlog
 
 from kybernate_shim.checkpoint.gpu import inherited
-from kybernate_shim.checkpoint.gpu.inherited import DevicesKept, Inherited, InheritedRelease
+from kybernate_shim.checkpoint.gpu.inherited import Inherited, InheritedRelease
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.inheritors import Inheritors
 from kybernate_shim.linux import nvidia_devices
 from kybernate_shim.linux.nvidia_devices import DeviceFiles
@@ -50,7 +51,7 @@ def test_processes_that_are_only_there_when_all_are_frozen_do_not_keep_it_up_for
         asyncio.run(one.run(Operation("checkpoint")))
         now += inherited.SECONDS / 3
     now += 1
-    with pytest.raises(DevicesKept, match="keep appearing; container c continues as before"):
+    with pytest.raises(Refused, match="keep appearing; container c continues as before"):
         asyncio.run(one.run(Operation("checkpoint")))
 
 
@@ -79,5 +80,5 @@ def test_process_that_keeps_a_look_waiting_keeps_no_container_locked(silent: Inh
 
 
 def test_process_that_keeps_a_look_waiting_keeps_no_container_frozen(silent: Inherited) -> None:
-    with pytest.raises(DevicesKept, match=r"examined within 0\.1 s; container c continues as before"):
+    with pytest.raises(Refused, match=r"examined within 0\.1 s; container c continues as before"):
         asyncio.run(silent.holding())

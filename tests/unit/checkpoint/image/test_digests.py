@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
 from kybernate_shim.checkpoint.image import digest_form, digests, store
-from kybernate_shim.checkpoint.image.digests import Digester, DigestStopped, DigestUnknown, FileChanged, algorithm_of
+from kybernate_shim.checkpoint.image.digests import Digester, DigestUnknown, FileChanged, algorithm_of
 from kybernate_shim.checkpoint.image.manifest import File
+from kybernate_shim.errors import Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_stopped_digester_reads_no_further(tmp_path: Path) -> None:
         done.append(count)
         digester.stop()
 
-    with Digester(progress=stop_after_some) as digester, pytest.raises(DigestStopped, match="not digested to its end"):
+    with Digester(progress=stop_after_some) as digester, pytest.raises(Stopped, match="not digested to its end"):
         digester.digest(tmp_path / "f")
     assert 0 < sum(done) < 5000
 

@@ -12,13 +12,13 @@ from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.dump_memory import (
     PAGE,
     SPARE,
-    WritingStopped,
     memory_room,
     memory_wanted,
     page_cache_room,
     write_out,
     write_rate,
 )
+from kybernate_shim.errors import Stopped
 from kybernate_shim.linux.mount.mountinfo import parse_line
 
 GIB = 1 << 30
@@ -153,5 +153,5 @@ def test_link_in_the_memory_is_not_followed(source: Path, tmp_path: Path) -> Non
 def test_copy_ends_when_it_is_stopped(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump_memory, "CHUNK", 1000)
     looks: Any = iter([False, False])
-    with pytest.raises(WritingStopped):
+    with pytest.raises(Stopped, match="not copied to its end"):
         write_out(source, tmp_path / "target", lambda count: None, lambda: next(looks, True))

@@ -10,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.checkpoint.image.genuine import NotYours, require_genuine
+from kybernate_shim.checkpoint.image.genuine import require_genuine
 from kybernate_shim.checkpoint.image.locate import ImageForbidden, locate
 from kybernate_shim.checkpoint.image.manifest import (
     NAME,
@@ -27,6 +27,7 @@ from kybernate_shim.checkpoint.image.requested import Wanted
 from kybernate_shim.checkpoint.image.signature import ImageForeign, sign, signer_of
 from kybernate_shim.checkpoint.image.store import CheckpointNotFound, read_image, write_manifest
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Refused
 from kybernate_shim.trust.keys import Key, KeyRing, rotate, signing_key
 from kybernate_shim.trust.places import PlaceUntrusted
 from kybernate_shim.trust.requester import NODE, Requester
@@ -67,7 +68,7 @@ def judged(config: Config, directory: Path, requester: Requester = TENANT, **opt
 def test_ones_own_signed_image_is_genuine_for_nobody_else(config: Config) -> None:
     directory = made(config, "team-a/x")
     judged(config, directory)
-    with pytest.raises(NotYours, match=r"image of namespace team-a, and pod team-b/pod.*Nothing was restored"):
+    with pytest.raises(Refused, match=r"image of namespace team-a, and pod team-b/pod.*Nothing was restored"):
         judged(config, directory, OTHER)
     judged(config, directory, NODE)
 

@@ -17,11 +17,11 @@ from kybernate_shim.checkpoint.image.starts import (
     OnRestart,
     Run,
     Start,
-    StartUnclear,
     is_given_up,
     on_restart,
     start_of,
 )
+from kybernate_shim.errors import Refused
 from kybernate_shim.trust.requester import Requester
 
 POD = Requester("tenant", "team-a", "web-0", "uid-1", "main", "sandbox")
@@ -125,7 +125,7 @@ def test_container_starts_from(case: Case) -> None:
         return start_of(wanted, case.restart, POD, case.images, case.runs)
 
     if case.error:
-        with pytest.raises(StartUnclear, match=case.error) as refused:
+        with pytest.raises(Refused, match=case.error) as refused:
             look()
         assert "Nothing was restored" in str(refused.value)
         return
@@ -183,5 +183,5 @@ def test_annotation_of_restarts(text: str, meaning: str) -> None:
 
 
 def test_unknown_word_for_restarts_is_refused() -> None:
-    with pytest.raises(StartUnclear, match=r"on-restart: expected fresh, same or latest, found 'newest'"):
+    with pytest.raises(Refused, match=r"on-restart: expected fresh, same or latest, found 'newest'"):
         on_restart("newest")

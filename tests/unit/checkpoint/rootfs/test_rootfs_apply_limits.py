@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint import tree_tar
 from kybernate_shim.checkpoint.rootfs import apply, diff
-from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, DiffInvalid, Powers, apply_diff
+from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
+from kybernate_shim.errors import Stopped
 from kybernate_shim.oci.spec import Spec
 
 BLOCK = tarfile.BLOCKSIZE
@@ -188,7 +189,7 @@ def test_diff_of_another_size_is_refused(tar: Path, root: Path) -> None:
 def test_work_ends_when_it_is_stopped(tar: Path, root: Path, after: int) -> None:
     tar.write_bytes(entry("a") + entry("large", content=bytes(4 << 20)) + entry("b") + bytes(2 * BLOCK))
     looks = iter(range(100))
-    with pytest.raises(ApplyStopped):
+    with pytest.raises(Stopped):
         apply_diff(tar, root, stopped=lambda: next(looks) >= after)
     assert not (root / "b").exists()
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.rootfs.diff import DiffStopped, write_diff
+from kybernate_shim.checkpoint.rootfs.diff import write_diff
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
+from kybernate_shim.errors import Stopped
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -20,7 +21,7 @@ def test_stopped_diff_leaves_no_file(tmp_path: Path, sparse: bool) -> None:
         file.write(os.urandom(1 << 20))
         file.truncate(8 << 20 if sparse else 1 << 20)
     looks = iter(range(4))
-    with pytest.raises(DiffStopped):
+    with pytest.raises(Stopped, match="the diff was stopped before its end"):
         write_diff(Overlay(upper), diff, stopped=lambda: next(looks, None) is None)
     assert not diff.exists()
 
@@ -30,6 +31,6 @@ def test_stop_is_noticed_between_many_small_files(tmp_path: Path) -> None:
     for name in "abc":
         (upper / name).mkdir(parents=True)
     looks = iter(range(2))
-    with pytest.raises(DiffStopped):
+    with pytest.raises(Stopped, match="the diff was stopped before its end"):
         write_diff(Overlay(upper), diff, stopped=lambda: next(looks, None) is None)
     assert not diff.exists()

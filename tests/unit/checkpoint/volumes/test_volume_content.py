@@ -12,24 +12,16 @@ from threading import Event, Thread
 import pytest
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import ApplyStopped, Powers
+from kybernate_shim.checkpoint.rootfs.apply import Powers
 from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES
 from kybernate_shim.checkpoint.volumes import fill as filling
 from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes import save as saving
-from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, VolumeNotFilled, VolumeUnplaced, fill, placed
-from kybernate_shim.checkpoint.volumes.places import PodVolume, VolumesInvalid
-from kybernate_shim.checkpoint.volumes.save import (
-    ChosenVolumes,
-    SavingStopped,
-    VolumesTooLarge,
-    VolumeUnsaved,
-    measure,
-    require_small,
-    save,
-    wanted,
-)
+from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
+from kybernate_shim.checkpoint.volumes.places import PodVolume
+from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, measure, require_small, save, wanted
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Failed, Refused, Stopped
 from kybernate_shim.linux import beneath
 from kybernate_shim.linux.beneath import TreeFile
 from kybernate_shim.oci.spec import Spec
@@ -159,7 +151,7 @@ def test_many_empty_files_count(old: Path, tmp_path: Path) -> None:
     for number in range(50):
         (old / f"empty{number}").touch()
     assert measure([PodVolume("data", "empty-dir", str(old), ())])["data"] > 50 * 1024
-    with pytest.raises(VolumesTooLarge):
+    with pytest.raises(Refused, match=", or raise the limit in /etc/kybernate/shim"):
         saved(old, tmp_path / "image", limit=50 * 1024)
     assert list((tmp_path / "image").iterdir()) == []
 
@@ -167,7 +159,7 @@ def test_many_empty_files_count(old: Path, tmp_path: Path) -> None:
 def test_attributes_count(old: Path, tmp_path: Path) -> None:
     for path in ("twin", ".wh.file"):
         os.setxattr(old / path, "user.large", bytes(2000))
-    with pytest.raises(VolumesTooLarge):
+    with pytest.raises(Refused, match=", or raise the limit in /etc/kybernate/shim"):
         saved(old, tmp_path / "image", limit=measure([PodVolume("data", "empty-dir", str(old), ())])["data"] - 512)
 
 
@@ -183,20 +175,20 @@ def test_programs_with_rights_of_others_are_for_containers_that_can_make_them(ol
 
 
 def test_sizes_are_named_beyond_the_limit() -> None:
-    with pytest.raises(VolumesTooLarge, match=r"3 MiB \(data 2 MiB, dev-shm 1 MiB\), more than .*, 2 MiB.*: -data"):
+    with pytest.raises(Refused, match=r"3 MiB \(data 2 MiB, dev-shm 1 MiB\), more than .*, 2 MiB.*: -data"):
         require_small({"dev-shm": 1 << 20, "data": 2 << 20}, 2 << 20)
 
 
 def test_volume_that_grows_beyond_the_limit_leaves_no_file(old: Path, tmp_path: Path) -> None:
     (old / "large").write_bytes(os.urandom(1 << 16))
-    with pytest.raises(VolumesTooLarge):
+    with pytest.raises(Refused, match=", or raise the limit in /etc/kybernate/shim"):
         saved(old, tmp_path / "image", limit=1 << 15)
     assert list((tmp_path / "image").iterdir()) == []
 
 
 def test_saving_ends_when_it_is_stopped(old: Path, tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
-    with pytest.raises(SavingStopped):
+    with pytest.raises(Stopped, match="the volumes were not read to their end"):
         save(
             ChosenVolumes((PodVolume("data", "empty-dir", str(old), ()),), 0, LIMIT),
             tmp_path / "image",
@@ -268,7 +260,7 @@ def test_second_filling_waits_for_the_first(old: Path, tmp_path: Path, monkeypat
     thread = Thread(target=filled, args=(tmp_path / "image", volumes, new))
     thread.start()
     assert begun.wait(20)
-    with pytest.raises(ApplyStopped):
+    with pytest.raises(Stopped):
         fill([PlacedVolume(volumes[0], str(new))], tmp_path / "image", {}, Spec(ALL), stopped=lambda: True)
     goes.set()
     thread.join(20)
@@ -279,7 +271,7 @@ def test_link_in_the_place_of_the_volume_is_refused(old: Path, tmp_path: Path) -
     volumes = saved(old, tmp_path / "image")
     (tmp_path / "node").mkdir()
     (tmp_path / "new").symlink_to(tmp_path / "node")
-    with pytest.raises(VolumeNotFilled, match="data"):
+    with pytest.raises(Failed, match="data"):
         filled(tmp_path / "image", volumes, tmp_path / "new")
     assert list((tmp_path / "node").iterdir()) == []
 
@@ -305,18 +297,18 @@ def test_content_goes_where_the_new_pod_has_the_volume() -> None:
 
 @pytest.mark.parametrize(("source", "at"), [("/srv", "/data"), (SOURCE, "/elsewhere")])
 def test_content_without_a_volume_is_refused(source: str, at: str) -> None:
-    with pytest.raises(VolumeUnplaced, match=r"data at /data.*: -data"):
+    with pytest.raises(Refused, match=r"data at /data.*: -data"):
         placed([VOLUME], pods_spec(source, at), "", 100)
 
 
 def test_more_content_than_this_node_accepts_is_refused() -> None:
-    with pytest.raises(VolumeUnplaced, match="volumes_limit"):
+    with pytest.raises(Refused, match="volumes_limit"):
         placed([VOLUME], pods_spec(SOURCE, "/data"), "", 99)
 
 
 def test_name_that_is_asked_for_must_be_that_of_a_volume() -> None:
     spec = pods_spec(SOURCE, "/data")
-    with pytest.raises(VolumesInvalid, match=r"'dta' is no volume .* which has data. Nothing was changed"):
+    with pytest.raises(Refused, match=r"'dta' is no volume .* which has data. Nothing was changed"):
         wanted(spec, Config(), chosen="dta")
     assert wanted(spec, Config(), chosen="-data").volumes == ()
 
@@ -335,10 +327,10 @@ def test_what_no_restore_could_make_is_refused_at_the_checkpoint(
     os.setxattr(old / "twin", "user.made", b"by another container")
     monkeypatch.setattr(saving, "TRUSTED", "user.made")
     what = replace(chosen(old), powers=Powers(trusted_attributes=False))
-    with pytest.raises(VolumeUnsaved, match=r"/twin has a trusted attribute.*CAP_SYS_ADMIN.*: -data\)"):
+    with pytest.raises(Refused, match=r"/twin has a trusted attribute.*CAP_SYS_ADMIN.*: -data\)"):
         save(what, tmp_path / "image")
     assert list((tmp_path / "image").iterdir()) == []
     device = TreeFile("null", -1, Path("/dev/null").stat())
-    with pytest.raises(VolumeUnsaved, match=r"/null is a device node.*CAP_MKNOD"):
+    with pytest.raises(Refused, match=r"/null is a device node.*CAP_MKNOD"):
         saving._require_makeable(what.volumes[0], device, (), Powers(devices=False))
     saving._require_makeable(what.volumes[0], device, (), Powers())

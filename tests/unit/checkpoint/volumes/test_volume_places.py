@@ -11,12 +11,12 @@ from kybernate_shim.checkpoint.volumes.places import (
     SANDBOX_ID,
     Choice,
     PodVolume,
-    VolumesInvalid,
     lost,
     pod_volumes,
     renewed,
     without_huge_pages,
 )
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.requester import CONTAINER_TYPE, POD_UID
@@ -112,7 +112,7 @@ def test_annotation_chooses_volumes(text: str, taken: set[str]) -> None:
 
 @pytest.mark.parametrize("text", ["*", "Data", "-", "--x", "a b", "../x", "data;scratch"])
 def test_annotation_that_means_nothing_is_refused(text: str) -> None:
-    with pytest.raises(VolumesInvalid, match=ANNOTATION):
+    with pytest.raises(Refused, match=ANNOTATION):
         Choice.of(text)
 
 

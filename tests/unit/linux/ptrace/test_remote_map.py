@@ -13,7 +13,7 @@ from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.linux.ptrace import remote_map
 from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
-from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetInterferes
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from tests.fakes.memory_process import MemoryProcess
 
 MIB = 1 << 20
@@ -116,7 +116,7 @@ def test_descriptor_that_another_thread_exchanges_is_not_believed(
 
     monkeypatch.setattr(remote_map, "_read", forged)
     with (
-        pytest.raises(TargetInterferes, match="not the one"),
+        pytest.raises(InjectionFailed, match="not the one"),
         SeizedProcess(target.pid) as held,
         remote_page(held) as page,
     ):

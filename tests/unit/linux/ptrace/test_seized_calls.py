@@ -15,7 +15,7 @@ import pytest
 from kybernate_shim.linux.ptrace import seized
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, advise_huge_pages
 from kybernate_shim.linux.ptrace.syscall_abi import ARM64, X86_64, Abi, of_this_machine
-from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee, TracingRefused
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee
 from tests.fakes.memory_process import MemoryProcess, drop_pages
 from tests.unit.linux.ptrace.threads import (
     BLOCKED_CALLS,
@@ -194,7 +194,7 @@ def test_advised_region_is_filled_with_huge_pages() -> None:
 
 def test_unknown_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(TracingRefused, match="x86-64 and arm64"):
+    with pytest.raises(InjectionFailed, match="x86-64 and arm64"):
         drop_pages(1, 0, 4096)
 
 

@@ -15,7 +15,7 @@ import pytest
 from kybernate_shim.linux.process_memory import read_maps
 from kybernate_shim.linux.ptrace import seized
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
-from kybernate_shim.linux.ptrace.tracee import TargetEnded, TargetUnresponsive, TracingRefused
+from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive
 from tests.fakes.memory_process import MemoryProcess, drop_pages
 from tests.unit.linux.ptrace.threads import (
     MIB,
@@ -94,7 +94,7 @@ def test_all_threads_go_on_where_one_of_them_cannot_be_held() -> None:
         for _ in range(3):
             target.ask("threading.Thread(target=lambda: time.sleep(60), daemon=True).start()")
         with SeizedProcess(target.pid) as other:
-            with pytest.raises(TracingRefused, match="traces it already"):
+            with pytest.raises(InjectionFailed, match="traces it already"):
                 SeizedProcess(target.pid, spare=lambda name: False).__enter__()
             (held,) = other.tids
             assert {tid for tid in thread_names(target.pid) if not is_untraced(tid)} == {held}
@@ -187,19 +187,19 @@ def test_target_killed_while_held_is_named_as_such() -> None:
 
 def test_second_tracer_is_refused_and_told_of_the_first() -> None:
     with MemoryProcess() as target, SeizedProcess(target.pid):
-        with pytest.raises(TracingRefused, match=r"cannot be traced.*\(thread \d+ traces it already\)"):
+        with pytest.raises(InjectionFailed, match=r"cannot be traced.*\(thread \d+ traces it already\)"):
             drop_pages(target.pid, 0, 4096)
         assert state_of(target.pid) == "t"
 
 
 def test_kernel_thread_is_refused() -> None:
     kernel_threads = parent_of(2) == 0 and Path("/proc/2/comm").read_text() == "kthreadd\n"
-    with pytest.raises(TracingRefused, match="cannot be traced"):
+    with pytest.raises(InjectionFailed, match="cannot be traced"):
         drop_pages(2 if kernel_threads else os.getpid(), 0, 4096)  # a pid namespace has none
 
 
 def test_own_process_cannot_be_traced() -> None:
-    with pytest.raises(TracingRefused, match="cannot be traced"):
+    with pytest.raises(InjectionFailed, match="cannot be traced"):
         drop_pages(os.getpid(), 0, 4096)
 
 

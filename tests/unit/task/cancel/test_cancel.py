@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.checkpoint.dump import DumpFailed, DumpRequest
+from kybernate_shim.checkpoint.dump import DumpRequest
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import NotBack
+from kybernate_shim.errors import Failed
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code
 from tests.unit.clocks import pass_time
@@ -178,7 +179,7 @@ def test_failure_before_the_cancel_is_not_hidden_by_it(tell: Tell) -> None:
     """The undo of a failure is stopped by nothing; here is one that lets itself be."""
 
     async def story(shim: Shim) -> None:
-        shim.dumping.failure = DumpFailed("CRIU said no")
+        shim.dumping.failure = Failed("CRIU said no")
         shim.dumping.work.set()
         checkpoint = shim.checkpoint()
         await shim.until("undo")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kybernate_shim.checkpoint.dump import DumpFailed
+from kybernate_shim.errors import Failed
 from kybernate_shim.ttrpc import Code
 from tests.unit.task.cancel.cancelling import Shim, Tell, assert_free, failure_of
 from tests.unit.task.runtime import settled
@@ -18,7 +18,7 @@ def test_status_names_what_runs_and_what_has_ended(tell: Tell) -> None:
         assert (now.operation, now.phase, now.step, now.cancelling) == ("x", "checkpoint", "dump", False)
         shim.dumping.work.set()
         await checkpoint
-        shim.dumping.failure = DumpFailed("CRIU said no")
+        shim.dumping.failure = Failed("CRIU said no")
         shim.dumping.undo.set()
         await failure_of(shim.checkpoint("y"))
         after = await shim.status()

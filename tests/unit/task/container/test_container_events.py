@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.oci.runtime import RuntimeFailed
-from kybernate_shim.task.lifecycle import InvalidMove
 from tests.unit.task.container.stories import Tell, failing
 from tests.unit.task.runtime import EXEC, INIT, Life, settled
 
@@ -42,7 +42,7 @@ def test_init_that_ends_before_create_returns_is_told_as_created_and_ended(tell:
     async def story(life: Life) -> None:
         life.runtime.on["create"] = lambda: life.end(INIT, 1)
         await life.create()
-        with pytest.raises(InvalidMove, match="cannot start a stopped container"):
+        with pytest.raises(Refused, match="cannot start a stopped container"):
             await life.container.start()
         await life.container.delete()
 

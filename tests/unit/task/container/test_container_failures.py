@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
 from kybernate_shim.task import container as subject
-from kybernate_shim.task.errors import NotStarted
 from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.undo import in_words
 from tests.unit.task.container.stories import Tell, failing, open_descriptors
@@ -114,7 +114,7 @@ def test_exec_that_could_not_be_started_is_still_only_registered(tell: Tell) -> 
         process = life.container.process("e1")
         assert (process.state, process.pid, process.exit) == ("created", 0, None)
         assert await process.wait() is None  # or its client would wait forever
-        with pytest.raises(NotStarted):
+        with pytest.raises(Refused, match="has not been started"):
             await life.container.kill("e1", 9, all=False)
         await life.container.execs.delete("e1")
         life.add_exec()  # the id is free again

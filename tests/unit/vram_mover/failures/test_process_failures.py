@@ -92,7 +92,7 @@ def test_ended_target_is_named_by_all_three(process: MemoryProcess, region: Regi
             save(process.pid, [region], tmp_path, ["w"])
         with pytest.raises(errors.TargetGone):
             load(process.pid, saved, tmp_path)
-        with pytest.raises((errors.TargetGone, errors.NotDropped)):
+        with pytest.raises((errors.TargetGone, errors.DataPathRefused)):
             move_out(process.pid, [region], tmp_path, ["w"], print)
 
 
@@ -103,7 +103,7 @@ def test_foreign_target_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(process_memory, "read_into", refuse)
-    with pytest.raises(errors.TargetRefused, match="cannot be accessed: Operation not permitted"):
+    with pytest.raises(errors.DataPathRefused, match="cannot be accessed: Operation not permitted"):
         target.read_into(1, 0, 0, 4096)
 
 
@@ -143,7 +143,7 @@ def test_parts_that_were_announced_bring_everything_back_after_a_failure(
         real(held, pid, start, size)
 
     monkeypatch.setattr(save_module, "drop_pages_of", fails_in_the_middle)
-    with pytest.raises(errors.NotDropped, match="half way"):
+    with pytest.raises(errors.DataPathRefused, match="half way"):
         move_out(
             process.pid,
             [region, other],
@@ -173,7 +173,7 @@ def test_damaged_part_is_not_put_back_in_silence(
     parts: list[SavedRegion] = []
     move_out(process.pid, [region], tmp_path, ["v"], parts.append, SMALL)
     flip(tmp_path / "v", 5 * MIB)
-    with pytest.raises(errors.DigestMismatch, match="must not run"):
+    with pytest.raises(errors.VramError, match="must not run"):
         put_back(process.pid, parts, tmp_path)
 
 
@@ -181,7 +181,7 @@ def test_file_that_ends_before_a_part_does_is_damaged(process: MemoryProcess, re
     parts: list[SavedRegion] = []
     move_out(process.pid, [region], tmp_path, ["v"], parts.append, SMALL)
     os.truncate(tmp_path / "v", SIZE - 4096)
-    with pytest.raises(errors.FileDamaged):
+    with pytest.raises(errors.VramError):
         put_back(process.pid, parts, tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_traced_target_keeps_its_bytes_and_says_who_traces_it(
     process: MemoryProcess, region: Region, tmp_path: Path
 ) -> None:
     before = process.digest("a")
-    with SeizedProcess(process.pid), pytest.raises(errors.NotDropped, match="traces it already"):
+    with SeizedProcess(process.pid), pytest.raises(errors.DataPathRefused, match="traces it already"):
         move_out(process.pid, [region], tmp_path, ["v"], print)
     assert process.digest("a") == before
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,82 @@
+"""`kybernate wake` and `sleep`: a container that works, or one that uses no GPU, whatever it is in now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.agents import agent_or_none, finished, require_wait
+from kybernate.cli.directly import carried_out
+from kybernate.cli.formats import Format, Output, document_of, show_document
+from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
+from kybernate.cli.output import size
+from kybernate.cli.through_agent import begun
+from kybernate.client import Agent, Operation
+from kybernate.messages import agent_pb2 as wire
+from kybernate.verbs.verb import Verb
+from kybernate.verbs.wake import Sleep, Wake
+
+RoomTimeout = Annotated[
+    float, typer.Option("--room-timeout", min=0, metavar="SECONDS", help="How long it waits for room on the GPUs.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(wake)
+    app.command()(sleep)
+
+
+def wake(
+    container: ContainerName,
+    room_timeout: RoomTimeout = 0,
+    wait: Wait = True,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a container active: resume it if it is suspended, restore it if it is parked.
+
+    An active container stays as it is.
+    """
+
+    def begin(agent: Agent) -> Operation:
+        return agent.wake(container, namespace=namespace, room_timeout=room_timeout)
+
+    _carry_out(begin, Wake(container, namespace, room_timeout), "active", address, wait=wait, output=output)
+
+
+def sleep(
+    container: ContainerName,
+    wait: Wait = True,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Free the GPUs of a container: suspend it, unless it is suspended or parked already."""
+
+    def begin(agent: Agent) -> Operation:
+        return agent.sleep(container, namespace=namespace)
+
+    _carry_out(begin, Sleep(container, namespace), "asleep", address, wait=wait, output=output)
+
+
+def _carry_out(
+    begin: Callable[[Agent], Operation], verb: Verb, then: str, address: str, *, wait: bool, output: Format
+) -> None:
+    """Have the agent do it, or do it here where none runs, and print in which state the container is `then`."""
+    with agent_or_none(address) as agent:
+        if agent is not None:
+            operation = begin(agent)
+            return _print(finished(operation), then, output=output) if wait else begun(operation)
+    require_wait(wait)
+    return _print(carried_out(verb, address), then, output=output)
+
+
+def _print(done: wire.Operation, then: str, *, output: Format) -> None:
+    if show_document(document_of(done), output, done.container):
+        return
+    moved = f": {size(done.result.vram_bytes)} of VRAM" if done.result.vram_bytes else ""
+    typer.echo(f"{done.container_title or done.container} is {then}{moved}")

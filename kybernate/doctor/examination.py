@@ -1,0 +1,46 @@
+"""All looks at a node, in the order in which a container meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from kybernate.agent.settings import DEFAULT_PATH, Settings
+from kybernate.doctor import agent, cluster, registry, store, tiers
+from kybernate.node import health
+from kybernate.node.finding import HealthFinding, looked
+from kybernate_shim.config import Config, ConfigInvalid
+
+Look = Callable[[], Iterator[HealthFinding]]
+
+
+def examine(*, fix: bool = False) -> list[HealthFinding]:
+    """Look at the node, the agent, store, tiers, registry and cluster; no look is left out because another failed.
+
+    With `fix`, what `kybernate.node.health` can repair is repaired.
+    """
+    found = health.examine(fix=fix)
+    try:
+        config, settings = Config.load(), Settings.load()
+    except ConfigInvalid as error:
+        return [*found, *_unusable(error)]
+    looks: tuple[tuple[str, Look], ...] = (
+        ("tiers", lambda: tiers.findings(tiers.gather(config, settings))),
+        ("agent", lambda: agent.findings(agent.gather(settings))),
+        ("store", lambda: store.findings(store.gather(settings.store, agent.pid_of_service()))),
+        ("registry", lambda: registry.findings(registry.gather(settings.registry))),
+        ("cluster", lambda: cluster.findings(cluster.gather(settings.kubernetes))),
+    )
+    for subject, look in looks:
+        found += looked(subject, partial(_settled, look))
+    return found
+
+
+def _settled(look: Look) -> Iterator[HealthFinding]:
+    yield from look()
+
+
+def _unusable(error: ConfigInvalid) -> Iterator[HealthFinding]:
+    if str(DEFAULT_PATH) in str(error):  # health has named shim.toml
+        kept = "the agent keeps its previous settings, and does not start again with these"
+        yield HealthFinding("agent's settings", "bad", f"{error}; {kept}", f"correct {DEFAULT_PATH}")

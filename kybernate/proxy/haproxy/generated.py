@@ -1,0 +1,307 @@
+"""HAProxy's configuration, from the proxy's settings. Pure: text from settings and paths.
+
+A request goes to its model's backend where the map has that backend for its model, and nothing needs the activator: a
+selector, a filter, a quota, a probe, a body in chunks whose size must be counted. Everything else is the activator's,
+which is the embedded plane on a UNIX socket.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from kybernate.proxy.settings import Model, Route, Settings
+
+ACTIVATOR: Final = "activator"
+BUFFER: Final = 32 << 10  # bytes of head and body that are seen before a request is routed
+MAX_HEADERS: Final = 32767
+CHUNKED_LINE: Final = 1024
+ERRORS: Final = {
+    400: ("bad_request", "the request is malformed"),
+    408: ("client_slow", "the request did not arrive in time"),
+    413: ("body_too_large", "the body is larger than it may be"),
+    500: ("internal", "the proxy failed"),
+    502: ("upstream_failed", "the model ended the connection without an answer"),
+    503: ("upstream_unreachable", "the port of the model, or the proxy, does not accept now"),
+    504: ("deadline", "the model did not answer in time"),
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Files and sockets of the child, below one directory."""
+
+    state: Path
+
+    @property
+    def config(self) -> Path:
+        return self.state / "haproxy.cfg"
+
+    @property
+    def admin(self) -> Path:
+        return self.state / "admin.sock"
+
+    @property
+    def activator(self) -> Path:
+        return self.state / "activator.sock"
+
+    @property
+    def inner(self) -> Path:
+        return self.state / "inner.sock"
+
+    @property
+    def map(self) -> Path:
+        return self.state / "models.map"
+
+    @property
+    def pid(self) -> Path:
+        return self.state / "haproxy.pid"
+
+    def keys(self, number: int) -> Path:
+        return self.state / f"keys-{number}"
+
+
+def backend_of(name: str) -> str:
+    """Return the name of a model's backend: letters that HAProxy takes, and no two models the same."""
+    plain = re.sub(r"[^A-Za-z0-9.:-]", lambda found: f"_{ord(found[0]):x}_", name)
+    return f"model_{plain}"
+
+
+def direct_models(settings: Settings) -> list[Model]:
+    """Return the models whose requests need nothing that the activator alone can do."""
+    return [one for one in settings.models if not one.filters and not one.upstream_model and _is_http(one)]
+
+
+def map_entries(settings: Settings, model: Model) -> list[str]:
+    """Return the keys of the map that stand for a model: its names, as requests and routes have them."""
+    return [model.name, *model.aliases]
+
+
+def written_map(settings: Settings) -> str:
+    """Return the map as it is when HAProxy starts: every model is the activator's."""
+    names = [name for model in direct_models(settings) for name in map_entries(settings, model)]
+    return "".join(f"{name} {ACTIVATOR}\n" for name in names if not re.search(r"\s", name))
+
+
+def generated(settings: Settings, places: Places, max_connections: int) -> str:
+    """Return the whole configuration. The lines that the settings add stand at the end of their sections."""
+    sections = [
+        _global(settings, places, max_connections),
+        _defaults(settings),
+        _frontend(settings, places),
+        _inner(places),
+        [f"backend {ACTIVATOR}", "    http-reuse safe", f"    server activator unix@{places.activator}"],
+        *(_backend(settings, model) for model in direct_models(settings)),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _global(settings: Settings, places: Places, max_connections: int) -> list[str]:
+    threads = [f"    nbthread {settings.haproxy.threads}"] if settings.haproxy.threads else []
+    return [
+        "global",
+        f"    stats socket {places.admin} mode 600 level admin expose-fd listeners",
+        f"    maxconn {max_connections}",
+        *threads,
+        f"    tune.bufsize {BUFFER}",
+        f"    tune.http.maxhdr {min(settings.limits.headers, MAX_HEADERS)}",
+        *_added(settings.haproxy.extra_global),
+    ]
+
+
+def _defaults(settings: Settings) -> list[str]:
+    limits = settings.limits
+    return [
+        "defaults",
+        "    mode http",
+        "    option http-no-delay",
+        "    option abortonclose",
+        "    option splice-auto",
+        "    timeout connect 5s",
+        f"    timeout client {_ms(min(limits.body_seconds, limits.send_seconds))}",
+        "    timeout server 1h",
+        "    timeout tunnel 24h",
+        f"    timeout http-request {_ms(limits.head_seconds)}",
+        f"    timeout http-keep-alive {_ms(limits.idle_seconds)}",
+        *(_error(status) for status in ERRORS),
+        *_added(settings.haproxy.extra_defaults),
+    ]
+
+
+def _error(status: int) -> str:
+    reason, message = ERRORS[status]
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": reason}})
+    after = " hdr Retry-After 5" if status == 503 else ""
+    return f"    http-error status {status} content-type application/json string '{body}'{after}"
+
+
+def _frontend(settings: Settings, places: Places) -> list[str]:
+    host, port = settings.listen
+    return [
+        "frontend public",
+        f"    bind {f'[{host}]' if ':' in host else host}:{port}",
+        *_clients(settings),
+        *_checks(settings),
+        *_headers(),
+        *_routes(settings, places),
+        *_added(settings.haproxy.extra_frontend),
+        f"    default_backend {ACTIVATOR}",
+    ]
+
+
+def _inner(places: Places) -> list[str]:
+    """The entrance of the activator: requests that it has held share a backend's limit with all others."""
+    return [
+        "frontend inner",
+        f"    bind unix@{places.inner} mode 600",
+        "    http-request set-var(txn.backend) req.hdr(x-kybernate-backend)",
+        "    http-request del-header X-Kybernate-Backend",
+        "    use_backend %[var(txn.backend)]",
+    ]
+
+
+def _clients(settings: Settings) -> Iterator[str]:
+    """Limit the connections of one client."""
+    yield "    stick-table type ipv6 size 100k expire 10m store conn_cur"
+    yield f"    acl trusted src {' '.join(settings.trusted) or '127.255.255.255'}"
+    yield "    tcp-request connection track-sc0 src"
+    yield f"    tcp-request connection reject if {{ sc0_conn_cur gt {settings.limits.per_client} }} !trusted"
+
+
+def _checks(settings: Settings) -> Iterator[str]:
+    """Refuse what two servers may read differently, as the embedded plane does, with the end of the connection.
+
+    What HAProxy takes, it writes again in one form: no length with chunks, no folded lines, no line feeds alone.
+    """
+    yield "    http-request reject unless { req.hdr_cnt(host) eq 1 }"
+    yield "    http-request reject unless { req.ver 1.0 1.1 2.0 }"
+    host = r"^([A-Za-z0-9._~%!$&()*+,;=-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
+    yield f"    http-request reject unless {{ req.hdr(host) -m reg '{host}' }}"
+    yield "    http-request reject if { req.hdr(transfer-encoding) -m found } { req.ver 1.0 }"
+    yield "    http-request reject if { req.hdr_cnt(transfer-encoding) gt 1 }"
+    yield "    http-request reject if { method CONNECT }"
+    yield f"    http-request deny deny_status 413 if {{ req.hdr_val(content-length) gt {settings.limits.body} }}"
+
+
+def _headers() -> Iterator[str]:
+    known = r"'^[A-Za-z0-9_.:/+=@-]{1,128}$'"
+    yield f"    http-request set-header X-Request-Id %[uuid()] unless {{ req.hdr(x-request-id) -m reg {known} }}"
+    yield "    http-request set-var(txn.id) req.hdr(x-request-id)"
+    yield "    http-after-response set-header X-Request-Id %[var(txn.id)] if { var(txn.id) -m found }"
+    yield "    http-request del-header X-Forwarded-For unless trusted"
+    yield "    http-request del-header X-Forwarded-Proto unless trusted"
+    yield "    http-request del-header X-Forwarded-Host unless trusted"
+    yield "    http-request add-header X-Forwarded-For %[src]"
+    for name, value in (("Proto", "%[ssl_fc,iif(https,http)]"), ("Host", "%[req.hdr(host)]")):
+        found = f"{{ req.hdr(x-forwarded-{name.lower()}) -m found }}"
+        yield f"    http-request set-header X-Forwarded-{name} {value} unless {found}"
+    for name in ("X-Kybernate-Backend", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization"):
+        yield f"    http-request del-header {name}"
+    yield "    http-request del-header TE unless { req.hdr(te) -m str trailers }"
+
+
+def _routes(settings: Settings, places: Places) -> Iterator[str]:
+    """Set txn.model where a request may go to its model without the activator, and look it up in the map."""
+    for number, route in enumerate(settings.routes):
+        yield from _conditions(number, route)
+        met = " ".join(_names(number, route))
+        first = "!{ var(txn.route) -m found }"
+        yield f"    http-request set-var(txn.route) int({number}) if {first}{f' {met}' if met else ''}"
+    for number, route in enumerate(settings.routes):
+        yield from _model_of(number, route, places)
+    yield from _needs_activator(settings)
+    yield f"    http-request set-var(txn.backend) var(txn.model),map({places.map})"
+    goes = "{ var(txn.backend) -m found } !needs_activator plain_connection"
+    yield f"    http-request del-header Authorization if {{ var(txn.owned) -m found }} {goes}"
+    yield f"    use_backend %[var(txn.backend)] if {goes}"
+
+
+def _conditions(number: int, route: Route) -> Iterator[str]:
+    for host in route.hosts:
+        yield f"    acl r{number}_host req.hdr(host),field(1,:),lower -m str {_quoted(host)}"
+    for path in route.paths:
+        yield f"    acl r{number}_path path -m str {_quoted(path)}"
+        yield f"    acl r{number}_path path -m beg {_quoted(path if path.endswith('/') else path + '/')}"
+    for index, (name, value) in enumerate(route.headers.items()):
+        yield f"    acl r{number}_header{index} req.hdr({name}) -m str {_quoted(value)}"
+
+
+def _names(number: int, route: Route) -> Iterator[str]:
+    if route.hosts:
+        yield f"r{number}_host"
+    if route.paths:
+        yield f"r{number}_path"
+    yield from (f"r{number}_header{index}" for index in range(len(route.headers)))
+
+
+def _model_of(number: int, route: Route, places: Places) -> Iterator[str]:
+    """Find the model of a request on this route: the route's own, or the one that the body's first bytes name."""
+    if route.quota:
+        return
+    chosen = f"{{ var(txn.route) -m int {number} }}"
+    if route.keys:
+        yield f"    http-request set-var(txn.key) req.hdr(authorization),word(2,' '),sha2(256),hex,lower if {chosen}"
+        known = f"{{ var(txn.key) -m str -f {places.keys(number)} }}"
+        yield f"    http-request set-var(txn.owned) int(1) if {chosen} {known}"
+        chosen += " { var(txn.owned) -m found }"
+    if route.to:
+        yield f"    http-request set-var(txn.model) str({_quoted(route.to)}) if {chosen}"
+        return
+    json_body = "{ method POST } { req.hdr(content-type) -m sub json }"
+    yield f"    http-request wait-for-body time {_ms(60.0)} if {chosen} {json_body}"
+    yield f"    http-request set-var(txn.model) req.body,json_query('$.model') if {chosen} {json_body}"
+
+
+def _needs_activator(settings: Settings) -> Iterator[str]:
+    """Name the requests that only the embedded plane can treat as it must."""
+    yield "    acl needs_activator req.hdr(transfer-encoding) -m found"  # whose size is counted as it arrives
+    yield "    acl plain_connection req.hdr_cnt(connection) eq 0"  # or one that names no header of its own
+    yield r"    acl plain_connection req.fhdr(connection) -m reg -i '^(\s*(close|keep-alive|upgrade|te)\s*,?)+$'"
+    for model in settings.models:
+        for probe in model.probes:
+            yield f"    acl needs_activator path -m str {_quoted(probe.path)}"
+
+
+def _backend(settings: Settings, model: Model) -> list[str]:
+    parts = urlsplit(model.upstream)
+    tls = parts.scheme == "https"
+    host, port = parts.hostname or "", parts.port or (443 if tls else 80)
+    address = f"[{host}]" if ":" in host else host
+    words = [f"{address}:{port}"]
+    if model.concurrency:
+        words += ["maxconn", str(model.concurrency), "maxqueue", str(model.queue.count)]
+    if tls:
+        words += ["ssl", "verify", "required", "ca-file", "@system-ca", "sni", "req.hdr(host)"]
+    if parts.scheme == "h2":
+        words += ["proto", "h2"]
+    name = backend_of(model.name)
+    return [
+        f"backend {name}",
+        f"    timeout queue {_ms(model.queue.age)}",
+        f"    retries {max(1, min(int(model.queue.age), 1000))}",  # one a second while its port refuses
+        f"    server model {' '.join(words)}",
+        *_added(settings.haproxy.extra_backends.get(model.name, ())),
+    ]
+
+
+def _is_http(model: Model) -> bool:
+    return not model.upstream.startswith("tcp:") and not urlsplit(model.upstream).path
+
+
+def _ms(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as one word of HAProxy's: nothing in it is a variable, a comment or the end of a line."""
+    return "'" + text.replace("'", "'\\''").replace("\n", " ").replace("\r", " ") + "'"
+
+
+def _added(lines: tuple[str, ...]) -> list[str]:
+    return [f"    {line}" for line in lines]

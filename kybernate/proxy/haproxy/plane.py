@@ -1,0 +1,122 @@
+"""Switches models between HAProxy's own backends and the activator, and says what HAProxy has in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from kybernate.proxy.engine import Engine
+from kybernate.proxy.haproxy.child import Child, find_binary, max_connections
+from kybernate.proxy.haproxy.generated import (
+    ACTIVATOR,
+    Places,
+    backend_of,
+    direct_models,
+    generated,
+    map_entries,
+    written_map,
+)
+from kybernate.proxy.haproxy.runtime_api import Traffic
+from kybernate.proxy.keys import read_keys
+from kybernate.proxy.settings import Settings
+from kybernate_shim.logs import Log
+
+LOOK_SECONDS: Final = 0.5  # between two looks at what is in flight
+SETTLE_SECONDS: Final = 0.01  # in which a request that has read the map before a change is counted by its backend
+
+
+class HaproxyPlane:
+    """A Gate of the engine. Use: `start`, then the engine with it, then `watch`."""
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self.settings, self._log = settings, log
+        self.places = Places(settings.haproxy.state)
+        self.direct = {model.name: model for model in direct_models(settings)}
+        self._wanted = dict.fromkeys(self.direct, ACTIVATOR)
+        self._totals: dict[str, int] = {}
+        self._child: Child | None = None
+
+    def prepare(self) -> Path:
+        """Make the directory, and return the path of the activator's socket, where none is any more."""
+        write_files(self.settings, self.places)
+        self.places.activator.unlink(missing_ok=True)
+        return self.places.activator
+
+    def inner_names(self) -> dict[str, str]:
+        """Return the backends of models that the activator reaches through HAProxy."""
+        return {name: backend_of(name) for name in self.direct}
+
+    @property
+    def started(self) -> bool:
+        return self._child is not None
+
+    async def start(self) -> None:
+        """Have HAProxy serve; the activator's socket must be listened on. Raises HaproxyUnusable."""
+        binary = find_binary(self.settings.haproxy.binary)
+        self._child = Child(binary, self.places, self._log, self._restore)
+        await self._child.start(generated(self.settings, self.places, max_connections()))
+        for name in self.direct:
+            await self._set(name, ACTIVATOR)
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    async def open(self, name: str) -> None:
+        if name in self.direct:
+            await self._set(name, backend_of(name))
+
+    async def close(self, name: str) -> None:
+        if name in self.direct:
+            await self._set(name, ACTIVATOR)
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    async def in_flight(self, name: str) -> int:
+        found = await self._child.api.traffic() if self._child is not None else {}
+        return found.get(backend_of(name), Traffic(0, 0)).in_flight
+
+    async def watch(self, engine: Engine) -> None:
+        """Tell the engine what HAProxy passes by itself, without an end."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                found = await self.child.api.traffic()
+            except OSError as error:
+                self._log.debug("traffic.not_listed", error=str(error))
+                continue
+            for name in self.direct:
+                if (traffic := found.get(backend_of(name))) is not None:
+                    used = traffic.total != self._totals.get(name, traffic.total)
+                    self._totals[name] = traffic.total
+                    engine.elsewhere(name, traffic.in_flight, used=used)
+
+    async def _set(self, name: str, backend: str) -> None:
+        self._wanted[name] = backend
+        for key in map_entries(self.settings, self.direct[name]):
+            await self.child.api.set_map(self.places.map, key, backend)
+
+    def _restore(self) -> None:
+        """Bring the map of a HAProxy that was started again to what it should be."""
+        self._totals.clear()
+        task = asyncio.get_running_loop().create_task(self._set_all())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _set_all(self) -> None:
+        for name, backend in list(self._wanted.items()):
+            await self._set(name, backend)
+
+
+def write_files(settings: Settings, places: Places) -> None:
+    """Write what the configuration names: the map, and the hashes of keys."""
+    places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    places.map.write_text(written_map(settings))
+    for number, route in enumerate(settings.routes):
+        if route.keys:
+            places.keys(number).write_text("".join(f"{one}\n" for one in read_keys(route.keys)))
+
+
+def printed(settings: Settings) -> str:
+    """Return the configuration, for people to read."""
+    return generated(settings, Places(settings.haproxy.state), max_connections())

@@ -1,0 +1,63 @@
+"""HAProxy's runtime API: a command on its socket, and an answer until the end of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SECONDS: Final = 5.0
+MOST_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a backend has in flight, with what waits in its queue, and how many it has had."""
+
+    in_flight: int
+    total: int
+
+
+class RuntimeApi:
+    """Speaks to the process that listens on `socket`. Raises OSError where none does."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def ask(self, command: str) -> str:
+        """Return the answer to a command."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                reader, writer = await asyncio.open_unix_connection(self._socket, limit=MOST_BYTES)
+                try:
+                    writer.write(command.encode() + b"\n")
+                    return (await reader.read()).decode("utf-8", "replace")
+                finally:
+                    writer.close()
+        except TimeoutError as error:
+            raise OSError(f"HAProxy did not answer `{command}` within {SECONDS:.0f} s") from error
+
+    async def set_map(self, map: Path, key: str, value: str) -> None:
+        """Have a key of a map mean something else from now on. Raises OSError where HAProxy refuses."""
+        answer = (await self.ask(f"set map {map} {key} {value}")).strip()
+        if answer:
+            raise OSError(f"HAProxy refused to change {key}: {answer}")
+
+    async def pid(self) -> int:
+        """Return the process that answers."""
+        for line in (await self.ask("show info")).split("\n"):
+            name, _, value = line.partition(": ")
+            if name == "Pid":
+                return int(value)
+        raise OSError("HAProxy says no process id")
+
+    async def traffic(self) -> dict[str, Traffic]:
+        """Return what each backend has, by its name."""
+        rows = csv.DictReader((await self.ask("show stat -1 2 -1")).lstrip("# ").split("\n"))
+        return {
+            row["pxname"]: Traffic(int(row["scur"] or 0) + int(row["qcur"] or 0), int(row["stot"] or 0))
+            for row in rows
+            if row.get("svname") == "BACKEND"
+        }

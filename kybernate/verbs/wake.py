@@ -1,0 +1,80 @@
+"""Wake and sleep: suspend and resume for those who want a state, whatever the container is in now.
+
+A program that serves requests asks for a container that works, or for one that uses no GPU; asking again changes
+nothing. What a container is in is looked up when the operation begins, after all that was asked for before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kybernate.messages import agent_pb2 as wire
+from kybernate.node.lookup import ContainerNotFound, KnownContainer
+from kybernate.node.shim import NoTask, Shim
+from kybernate.verbs.model import Result, Target
+from kybernate.verbs.node import Node
+from kybernate.verbs.of_shims import OfShim
+from kybernate.verbs.restore import of_parked
+from kybernate.verbs.resume import Resume
+from kybernate.verbs.suspend import Suspend
+from kybernate.verbs.verb import OPERATOR, PROXY, Verb
+
+if TYPE_CHECKING:
+    from kybernate.verbs.attempt import Attempt
+
+
+@dataclass(frozen=True)
+class Wake(OfShim):
+    """Resume a container that is suspended, restore one that is parked; one that is active stays as it is.
+
+    `room_timeout` is how many seconds it may wait for room on the GPUs.
+    """
+
+    verb = "wake"
+    call = "Operations/Wake"
+    request = wire.WakeRequest
+    roles = frozenset({OPERATOR, PROXY})
+
+    room_timeout: float = 0.0
+
+    def meant(self, node: Node) -> Verb:
+        return of_parked(node, self.name) or self
+
+    async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
+        if not await is_suspended(shim, container):
+            return Result()
+        resume = Resume(self.name, self.namespace, room_timeout=self.room_timeout)
+        return await resume.call_shim(shim, container, attempt)
+
+
+@dataclass(frozen=True)
+class Sleep(OfShim):
+    """Suspend a container that is active; one that is suspended or parked stays as it is."""
+
+    verb = "sleep"
+    call = "Operations/Sleep"
+    request = wire.SleepRequest
+    roles = frozenset({OPERATOR, PROXY})
+
+    def resolve(self, node: Node, id: str) -> Target:
+        try:
+            return super().resolve(node, id)
+        except (NoTask, ContainerNotFound):
+            parked = node.parked(self.name)
+            if parked is None:
+                raise
+            return Target(title=parked.id)  # without a container: nothing is done
+
+    async def execute(self, attempt: Attempt) -> Result:
+        return await super().execute(attempt) if attempt.operation.target.container else Result()
+
+    async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
+        if await is_suspended(shim, container):
+            return Result()
+        return await Suspend(self.name, self.namespace).call_shim(shim, container, attempt)
+
+
+async def is_suspended(shim: Shim, container: KnownContainer) -> bool:
+    """Return whether the container's VRAM is in host memory."""
+    return any(status.suspended for status in await shim.status(container.id))
