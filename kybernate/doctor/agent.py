@@ -16,6 +16,7 @@ from kybernate.agent.sockets import FOR_READERS, group_of
 from kybernate.node.failure import Failure
 from kybernate.node.finding import HealthFinding
 from kybernate_shim import __version__
+from kybernate_shim.linux.process import is_nodes_own
 
 CONNECT_SECONDS: Final = 5.0
 Answer = Literal["answers", "absent", "denied", "silent", "refused"]
@@ -110,6 +111,8 @@ def gather(settings: Settings) -> AgentFacts:
 def pid_of_service() -> int:
     """Return the process of the agent on this node, 0 where none is found."""
     for process in psutil.process_iter(["pid"]):
+        if not is_nodes_own(process.pid):
+            continue
         try:
             words = process.cmdline()
         except psutil.Error:

@@ -16,6 +16,7 @@ from kybernate.agent.kubernetes.access import Access, AccessUnusable, access_of,
 from kybernate.agent.settings import Kubernetes
 from kybernate.node.failure import Failure
 from kybernate.node.finding import HealthFinding
+from kybernate_shim.linux.process import is_nodes_own
 
 CLASSES: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 ANSWER_SECONDS: Final = 10.0
@@ -73,7 +74,7 @@ def gather(settings: Kubernetes) -> ClusterFacts:
 
 def _kubelet() -> tuple[int, Sequence[str]]:
     for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "kubelet":
+        if process.info["name"] == "kubelet" and is_nodes_own(process.pid):
             try:
                 return int(process.pid), process.cmdline()
             except psutil.Error:

@@ -14,6 +14,7 @@ from typing import Final
 import psutil
 
 from kybernate_shim.linux.kernel_text import text_of
+from kybernate_shim.linux.process import is_nodes_own
 
 UNIT: Final = re.compile(r"/([^/]+\.service)(?:/|$)")
 DEFAULT_CONFIGURATION: Final = Path("/etc/containerd/config.toml")
@@ -83,17 +84,9 @@ def imported_files(main: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def _processes() -> Iterator[psutil.Process]:
-    own = _pid_namespace("self")
     for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "containerd" and _pid_namespace(str(process.pid)) in (own, ""):
+        if process.info["name"] == "containerd" and is_nodes_own(process.pid):
             yield process
-
-
-def _pid_namespace(pid: str) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 def _program(process: psutil.Process) -> str:

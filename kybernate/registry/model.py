@@ -212,18 +212,16 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def require_labels(labels: Mapping[str, str]) -> None:
-    """Raise LabelInvalid for what is no set of labels."""
+def require_labels(labels: Mapping[str, str], *, state: str = "no label was changed") -> None:
+    """Raise LabelInvalid, with `state`, for what is no set of labels."""
     if len(labels) > MOST_LABELS:
-        raise LabelInvalid(f"{len(labels)} labels, at most {MOST_LABELS} are kept", state="no label was changed")
+        raise LabelInvalid(f"{len(labels)} labels, at most {MOST_LABELS} are kept", state=state)
     for name, value in labels.items():
         if not LABEL_NAME.fullmatch(name):
             raise LabelInvalid(
                 f"{name[:300]!r} is not the name of a label",
-                state="no label was changed",
+                state=state,
                 advice="letters, digits, `.`, `_`, `-` and `/`, at most 253, with a letter or digit at both ends",
             )
         if len(value) > LONGEST_VALUE or not value.isprintable():
-            raise LabelInvalid(
-                f"label {name}: a value has at most {LONGEST_VALUE} printable characters", state="no label was changed"
-            )
+            raise LabelInvalid(f"label {name}: a value has at most {LONGEST_VALUE} printable characters", state=state)

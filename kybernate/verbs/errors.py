@@ -27,5 +27,5 @@ class OutcomeUnknown(Exception):
 def fault_of(error: BaseException) -> Fault:
     """Return what is kept of an error."""
     if isinstance(error, Failure):
-        return Fault(type(error).__name__, str(error), error.state, error.advice)
-    return Fault(type(error).__name__, str(error) or type(error).__name__)
+        return Fault(type(error).__name__, str(error), error.state, error.advice).trimmed()
+    return Fault(type(error).__name__, str(error) or type(error).__name__).trimmed()

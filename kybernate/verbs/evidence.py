@@ -84,7 +84,7 @@ def _of_ended(operation: Operation, ended: wire.Ended) -> Observation:
         vram_bytes=ended.vram_bytes,
         steps=steps_of(ended.steps),
     )
-    fault = Fault("ShimRefused", ended.error or "its shim gives no reason", ended.state)
+    fault = Fault("ShimRefused", ended.error or "its shim gives no reason", ended.state).trimmed()
     return Observation(
         seen,
         f"its shim says that it has {ended.outcome}" if seen != Seen.CANCELLED else (ended.error or "it was undone"),

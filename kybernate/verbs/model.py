@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import ClassVar, Literal
 
 DAY = 86400.0  # seconds
+LONGEST_TEXT = 2048  # characters of each text of an error that is kept
 GPU, DISK = "gpu ", "disk "  # begin the names of what bytes are copied through; see Target.copies
 
 
@@ -142,6 +143,11 @@ class Fault:
     state: str = ""
     advice: str = ""
 
+    def trimmed(self) -> Fault:
+        """Return what the journal keeps of it: errors of CRIU and of a shim quote what a container has written."""
+        texts = (text[:LONGEST_TEXT] for text in (self.message, self.state, self.advice))
+        return Fault(self.type, *texts)
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -234,3 +240,4 @@ class Limits:
     deadline: float = 0.0
     keep: float = 7 * DAY
     keep_keys: float = DAY
+    keep_of_one: int = 1000  # ended operations of a container: one that asks without end fills no disk

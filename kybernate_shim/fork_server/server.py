@@ -59,8 +59,29 @@ def leave() -> None:
         gc.disable()
         _become_server(writing)
     os.close(writing)
+    if os.fork() == 0:
+        _ask_ahead(os.getppid())
     with os.fdopen(reading, "rb") as pipe:
         pipe.read()  # until it listens or has ended
+
+
+def _ask_ahead(launcher: int) -> NoReturn:
+    """Have containerd's version known by the time the first daemon is asked for, while the server imports.
+
+    `launcher` is the process that the client of containerd's has started for the server. Never returns.
+    """
+    try:
+        from kybernate_shim.actions import required
+        from kybernate_shim.bootstrap import protocol_of
+        from kybernate_shim.linux.process import parent_of
+        from kybernate_shim.start import use_nothing
+
+        use_nothing()  # containerd reads its pipe to the end
+        client = parent_of(launcher)
+        words = Path(f"/proc/{client}/cmdline").read_bytes().split(b"\0")[1:-1]
+        protocol_of(parent_of(client), required([os.fsdecode(word) for word in words]).publish_binary)
+    finally:
+        os._exit(0)  # whatever was wrong, the daemon's process asks again
 
 
 def _become_server(writing: int) -> NoReturn:
@@ -153,7 +174,10 @@ class ForkServer:
             return UNREACHABLE
         events = select.poll()
         # A listening socket keeps its inode: that its file is removed shows as a change of the count of links.
-        watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)
+        try:
+            watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)
+        except OSError:  # programs of the same user, such as root's in containers, have taken all of its instances
+            watch = os.eventfd(0)  # of which nothing comes
         for fd in (watch, *([successor] if successor is not None else [])):
             events.register(fd, select.POLLIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps

@@ -17,6 +17,35 @@ from kybernate_shim.linux.kernel_text import text_of
 PF_EXITING = 0x4
 
 
+def is_nodes_own(pid: int) -> bool:
+    """Return whether a process is one of root's on this node, and so what its name and its command line say.
+
+    Any user, and any container that shares the node's pids, may name a process of its own like another one's program,
+    and have its command line in memory that keeps a reader waiting. A container's process has another mount namespace,
+    in which its paths mean other files. A caller that is not root sees no namespaces, and goes by the user alone. False
+    where the process is gone.
+    """
+    try:
+        return privileged(pid) and all(_shares(pid, kind) for kind in ("pid", "mnt", "user"))
+    except OSError:
+        return False
+
+
+def _shares(pid: int, namespace: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/ns/{namespace}").samefile(f"/proc/self/ns/{namespace}")
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        return True
+
+
+def privileged(pid: int) -> bool:
+    """Return whether each of the user ids of a process is root's. Raises OSError where it is gone."""
+    status = text_of(f"/proc/{pid}/status")
+    return set(status.partition("\nUid:")[2].partition("\n")[0].split()) == {"0"}
+
+
 def parent_of(pid: int) -> int:
     """Return the parent's pid, 0 when it is outside our pid namespace."""
     return int(_stat(pid)[1])

@@ -356,7 +356,9 @@ class Engine:
         if now - self._pruned < PRUNE_SECONDS:
             return
         self._pruned = now
-        for operation in await self._store.prune(now, keep=limits.keep, keep_keys=limits.keep_keys):
+        for operation in await self._store.prune(
+            now, keep=limits.keep, keep_keys=limits.keep_keys, keep_of_one=limits.keep_of_one
+        ):
             self._forget(operation_message(operation))
 
     # ---- letting others know

@@ -9,11 +9,15 @@ from google.protobuf.message import Message
 
 from kybernate.agent.operations.store import Wanted
 from kybernate.messages import agent_pb2 as wire
+from kybernate.registry.model import require_labels
+from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.every import VERBS
 from kybernate.verbs.model import Arguments, Submission
 from kybernate.verbs.wire import STATES, operation_message
 
 BY_REQUEST = {kind.request: kind for kind in VERBS.values()}
+
+LONGEST_KEY = 256  # characters of an idempotency key
 
 
 def submission_of(request: Any, requester: str, *, scope: str = "") -> Submission:
@@ -22,7 +26,13 @@ def submission_of(request: Any, requester: str, *, scope: str = "") -> Submissio
 
 
 def submission(arguments: Arguments, options: wire.Options, requester: str, *, scope: str = "") -> Submission:
-    """Return a submission of what the arguments ask for."""
+    """Return a submission of what the arguments ask for. Raises LabelInvalid and RequestInvalid."""
+    require_labels(options.labels, state="no operation was begun")
+    if len(options.idempotency_key) > LONGEST_KEY:
+        raise RequestInvalid(
+            f"the idempotency key has {len(options.idempotency_key)} characters, at most {LONGEST_KEY} are kept",
+            state="no operation was begun",
+        )
     return Submission(
         arguments=arguments,
         requester=requester,

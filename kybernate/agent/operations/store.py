@@ -27,6 +27,9 @@ def _quoted(states: Iterable[State]) -> str:
 
 _FINAL = _quoted(FINAL)
 _MOVES = " OR ".join(f"(OLD.state = '{old}' AND NEW.state IN ({_quoted(to)}))" for old, to in MOVES.items())
+_BEYOND = """SELECT number FROM (SELECT number,
+        row_number() OVER (PARTITION BY namespace, container ORDER BY number DESC) AS place
+    FROM operations WHERE ended IS NOT NULL AND container != '') WHERE place > ?"""
 SCHEMA = (
     f"""CREATE TABLE IF NOT EXISTS operations (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -159,21 +162,25 @@ class Store:
 
         return await self._journal.run(work)
 
-    async def prune(self, now: float, *, keep: float, keep_keys: float) -> Sequence[Operation]:
+    async def prune(self, now: float, *, keep: float, keep_keys: float, keep_of_one: int) -> Sequence[Operation]:
         """Remove keys and operations that ended so many seconds ago, and return these operations.
 
-        A key stays as long as its operation runs, and an operation as long as its key.
+        A key stays as long as its operation runs, and an operation as long as its key. Of what has ended, a container
+        has its newest `keep_of_one` operations, with their keys.
         """
 
         def work(connection: sqlite3.Connection) -> Sequence[Operation]:
+            beyond = f"SELECT id FROM operations WHERE number IN ({_BEYOND})"
+            connection.execute(f"DELETE FROM operation_keys WHERE operation IN ({beyond})", (keep_of_one,))
             connection.execute(
                 "DELETE FROM operation_keys WHERE created < ? AND NOT EXISTS (SELECT 1 FROM operations WHERE"
                 " id = operation AND (ended IS NULL OR ended >= ?))",
                 (now - keep_keys, now - keep_keys),
             )
-            old = "ended < ? AND id NOT IN (SELECT operation FROM operation_keys)"
-            rows = connection.execute(f"SELECT * FROM operations WHERE {old}", (now - keep,)).fetchall()
-            connection.execute(f"DELETE FROM operations WHERE {old}", (now - keep,))
+            old = f"(ended < ? AND id NOT IN (SELECT operation FROM operation_keys)) OR number IN ({_BEYOND})"
+            values = (now - keep, keep_of_one)
+            rows = connection.execute(f"SELECT * FROM operations WHERE {old}", values).fetchall()
+            connection.execute(f"DELETE FROM operations WHERE {old}", values)
             return [decode(row, self._verbs) for row in rows]
 
         return await self._journal.run(work)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from kybernate_shim.gpu.helper_answers import NodeGpu
+from kybernate_shim.linux.process import is_nodes_own
 
 OWN = b"kybernate_shim.cuda_worker"  # which has a context on GPUs while the arena is used
 
@@ -21,7 +22,8 @@ def neighbours(node: Iterable[NodeGpu], gpus: Collection[str], pids: Collection[
 
 
 def _is_own(pid: int) -> bool:
+    """Return whether it is a worker of ours; nothing is read of another one's memory, which may keep us waiting."""
     try:
-        return OWN in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return is_nodes_own(pid) and OWN in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended, or is another namespace's
         return False

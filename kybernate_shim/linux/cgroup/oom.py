@@ -6,6 +6,7 @@ A descriptor for an event loop, and the kernel's own count, which says that an e
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 
@@ -69,7 +70,16 @@ class OomWatch:
 
 
 def _notice_of_events(cgroup: Cgroup) -> int:
-    return inotify.inotify_watch(str(cgroup.path("memory") / "memory.events"), inotify.IN_MODIFY)
+    """Return an inotify descriptor; where containers of the same user have taken all instances, one without notices.
+
+    A kill is then seen at the container's exit, where it is looked for in any case.
+    """
+    try:
+        return inotify.inotify_watch(str(cgroup.path("memory") / "memory.events"), inotify.IN_MODIFY)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENOSPC, errno.ENOMEM):
+            raise
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 def _notice_of_pressure(cgroup: Cgroup) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -174,6 +175,21 @@ def test_daemon_that_is_there_is_found_for_any_client(node: Path, client: Client
     first = client.ask(START)
     second = client.ask(START, preexec_fn=lambda: prctl(PR_SET_NO_NEW_PRIVS, 1))
     assert (second.returncode, second.stdout) == (0, first.stdout)
+
+
+def test_server_works_where_containers_have_taken_all_instances_of_inotify(
+    node: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a user are shared by all of its programs, and root's are also those of root in containers."""
+
+    def none_left(path: str, mask: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(server, "inotify_watch", none_left)
+    leave()
+    before = server_pid()
+    assert client.ask(START).returncode == 0
+    assert server_pid() == before
 
 
 def test_failure_to_come_up_is_told_and_leaves_no_socket(

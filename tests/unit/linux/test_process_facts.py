@@ -14,6 +14,7 @@ from kybernate_shim.linux.process import (
     has_ended,
     holders,
     is_exiting,
+    is_nodes_own,
     name_of,
     oom_score_adj,
     parent_of,
@@ -101,3 +102,28 @@ def test_failed_call_names_its_subject() -> None:
 def test_name_with_a_nul_byte_is_refused() -> None:
     with pytest.raises(ValueError, match="NUL"):
         syscalls.umount("/tmp\0/x")
+
+
+ASLEEP = [sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's processes are the node's own")
+@pytest.mark.parametrize(
+    ("wrapper", "own"),
+    [
+        ([], True),
+        (["setpriv", "--reuid=1000", "--clear-groups"], False),
+        (["setpriv", "--ruid=1000"], False),
+        (["unshare", "--mount"], False),
+        (["unshare", "--user", "--map-root-user"], False),
+        (["unshare", "--pid", "--fork"], False),
+    ],
+)
+def test_process_is_the_nodes_own_by_its_user_and_namespaces(wrapper: list[str], own: bool) -> None:
+    with subprocess.Popen([*wrapper, *ASLEEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert is_nodes_own(int(children[0]) if children else process.pid) == own
+        process.communicate()
+    assert not is_nodes_own(process.pid)

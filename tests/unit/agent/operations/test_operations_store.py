@@ -177,16 +177,30 @@ def test_list_has_operations_of_a_container_and_of_states(store: Store) -> None:
     assert [found.id for found in run(store.list(Wanted(states=(State.PENDING,))))] == ["b"]
 
 
+def test_prune_keeps_some_operations_of_each_container(store: Store) -> None:
+    """However many one container has asked for, another one's stay, and what has not ended."""
+    many = [add(store, operation(f"many{number}"), f"k{number}") for number in range(30)]
+    other = add(store, replace(operation("other"), target=Target(container="c2")))
+    for one in [*many[:-1], other]:
+        run(store.write(replace(one, state=State.FAILED, ended=100.0)))
+    removed = run(store.prune(100.0, keep=5, keep_keys=50, keep_of_one=9))
+    assert [one.id for one in removed] == [f"many{number}" for number in range(20)]
+    left = {one.id for one in run(store.list(Wanted()))}
+    assert left == {"other", *(f"many{number}" for number in range(20, 30))}
+    assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k0"))) is None
+    assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k20"))) is not None
+
+
 def test_prune_keeps_what_runs_and_what_has_a_key(store: Store) -> None:
     old = [add(store, operation("old")), add(store, operation("keyed", created=90.0), "k")]
     add(store, operation("runs"), "other")
     for one in old:
         run(store.write(replace(one, state=State.CANCELLED, ended=one.created)))
-    removed = run(store.prune(100.0, keep=5, keep_keys=50))
+    removed = run(store.prune(100.0, keep=5, keep_keys=50, keep_of_one=9))
     assert [one.id for one in removed] == ["old"]
     assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k"))) is not None
     assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="other"))) is not None
-    assert [one.id for one in run(store.prune(200.0, keep=5, keep_keys=50))] == ["keyed"]
+    assert [one.id for one in run(store.prune(200.0, keep=5, keep_keys=50, keep_of_one=9))] == ["keyed"]
     assert run(store.find_key(Submission(Checkpoint("web", path="x"), key="k"))) is None
 
 
