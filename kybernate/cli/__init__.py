@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,17 +15,19 @@ from kybernate.addresses import AGENT_VARIABLE
 from kybernate.cli.commands import COMMANDS, PROMPT
 
 RUST_THREADS = "obstore"
+COMPLETE = "_KYBERNATE_COMPLETE"  # in the environment: typer's scripts ask what may follow
 
 
 def main() -> None:
     """Run the program, and exit with one of the codes of exit_codes.py."""
-    words = ordered(sys.argv[1:])
-    if (call := prompt_call(words)) is not None:
+    completes = COMPLETE in os.environ
+    words = ordered(completed_words(os.environ) if completes else sys.argv[1:])
+    if not completes and (call := prompt_call(words)) is not None:
         sys.exit(_status(call))
     from kybernate.cli.application import application  # not for those that are called promptly
 
     try:
-        application(words)(words, prog_name="kybernate")
+        application(words, completes=completes)(words, prog_name="kybernate")
     except Exception as error:  # noqa: BLE001  # a user reads a sentence, whatever it is
         from kybernate.cli.reporting import report_defect
 
@@ -33,6 +35,12 @@ def main() -> None:
     finally:
         if RUST_THREADS in sys.modules:
             _leave(sys.exc_info()[1])
+
+
+def completed_words(environment: Mapping[str, str]) -> list[str]:
+    """Return the words that a shell completes, the last of which is not whole, as typer's scripts pass them."""
+    text = environment.get("_TYPER_COMPLETE_ARGS") or environment.get("COMP_WORDS", "")
+    return text.split()[1:]
 
 
 def prompt_call(words: Sequence[str]) -> Callable[[], Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,17 +12,43 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kybernate.addresses import AGENT_VARIABLE
-from kybernate.cli.commands import BY_AGENT, COMMANDS
+from kybernate.cli.commands import BY_AGENT, COMMANDS, GROUPS
 from kybernate.cli.declared import declare, spelled
 from kybernate.cli.options import AGENT
 from kybernate.cli.reporting import is_expected, report
 from kybernate_shim import __version__
 
+UNSAID = re.compile(
+    r"; (?:required|(?:[\d.]+<=)?x[<>]=[\d.]+)(?=\])|  \[(?:required|(?:[\d.]+<=)?x[<>]=[\d.]+)\]"
+)  # the usage and the metavar say it
+LONGEST = 200  # characters of a command's first sentence
 HELP = "Checkpoint, restore and suspend the containers of this node."
 
 
-class Reporting(TyperGroup):
-    """A group of commands whose expected failures are explained."""
+class Group(TyperGroup):
+    """A group of commands, whose help has the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        self.format_section(ctx, formatter, "Commands", self.list_commands(ctx))
+
+    def format_section(self, ctx: Any, formatter: Any, title: str, names: Sequence[str]) -> None:
+        """Print a list of commands."""
+        known = [(name, self.get_command(ctx, name)) for name in names]
+        rows = [(name, one.get_short_help_str(LONGEST)) for name, one in known if one is not None and not one.hidden]
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class Program(Group):
+    """All commands. Expected failures are explained."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in grouped]
+        last = list(GROUPS)[-1]
+        for title, names in GROUPS.items():
+            self.format_section(ctx, formatter, title, (*names, *others) if title == last else names)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -40,9 +67,37 @@ class Command(TyperCommand):
         of_program = ctx.parent is not None and ctx.parent.parent is None
         return [*params[:-1], *_shared_params(), *params[-1:]] if of_program and self.name in BY_AGENT else params
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return [self.options_metavar or "", *(_usage(one) for one in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, without the types that Python has for them."""
+        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for one in self.get_params(ctx):
+            if (record := one.get_help_record(ctx)) is None:
+                continue
+            text = UNSAID.sub("", record[1])
+            is_argument = one.param_type_name == "argument"
+            rows["Arguments" if is_argument else "Options"].append((_bare(one) if is_argument else record[0], text))
+        for title, lines in rows.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         has_output = any("--output" in one.opts for one in self.params)
         return super().parse_args(ctx, spelled(args) if has_output else args)
+
+
+def _bare(argument: Any) -> str:
+    """Return the name of an argument without brackets and dots."""
+    return str(argument.metavar or argument.name.upper()).removesuffix("...").strip("[]")
+
+
+def _usage(argument: Any) -> str:
+    name = _bare(argument) if argument.required else f"[{_bare(argument)}]"
+    return name if argument.nargs == 1 else f"{name}..."
 
 
 def _choose(agent: str) -> None:
@@ -68,11 +123,15 @@ def _shared_params() -> list[Any]:
     return list(typer.main.get_command(app).params)
 
 
-def application(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the program with the commands that the arguments `words` need: all, unless the first word is one."""
+def application(words: Sequence[str] = (), *, completes: bool = False) -> typer.Typer:
+    """Return the program with the commands that the arguments `words` need: all, unless the first word is one.
+
+    A shell that `completes` the first word needs their names alone, and to load all of them takes longer than a user
+    waits for a key.
+    """
     app = typer.Typer(
         name="kybernate",
-        cls=Reporting,
+        cls=Program,
         epilog="KYBERNATE_TRACE=1 adds a traceback to every failure.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -81,17 +140,26 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback(help=HELP)(_options)
     first = words[0] if words else ""
-    for module in [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values()):
-        import_module(f"kybernate.cli.{module}").register(app)
+    if first in COMMANDS or not completes:
+        for module in [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values()):
+            import_module(f"kybernate.cli.{module}").register(app)
+    else:
+        for name in COMMANDS:
+            app.command(name)(_named)
     for command in _commands(app):
         command.cls = Command
         declare(command.callback)
     return app
 
 
+def _named() -> None:
+    """Stand for a command of which only the name is needed."""
+
+
 def _commands(app: typer.Typer) -> Iterator[Any]:
     yield from app.registered_commands
     for group in app.registered_groups:
+        group.cls = Group
         if group.typer_instance is not None:
             yield from _commands(group.typer_instance)
 

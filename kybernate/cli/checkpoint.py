@@ -52,34 +52,38 @@ def checkpoint(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="As --hold; it runs on by itself after so long.",
+            help="As --hold, but it continues by itself after that time.",
             show_default="as configured",
         ),
     ] = 0,
     tcp: Annotated[
-        Tcp | None, typer.Option(help="What happens to established connections.", show_default="as configured")
+        Tcp | None,
+        typer.Option(
+            metavar="close|established", help="What happens to established connections.", show_default="as configured"
+        ),
     ] = None,
     rootfs: Annotated[
-        bool, typer.Option("--rootfs/--no-rootfs", help="Add the files that the container changed.")
+        bool, typer.Option("--rootfs/--no-rootfs", help="Include the files that the container changed.")
     ] = True,
     volumes: Annotated[
         str,
         typer.Option(
             metavar="NAMES",
-            help="Volumes of the pod that the image has: names, with a hyphen those to leave, all, or none.",
+            help="Volumes of the pod to include: names, names with a hyphen to exclude, all, or none.",
             show_default="as the pod's annotation",
         ),
     ] = "",
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured"),
     ] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Override findings that are only suspicions.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Continue where only a risk was found.")] = False,
     max_freeze: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="Most time for which it may be frozen, such as 2s or 500ms; none for any.",
-            show_default="as its pod or the node says",
+            help="Longest time to keep it frozen, such as 2s or 500ms, or none.",
+            show_default="as configured for its pod or the node",
         ),
     ] = "",
     wait: Wait = True,
@@ -89,13 +93,13 @@ def checkpoint(
 ) -> None:
     """Write a container to a checkpoint image.
 
-    It is frozen while its memory is written, and then keeps running, unless --exit ends it or --hold leaves it frozen:
-    until the end of its pod, `kybernate release`, or the deadline. When a step fails, it
-    continues as before. A pod with one container may be named in its place.
+    The container is frozen while its memory is written, and then keeps running. --exit ends it instead. --hold leaves
+    it frozen until its pod ends, `kybernate release` is called, or the deadline passes. When a step fails, the
+    container continues as before. A pod with one container may be named instead of the container.
     """
     hold = hold or bool(hold_for)
     if hold and (exit or tcp is Tcp.ESTABLISHED):
-        raise typer.BadParameter("--hold is neither for --exit nor for --tcp established")
+        raise typer.BadParameter("--hold excludes --exit and --tcp established")
     limit = _seconds(max_freeze)
     with agent_or_none(address) as agent:
         if agent is not None:
@@ -146,7 +150,7 @@ def _print(container: KnownContainer, reply: CheckpointResponse, *, held: bool, 
     if not show_document(_document(container, reply), output, reply.path):
         _show(container, reply)
         if held:
-            typer.echo(f"\n{container.title} is held: `kybernate ps` shows it, `kybernate release` lets it run on")
+            typer.echo(f"\n{container.title} is held: `kybernate ps` shows it, `kybernate release` lets it continue")
 
 
 def _show(container: KnownContainer, reply: CheckpointResponse) -> None:

@@ -34,6 +34,8 @@ COMMANDS = {
     "demote": "tiers",
     "prefetch": "tiers",
     "evict": "tiers",
+    "label": "catalogue",
+    "rm": "catalogue",
     "pin": "tiers",
     "unpin": "tiers",
     "seats": "seats",
@@ -41,6 +43,7 @@ COMMANDS = {
     "pool": "pool",
     "cuda": "cuda",
     "context": "context",
+    "version": "version",
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
@@ -48,11 +51,23 @@ COMMANDS = {
     "proxy": "proxy",
 }
 
+# The groups of the help. A command that is in none of them is in the last one.
+GROUPS = {
+    "Containers": ("ps", "status", "checkpoint", "restore", "release", "suspend", "resume", "swap", "sleep", "wake"),
+    "Images": (
+        *("images", "inspect", "label", "pin", "unpin", "rm", "import", "export", "push", "pull", "encrypt", "decrypt"),
+    ),
+    "Tiers and stores": ("promote", "demote", "prefetch", "evict", "store", "registry"),
+    "Operations": ("ops", "wait", "cancel", "events", "top"),
+    "Node": ("doctor", "setup", "agent", "context", "keys", "pool", "cuda", "version"),
+}
+
 # Those that call the agent, and so have the option --agent.
 BY_AGENT = frozenset(
     {
-        "cancel", "checkpoint", "demote", "events", "evict", "images", "ops", "pin", "prefetch", "promote", "ps",
-        "release", "restore", "resume", "sleep", "status", "suspend", "swap", "top", "unpin", "wait", "wake",
+        "cancel", "checkpoint", "demote", "events", "evict", "images", "label", "ops", "pin", "prefetch", "promote",
+        "ps", "release", "restore", "resume", "rm", "sleep", "status", "suspend", "swap", "top", "unpin", "version",
+        "wait", "wake",
     }
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.agents import LOCAL
+from kybernate.cli.completion import a_context
 from kybernate.cli.formats import Format, Output, Table, show_document
 from kybernate.cli.output import show_fields
 from kybernate.client import contexts
@@ -33,7 +34,13 @@ def ls(output: Output = Format.TABLE) -> None:
 
 def use(
     name: Annotated[
-        str, typer.Argument(metavar="CONTEXT", help="Name of a context; local is this node.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CONTEXT",
+            help="Name of a context; local is this node.",
+            show_default=False,
+            autocompletion=a_context,
+        ),
     ],
 ) -> None:
     """Make a context the current one, which commands use without --agent."""
@@ -43,7 +50,10 @@ def use(
 
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="[CONTEXT]", help="Name of a context.", show_default="the current one")
+        str,
+        typer.Argument(
+            metavar="[CONTEXT]", help="Name of a context.", show_default="the current one", autocompletion=a_context
+        ),
     ] = "",
     output: Output = Format.TABLE,
 ) -> None:

@@ -45,11 +45,15 @@ class Argument:
 
     metavar: str
     help: str
+    completed_by: str = ""  # the function of completion.py that a shell asks
 
     def for_typer(self) -> Any:
         from typer import Argument as TyperArgument
 
-        return TyperArgument(metavar=self.metavar, help=self.help, show_default=False)
+        from kybernate.cli import completion  # what commands do themselves needs it not
+
+        complete = getattr(completion, self.completed_by) if self.completed_by else None
+        return TyperArgument(metavar=self.metavar, help=self.help, show_default=False, autocompletion=complete)
 
 
 def _shown(default: str | None) -> bool | str:

@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def _duration(text: str) -> float:
     match = DURATION.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no duration such as 30s, 10m, 2h, 1d")
+        raise typer.BadParameter(f"{text!r} is not a duration such as 30s, 10m, 2h, 1d")
     return int(match[1]) * UNITS[match[2]]
 
 
@@ -49,12 +49,12 @@ def events(
         typer.Argument(metavar="[TYPE]...", help="Types or patterns such as 'operation.*'.", show_default="all"),
     ] = None,
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="No older ones, for example 10m.", show_default="as long as kept")
+        str, typer.Option(metavar="DURATION", help="Only newer ones, such as 10m.", show_default="as long as kept")
     ] = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue with those to come.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue, and print new events.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """List what has happened on the node, oldest first.
+    """List the events of the node, oldest first.
 
     The agent keeps events for a day. They are numbered without gaps.
     """

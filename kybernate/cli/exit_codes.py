@@ -39,8 +39,9 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
         "ImageInUse",
         "ImageNotUnique", "ImagePinned", "ImageUntrusted", "KeyReused", "KeyStays", "KeysUnreadable",
         "NameAmbiguous", "NameMissing", "NoKey", "NoPool", "NotAgreed", "NotKybernate", "NotYours",
-        "NothingToCancel", "PathClaimed", "PlaceBusy", "PlaceTaken", "QuotaReached", "Refused",
-        "RootUnreadable", "ShimDenied", "ShimTooOld", "StoreDenied", "TooManyCalls", "TooManyOperations",
+        "NothingToCancel", "OperationAmbiguous", "PathClaimed", "PlaceBusy", "PlaceTaken",
+        "QuotaReached", "Refused", "RootUnreadable", "ShimDenied", "ShimTooOld", "StoreDenied", "TooManyCalls",
+        "TooManyOperations",
     ),
     ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
     ExitCode.UNAVAILABLE: (

@@ -130,7 +130,8 @@ def _tiers(entry: ImageEntry) -> list[str]:
     return [*own, *sorted({f"{one.node}:{one.tier}" for one in copies if one.node not in ("", entry.node)})]
 
 
-def _document(entry: ImageEntry) -> dict[str, Any]:
+def document(entry: ImageEntry) -> dict[str, Any]:
+    """Return an image as every command prints it."""
     return {
         **document_of(entry.image),
         "namespace": entry.image.source.namespace,
@@ -141,4 +142,4 @@ def _document(entry: ImageEntry) -> dict[str, Any]:
     }
 
 
-TABLE = Table(HEADER, _row, _document, NARROW, lambda entry: entry.image.id or entry.path)
+TABLE = Table(HEADER, _row, document, NARROW, lambda entry: entry.image.id or entry.path)

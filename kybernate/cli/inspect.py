@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kybernate.cli.completion import an_image
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, size
 from kybernate.cli.privileges import show_processes
@@ -38,6 +39,7 @@ def inspect(
             help="Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; its directory; or an"
             " archive of the kubelet's, of `crictl`, or of an export.",
             show_default=False,
+            autocompletion=an_image,
         ),
     ],
     check: Annotated[

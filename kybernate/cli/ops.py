@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.agents import finished, required_agent, seconds_of
+from kybernate.cli.completion import a_running_operation, an_operation
 from kybernate.cli.formats import (
     NONE,
     Format,
@@ -16,12 +17,17 @@ from kybernate.cli.formats import (
     Table,
     document_of,
     moment,
+    rfc3339,
+    show_document,
     until_interrupted,
 )
-from kybernate.cli.output import age, seconds, show_fields, size
+from kybernate.cli.options import Wait
+from kybernate.cli.output import age, echo, seconds, show_columns, show_fields, size
 from kybernate.client import Agent, Operation
+from kybernate.client.errors import AgentRefused
 from kybernate.client.requests import has_ended
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Failure
 from kybernate.node.lookup import short_id
 
 HEADER = (
@@ -42,9 +48,23 @@ NARROW = 8
 ALL_STATES = (wire.PENDING, wire.RUNNING, wire.CANCELLING, wire.SUCCEEDED, wire.FAILED, wire.CANCELLED)
 STATES = {wire.OperationState.Name(state).lower(): state for state in ALL_STATES}
 
+GONE = "NOT_FOUND"
+SEARCHED = 1000  # newest operations, for one whose id begins so
+SHOWN = 20
+
 OperationIds = Annotated[
-    list[str], typer.Argument(metavar="OPERATION...", help="Ids, as `kybernate ops` lists them.", show_default=False)
-]
+    list[str],
+    typer.Argument(
+        metavar="OPERATION...", help="Ids of operations, or their beginnings.", show_default=False,
+        autocompletion=a_running_operation,
+    ),
+]  # fmt: skip
+
+
+class OperationAmbiguous(Failure):
+    """The beginning of an id is that of several operations; the message lists them."""
+
+    advice = "give more of the id"
 
 
 def register(app: typer.Typer) -> None:
@@ -61,8 +81,12 @@ def _state(text: str) -> str:
 
 
 def ops(
-    container: Annotated[
-        str, typer.Argument(metavar="[CONTAINER]", help="Only those on this container.", show_default=False)
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="[OPERATION|CONTAINER]", show_default=False, autocompletion=an_operation,
+            help="Id of an operation, for its details; or a container, for the operations on it.",
+        ),
     ] = "",
     state: Annotated[
         list[str] | None,
@@ -74,44 +98,116 @@ def ops(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest N.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most the newest N.")] = 100,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue, and print each change.")] = False,
     output: Output = Format.TABLE,
-) -> None:
-    """List the operations of the agent, newest first.
+) -> None:  # fmt: skip
+    """List operations, newest first, or show one with its steps.
 
     An operation is a checkpoint, restore, suspend, resume or swap, or work on an image. It continues when the command
     that began it ends, and when the agent is started again.
     """
     wanted = [STATES[one] for one in state or []]
     with required_agent() as agent:
-        found = agent.operations(states=wanted, container=container, limit=limit)
+        found = agent.operations(states=wanted, container=subject, limit=limit)
+        if subject and not found and not watch and (one := _operation_or_container(agent, subject)) is not None:
+            show_details(one.state, output)
+            return
         show([one.state for one in found], output)
         if watch:
             known = {one.id: one.state for one in found}
-            _watch(agent, known, lambda one: (not wanted or one.state in wanted) and _is_on(one, container), output)
+            _watch(agent, known, lambda one: (not wanted or one.state in wanted) and _is_on(one, subject), output)
+
+
+def _operation_or_container(agent: Agent, word: str) -> Operation | None:
+    """Return the operation that a word means, None where it means a container. Raises AgentRefused for neither."""
+    try:
+        return operation_of(agent, word)
+    except AgentRefused as error:
+        if error.code != GONE:
+            raise
+        try:
+            agent.container(word)
+        except AgentRefused:
+            raise error from None
+        return None
+
+
+def operation_of(agent: Agent, word: str) -> Operation:
+    """Return the operation whose id is `word` or begins with it. Raises AgentRefused and OperationAmbiguous."""
+    try:
+        return agent.operation(word)
+    except AgentRefused as error:
+        found = [one for one in agent.operations(limit=SEARCHED) if one.id.startswith(word)] if word else []
+        if error.code != GONE or not found:
+            raise
+    if len(found) > 1:
+        listed = "\n".join(f"  {one.id}  {one.state.verb}  {subject_of(one.state)}" for one in found[:SHOWN])
+        raise OperationAmbiguous(f"{word!r} is the beginning of {len(found)} operations:\n{listed}")
+    return found[0]
+
+
+def show_details(one: wire.Operation, format: Format) -> None:
+    """Print all that is known of an operation."""
+    if show_document(document_of(one), format, one.id):
+        return
+    result, progress = one.result, one.progress
+    show_fields(
+        {
+            "operation": one.id,
+            "verb": one.verb,
+            "of": subject_of(one),
+            "state": state_of(one),
+            "requester": one.requester,
+            "created": rfc3339(moment(one.created)) or "",
+            "started": rfc3339(moment(one.started)) or "",
+            "ended": rfc3339(moment(one.ended)) or "",
+            "deadline": rfc3339(moment(one.deadline)) or "",
+            "time": seconds(seconds_of(one)) if has_ended(one) and one.HasField("started") else "",
+            "step": progress.step if not has_ended(one) else "",
+            "done": done(progress) if not has_ended(one) else "",
+            "image": result.path or one.image,
+            "size": size(result.bytes) if result.bytes else "",
+            "frozen": seconds(result.frozen_ms / 1000) if result.frozen_ms else "",
+            "VRAM": size(result.vram_bytes) if result.vram_bytes else "",
+            "pid": result.pid or "",
+            "labels": ",".join(f"{key}={value}" for key, value in sorted(one.labels.items())),
+            "note": "; ".join(one.notes),
+            "error": one.error.message,
+            "type": one.error.type,
+            "now": one.error.state,
+            "advice": one.error.advice,
+        }
+    )
+    if one.steps:
+        echo()
+        rows = [(step.name, seconds(step.seconds), size(step.bytes) if step.bytes else "") for step in one.steps]
+        show_columns(("STEP", "TIME", "SIZE"), rows)
 
 
 def wait(
     operations: OperationIds,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Give up waiting after that.", show_default="no limit")
+        float, typer.Option(min=0, metavar="SECONDS", help="Stop waiting after that time.", show_default="no limit")
     ] = 0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Wait until operations have ended; fails when one of them has failed."""
+    """Wait until operations have ended.
+
+    Fails when one of them has failed; the exit code is that of the failure.
+    """
     end = time.monotonic() + timeout if timeout else None
     with required_agent() as agent:
         ended = []
         for id in operations:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ended.append(finished(agent.operation(id), left))
+            ended.append(finished(operation_of(agent, id), left))
     _show_ended(ended, output)
 
 
 def cancel(
     operations: OperationIds,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is undone.")] = True,
+    wait: Wait = True,
     output: Output = Format.TABLE,
 ) -> None:
     """Undo operations: a container keeps running as before, and an unfinished image is removed.
@@ -119,7 +215,7 @@ def cancel(
     One that cannot be stopped any more succeeds, and the answer says so.
     """
     with required_agent() as agent:
-        asked = [_cancelled(agent.operation(id)) for id in operations]
+        asked = [_cancelled(operation_of(agent, id)) for id in operations]
         if wait:
             for one in asked:
                 for _ in one.follow():
@@ -144,7 +240,7 @@ def row(one: wire.Operation, now: float | None = None) -> tuple[str, ...]:
     return (
         one.id,
         one.verb,
-        subject(one),
+        subject_of(one),
         state_of(one),
         one.progress.step or NONE,
         done(one.progress) or NONE,
@@ -157,7 +253,7 @@ def row(one: wire.Operation, now: float | None = None) -> tuple[str, ...]:
     )
 
 
-def subject(one: wire.Operation) -> str:
+def subject_of(one: wire.Operation) -> str:
     """Return what an operation is about, in words for a table."""
     name = one.container_title or short_id(one.container) or one.image
     return f"{name} > {short_id(one.other_container)}" if one.other_container else name or NONE
@@ -184,7 +280,7 @@ def _show_ended(operations: list[wire.Operation], format: Format) -> None:
             {
                 "operation": one.id,
                 "verb": one.verb,
-                "container": subject(one),
+                "container": subject_of(one),
                 "state": state_of(one),
                 "image": one.result.path,
                 "time": seconds(seconds_of(one)) if one.HasField("started") else "",

@@ -9,12 +9,14 @@ from kybernate.cli.declared import Argument, Option
 
 ContainerName = Annotated[
     str,
-    Argument("CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]."),
+    Argument("CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER].", "a_container"),
 ]
 ImageName = Annotated[
     str,
     Argument(
-        "IMAGE", "Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; or its directory."
+        "IMAGE",
+        "Name of a checkpoint image, as `kybernate images` lists it, [NAMESPACE/]NAME; its id; or its directory.",
+        "an_image",
     ),
 ]
 Namespace = Annotated[
@@ -25,11 +27,9 @@ Address = Annotated[
     str, Option(("--address", "-a"), "containerd's socket.", metavar="SOCKET", envvar="CONTAINERD_ADDRESS")
 ]
 
-Json = Annotated[bool, Option(("--json",), "Print JSON.")]
-
 Wait = Annotated[
     bool,
-    Option(("--wait/--no-wait",), "Wait for the end; without, print the id of the agent's operation."),
+    Option(("--wait/--no-wait",), "Wait for the end, or print the id of the operation and return."),
 ]
 
 # Of every command that calls the agent, before or after the command's name.

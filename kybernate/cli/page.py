@@ -35,7 +35,9 @@ def register(app: typer.Typer) -> None:
 def page(
     context: typer.Context,
     role: Annotated[str, typer.Option(metavar="ROLE", help="Role of the session: operator or viewer.")] = "operator",
-    hours: Annotated[float, typer.Option(min=0.01, max=8760, help="Hours until the session ends.")] = 12,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=8760, metavar="HOURS", help="Hours until the session ends.")
+    ] = 12,
     socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket of the page's program.")] = Path(
         "/run/kybernate/page.sock"
     ),
@@ -58,7 +60,9 @@ def serve(
     url: Annotated[str, typer.Option(metavar="URL", help="What links begin with, behind a reverse proxy.")] = "",
     agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
     proxy: Annotated[str, typer.Option(metavar="URL", help="Kybernate's proxy, for the playground.")] = "",
-    proxy_key: Annotated[str, typer.Option(envvar="KYBERNATE_PROXY_KEY", help="Key for the proxy.")] = "",
+    proxy_key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="KYBERNATE_PROXY_KEY", help="Key for the proxy.")
+    ] = "",
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate: serve TLS.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")] = None,
     socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket on which links are asked for.")] = Path(

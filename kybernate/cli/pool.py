@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pool(
-    now: Annotated[bool, typer.Option("--fill", help="Allocate what is missing now, with many threads.")] = False,
+    now: Annotated[bool, typer.Option("--fill", help="Allocate the missing memory now.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Free the memory; the CUDA helper allocates it again.")] = False,
     output: Output = Format.TABLE,
 ) -> None:

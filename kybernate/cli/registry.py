@@ -87,7 +87,7 @@ def check(url: Url = "", output: Output = Format.TABLE) -> None:
 
 
 def rebuild(url: Url = "", output: Output = Format.TABLE) -> None:
-    """Make the registry again from the images of this node, in one step, and then from those in its object store.
+    """Rebuild the registry from the images of this node, and then from those in its object store.
 
     What only other nodes hold is left as it is. Labels and pins lie with the images on nodes, and come back with those.
     """

@@ -84,10 +84,10 @@ def restore(
         typer.Option(metavar="FILE", help="With --detach, append its output to a file.", show_default="discarded"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Override findings that are only risks.", show_default=False)
+        bool, typer.Option("--force", help="Continue where only a risk was found.", show_default=False)
     ] = False,
     source: Annotated[
-        Source, typer.Option("--from", help="Where the image is: on this node, or in the store, from where it arrives.")
+        Source, typer.Option("--from", metavar="node|store", help="Where the image is: on this node, or in the store.")
     ] = Source.NODE,
     url: Url = "",
     wait: Wait = True,
@@ -106,9 +106,9 @@ def restore(
 ) -> None:
     """Create a container from a checkpoint image.
 
-    In the foreground its output is shown, Ctrl-C is passed on, and it is removed when it has ended. In Kubernetes,
-    restore with a pod that carries the annotation kybernate.io/restore-from. With --from store, CRIU begins when its
-    own files are there, the VRAM of the image follows meanwhile, and nothing is written to a disk.
+    In the foreground, the command prints the output of the container, passes Ctrl-C on, and removes the container when
+    it ends. In Kubernetes, restore with a pod that has the annotation kybernate.io/restore-from. With --from store,
+    CRIU starts when its own files have arrived, the VRAM follows in parallel, and nothing is written to a disk.
     """
     if (log or output != Format.TABLE) and not detach:
         raise typer.BadParameter("it needs --detach", param_hint="--log" if log else "--output")

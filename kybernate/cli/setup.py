@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.asking import require_agreement
-from kybernate.cli.options import ADDRESS, Address, Json
-from kybernate.cli.output import show_json
+from kybernate.cli.formats import Format, Output, show_document
+from kybernate.cli.options import ADDRESS, Address
 from kybernate.install.containerd import installed, planned, set_up
 
 
@@ -40,7 +40,7 @@ def containerd(
         ),
     ] = "",
     address: Address = ADDRESS,
-    as_json: Json = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Add the handler `kybernate` to containerd's configuration, restart containerd, and run a container.
 
@@ -50,12 +50,12 @@ def containerd(
     found = installed(config)
     changed, difference = planned(found)
     shown = {"containerd": ".".join(map(str, found.release)), "config": str(found.files.main), "difference": difference}
-    if not as_json:
+    if not (output.is_document or output == Format.NAME):
         typer.echo(f"containerd {shown['containerd']}, configured by {shown['config']}")
         typer.echo(difference or "the handler kybernate is configured")
     if dry_run:
-        if as_json:
-            show_json({**shown, "changed": list(map(str, changed)), "restarted": False, "verified": False})
+        document = {"changed": list(map(str, changed)), "restarted": False, "verified": False, "pending": ""}
+        show_document({**shown, **document}, output, "\n".join(map(str, changed)))
         return
     if changed:
         require_agreement("write this and restart containerd?", yes=yes, state="nothing was changed")
@@ -66,17 +66,16 @@ def containerd(
         address=address,
         step=lambda words: typer.echo(words, err=True),
     )
-    if as_json:
-        show_json(
-            {
-                **shown,
-                "changed": list(done.changed),
-                "restarted": done.restarted,
-                "verified": done.verified,
-                "pending": done.pending,
-            }
-        )
-    elif done.pending:
+    document = {
+        **shown,
+        "changed": list(map(str, done.changed)),
+        "restarted": done.restarted,
+        "verified": done.verified,
+        "pending": done.pending,
+    }
+    if show_document(document, output, "\n".join(map(str, done.changed))):
+        return
+    if done.pending:
         typer.echo(done.pending)
     else:
         typer.echo("a container ran under Kybernate: pods with runtimeClassName: kybernate will")

@@ -27,7 +27,7 @@ NARROW = 5
 
 
 class TraceUnreadable(Failure):
-    """A trace cannot be read, or is none."""
+    """A file cannot be read as a trace."""
 
     advice = "docs/tiers.md describes the formats"
 
@@ -50,13 +50,13 @@ def simulate(
     ],
     capacity: Annotated[str, typer.Option(metavar="BYTES", help="Memory for images.")] = "64GiB",
     slower: Annotated[
-        Slower, typer.Option("--from", metavar="TIER", help="Where all images are: disk or object.")
+        Slower, typer.Option("--from", metavar="TIER", help="Tier that holds all images: disk or object.")
     ] = Slower.OBJECT,
     image_size: Annotated[
-        str, typer.Option("--size", metavar="BYTES", help="Of an image, where a trace has no sizes.")
+        str, typer.Option("--size", metavar="BYTES", help="Size of each image where the trace has none.")
     ] = "8GiB",
     idle: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="A workload runs so long after a use: no restore.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long a workload stays running after a use.")
     ] = 0,
     output: Output = Format.TABLE,
 ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kybernate.cli.agents import NoAgent, agent_or_none
+from kybernate.cli.agents import NoAgent, agent_or_none, is_remote
 from kybernate.cli.declared import Argument, Option
 from kybernate.cli.formats import NONE, Format, Output, Table, show_document, until_interrupted
 from kybernate.cli.moved import arena_document
@@ -83,7 +84,9 @@ def status(
     container: Annotated[
         str,
         Argument(
-            "CONTAINER", "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]; without it, as `ps`."
+            "CONTAINER",
+            "Id of a container or its beginning, or [NAMESPACE/]POD[/CONTAINER]; without it, as `ps`.",
+            "a_container",
         ),
     ] = "",
     namespace: Namespace = "",
@@ -97,6 +100,15 @@ def status(
     if not container:
         ps(namespace, output=output, address=address)
         return
+    if is_remote() or os.geteuid() != 0:  # the socket of a shim is for root of its node
+        with agent_or_none(address) as agent:
+            if agent is not None:
+                from kybernate.cli.surveying import surveyed_one
+
+                known = surveyed_one(agent, container, namespace)
+                if not show_document(_document(known), output, known.container.id):
+                    _show(known)
+                return
     import asyncio
 
     from kybernate.node.containerd import Containerd

@@ -237,7 +237,10 @@ def check(
     url: Url = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Compare what the store says with what it holds; the exit status is 1 where anything of it is damaged."""
+    """Compare the indexes of the store with its content.
+
+    The exit code is 1 where anything is damaged.
+    """
     from kybernate.store.check import check as look
 
     with Bar("check", counted=True) as bar:
@@ -272,7 +275,7 @@ def gc(
     url: Url = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Free the room of chunks that no image needs.
+    """Delete chunks that no image needs.
 
     A run notes packs; a later one deletes those that were noted at least --grace before. It is safe while others write.
     Where anything of an image is missing, nothing is noted or deleted, and the exit status is 1.
@@ -304,7 +307,7 @@ def _show_collected(found: Collected) -> None:
 
 
 def stats(url: Url = "", output: Output = Format.TABLE) -> None:
-    """Show what the store holds, and what sharing saves."""
+    """Show the size of the store, and what sharing chunks saves."""
     from kybernate.store.stats import stats as count
 
     place = store_place(url)

@@ -20,6 +20,12 @@ def surveyed(agent: Agent, namespace: str = "") -> list[SurveyedContainer]:
     return sorted(found, key=lambda seen: (seen.container.namespace, seen.container.title))
 
 
+def surveyed_one(agent: Agent, name: str, namespace: str = "") -> SurveyedContainer:
+    """Return one container with the operation that runs on it. Raises AgentRefused."""
+    one = agent.container(name, namespace)
+    return surveyed_of(one, agent.operation(one.operation).state if one.operation else None)
+
+
 def changes(agent: Agent, namespace: str = "") -> Iterator[SurveyedContainer]:
     """Yield each container that changes from now on; one that is gone has the state "deleted"."""
     known: dict[tuple[str, str], agent_pb2.Container] = {}

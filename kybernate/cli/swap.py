@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait, seconds_of
+from kybernate.cli.completion import a_container
 from kybernate.cli.ended import steps_of
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
@@ -23,8 +24,12 @@ from kybernate.node.swap import Swapped, swap
 from kybernate_shim.messages import shim_pb2 as wire_shim
 from kybernate_shim.messages.shim_pb2 import ResumeResponse, SuspendResponse
 
-Leaving = Annotated[str, typer.Argument(metavar="OUT", help="The container that is suspended.")]
-Coming = Annotated[str, typer.Argument(metavar="IN", help="The container that is resumed in its place.")]
+Leaving = Annotated[
+    str, typer.Argument(metavar="OUT", help="The container that is suspended.", autocompletion=a_container)
+]
+Coming = Annotated[
+    str, typer.Argument(metavar="IN", help="The container that is resumed in its place.", autocompletion=a_container)
+]
 RoomTimeout = Annotated[
     float,
     typer.Option("--room-timeout", min=0.1, metavar="SECONDS", help="How long IN may wait for the VRAM of OUT."),

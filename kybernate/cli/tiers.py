@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.agents import finished, named_here, required_agent, seconds_of
+from kybernate.cli.completion import a_tier, an_image
 from kybernate.cli.formats import Format, Output, document_of, show_document
 from kybernate.cli.options import ImageName, Wait
 from kybernate.cli.output import seconds, show_fields, size
@@ -15,10 +16,15 @@ from kybernate.client import Operation
 
 RAM, DISK, OBJECT = "ram", "disk", "object"
 
-To = Annotated[str, typer.Option("--to", metavar="TIER", help="ram, disk or object.")]
+To = Annotated[str, typer.Option("--to", metavar="TIER", help="ram, disk or object.", autocompletion=a_tier)]
 Images = Annotated[
     list[str],
-    typer.Argument(metavar="IMAGE...", help="Names, NAMESPACE/NAME, ids, or directories.", show_default=False),
+    typer.Argument(
+        metavar="IMAGE...",
+        help="Names, NAMESPACE/NAME, ids, or directories.",
+        show_default=False,
+        autocompletion=an_image,
+    ),
 ]
 
 
@@ -47,18 +53,26 @@ def demote(image: ImageName, to: To = DISK, wait: Wait = True, output: Output = 
 
 
 def prefetch(image: ImageName, to: To = RAM, wait: Wait = False, output: Output = Format.TABLE) -> None:
-    """Copy an image into a faster tier in the background: it pauses while others need the disk or the network."""
+    """Copy an image into a faster tier in the background.
+
+    The copy pauses while other transfers need the disk or the network.
+    """
     with required_agent() as agent:
         _moved(agent.copy_image(named_here(image), to, priority="prefetch"), wait=wait, output=output)
 
 
 def evict(
     image: ImageName,
-    tier: Annotated[str, typer.Option("--from", metavar="TIER", help="ram, disk or object.")] = RAM,
+    tier: Annotated[
+        str, typer.Option("--from", metavar="TIER", help="ram, disk or object.", autocompletion=a_tier)
+    ] = RAM,
     wait: Wait = True,
     output: Output = Format.TABLE,
 ) -> None:
-    """Remove an image from a tier. Refused where no other tier has a good copy: that one is read to find out."""
+    """Remove an image from a tier.
+
+    Refused where no other tier has a good copy; that copy is read to find out.
+    """
     with required_agent() as agent:
         _moved(agent.evict_image(named_here(image), tier), wait=wait, output=output)
 
@@ -69,7 +83,7 @@ def pin(images: Images) -> None:
 
 
 def unpin(images: Images) -> None:
-    """Take pins from images."""
+    """Unpin images, so that the policy may delete or evict them again."""
     _pin(images, pinned=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Unpack
 
@@ -17,9 +17,11 @@ from kybernate.client.queries import Query, Reply, sent
 from kybernate.client.requests import Backoff, ImageFilters, Pages
 from kybernate.client.target import Tls, target_of
 from kybernate.client.verbs import Verbs
+from kybernate.client.watching import Position
 from kybernate.messages import agent_pb2 as wire
 
 CALL_SECONDS = 30.0
+RETRY_SECONDS = 1.0  # between attempts to reach an agent that is away
 
 
 class Operation(KnownOperation):
@@ -73,6 +75,7 @@ class Agent(Verbs[Operation]):
     def __init__(self, address: str = "", *, tls: Tls | None = None) -> None:
         target = target_of(address, tls)
         self.address = target.address
+        self.call_seconds = CALL_SECONDS  # for each call's answer
         self._channel = target.channel()
 
     def __enter__(self) -> Agent:
@@ -113,6 +116,24 @@ class Agent(Verbs[Operation]):
         Ends after `timeout` seconds. A client that reconnects passes the last change's revision and instance.
         """
         yield from self._stream(queries.watch(kinds, revision, instance), timeout)
+
+    def follow(
+        self, kinds: Iterable[str] = (), *, on_trouble: Callable[[AgentUnreachable], object] = lambda error: None
+    ) -> Iterator[wire.Change]:
+        """Yield what changes, first all that there is, over restarts of the agent, without an end.
+
+        While the agent is away, `on_trouble` is called with each vain attempt, between which some seconds pass. Raises
+        AgentRefused.
+        """
+        position, wanted = Position(), tuple(kinds)
+        while True:
+            try:
+                for change in self.watch(wanted, revision=position.revision, instance=position.instance):
+                    position.take(change)
+                    yield change
+            except AgentUnreachable as error:
+                on_trouble(error)
+            time.sleep(RETRY_SECONDS)
 
     # -- operations
 
@@ -160,7 +181,7 @@ class Agent(Verbs[Operation]):
     def _call(self, query: Query[Reply]) -> Reply:
         call = self._channel.unary_unary(*sent(query))
         with translated(self.address):
-            return call(query.request, timeout=CALL_SECONDS)
+            return call(query.request, timeout=self.call_seconds)
 
     def _stream(self, query: Query[Reply], timeout: float | None) -> Iterator[Reply]:
         call = self._channel.unary_stream(*sent(query))

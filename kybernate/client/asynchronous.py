@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Unpack
 
@@ -12,13 +12,14 @@ import grpc
 from google.protobuf.message import Message
 
 from kybernate.client import queries
-from kybernate.client.agent import CALL_SECONDS
+from kybernate.client.agent import CALL_SECONDS, RETRY_SECONDS
 from kybernate.client.errors import AgentUnreachable, fact_of, translated
 from kybernate.client.known_operation import KnownOperation, end_of, left_until
 from kybernate.client.queries import Query, Reply, sent
 from kybernate.client.requests import Backoff, ImageFilters, Pages
 from kybernate.client.target import Tls, target_of
 from kybernate.client.verbs import Verbs
+from kybernate.client.watching import Position
 from kybernate.messages import agent_pb2 as wire
 
 
@@ -66,6 +67,7 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
     def __init__(self, address: str = "", *, tls: Tls | None = None) -> None:
         target = target_of(address, tls)
         self.address = target.address
+        self.call_seconds = CALL_SECONDS  # for each call's answer
         self._channel = target.aio_channel()
 
     async def __aenter__(self) -> AsyncAgent:
@@ -104,6 +106,20 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
         """Yield what changes, as `Agent.watch` does."""
         async for change in self._stream(queries.watch(kinds, revision, instance), timeout):
             yield change
+
+    async def follow(
+        self, kinds: Iterable[str] = (), *, on_trouble: Callable[[AgentUnreachable], object] = lambda error: None
+    ) -> AsyncIterator[wire.Change]:
+        """Yield what changes, as `Agent.follow` does."""
+        position, wanted = Position(), tuple(kinds)
+        while True:
+            try:
+                async for change in self.watch(wanted, revision=position.revision, instance=position.instance):
+                    position.take(change)
+                    yield change
+            except AgentUnreachable as error:
+                on_trouble(error)
+            await asyncio.sleep(RETRY_SECONDS)
 
     # -- operations
 
@@ -152,7 +168,7 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
     async def _call(self, query: Query[Reply]) -> Reply:
         call = self._channel.unary_unary(*sent(query))
         with translated(self.address):
-            return await call(query.request, timeout=CALL_SECONDS)
+            return await call(query.request, timeout=self.call_seconds)
 
     async def _stream(self, query: Query[Reply], timeout: float | None) -> AsyncIterator[Reply]:
         call = self._channel.unary_stream(*sent(query))

@@ -49,25 +49,25 @@ class AgentModels:
                     yield name, phase
 
     async def wake(self, model: Model) -> None:
-        """Resume its container; what the Watch says first, or the operation, ends the wait. Raises WakeFailed."""
+        """Have its container work; what the Watch says first, or the operation, ends the wait. Raises WakeFailed."""
         if self._phases.get(model.name) == Phase.AWAKE:
             return
         seen = self._changed[model.name]
         seen.clear()
-        resumed = asyncio.ensure_future(self._resume(model))
+        woken = asyncio.ensure_future(self._work(model))
         noticed = asyncio.ensure_future(seen.wait())
         try:
-            await asyncio.wait((resumed, noticed), return_when=asyncio.FIRST_COMPLETED)
-            if resumed.done():
-                resumed.result()
+            await asyncio.wait((woken, noticed), return_when=asyncio.FIRST_COMPLETED)
+            if woken.done():
+                woken.result()
         finally:
             noticed.cancel()
-            if not resumed.done():
-                resumed.add_done_callback(_forget)
+            if not woken.done():
+                woken.add_done_callback(_forget)
 
-    async def _resume(self, model: Model) -> None:
+    async def _work(self, model: Model) -> None:
         try:
-            operation = await self._agent.resume(model.container, namespace=model.namespace)
+            operation = await self._agent.wake(model.container, namespace=model.namespace)
             await operation.result()
         except Failure as error:
             raise WakeFailed(str(error), state=error.state, advice=error.advice) from error
@@ -75,7 +75,7 @@ class AgentModels:
     async def suspend(self, model: Model) -> None:
         """Suspend its container. Raises SuspendFailed."""
         try:
-            operation = await self._agent.suspend(model.container, namespace=model.namespace)
+            operation = await self._agent.sleep(model.container, namespace=model.namespace)
             await operation.result()
         except Failure as error:
             raise SuspendFailed(str(error), state=error.state, advice=error.advice) from error

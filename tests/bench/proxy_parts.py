@@ -86,7 +86,7 @@ async def proxy(plane: str, port: str, concurrency: str = "0") -> None:
     own = free_port()
     state = tempfile.mkdtemp(prefix="proxy-")
     settings = parse(
-        f"listen: 127.0.0.1:{own}\nplane: {plane}\nhaproxy: {{state: {state}}}\nlimits: {{per_client: 100000}}\n"
+        f"listen: 127.0.0.1:{own}\nplane: {plane}\nhaproxy: {{state: {state}}}\nlimits: {{per_client: 0}}\n"
         f"models: {{m: {{container: m, upstream: 'http://127.0.0.1:{port}', concurrency: {concurrency}, "
         "queue: {count: 20000, age: 1h}}}\nroutes: [{path: /gib, to: m}, {path: /order, to: m}, {}]\n"
     )

@@ -100,10 +100,10 @@ class FakeAgent(
         return self._begun("swap", request, context, container=request.leaving, other_container=request.coming)
 
     def Wake(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
-        return self._begin("wake", request, context, container=request.name)
+        return self._begun("wake", request, context, container=request.name)
 
     def Sleep(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
-        return self._begin("sleep", request, context, container=request.name)
+        return self._begun("sleep", request, context, container=request.name)
 
     def DeleteImage(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
         return self._begun("delete", request, context, image=request.image)
@@ -118,7 +118,8 @@ class FakeAgent(
     def ListOperations(self, request: Any, context: Any) -> wire.ListOperationsResponse:  # noqa: N802
         self._answer(request, context)
         newest = [states[-1] for states in reversed(self.operations.values())]
-        wanted = [one for one in newest if not request.states or one.state in request.states]
+        named = [one for one in newest if request.container in ("", one.container, one.container_title)]
+        wanted = [one for one in named if not request.states or one.state in request.states]
         return wire.ListOperationsResponse(operations=wanted)
 
     def CancelOperation(self, request: Any, context: Any) -> wire.Operation:  # noqa: N802
@@ -155,7 +156,11 @@ class FakeAgent(
 
     def GetContainer(self, request: Any, context: Any) -> wire.Container:  # noqa: N802
         self._answer(request, context)
-        return next(one for one in self.containers if request.name in (one.id, one.title))
+        found = [one for one in self.containers if request.name in (one.id, one.title)]
+        if not found:
+            words = f"no container has the id or the name {request.name!r}"
+            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="ContainerNotFound", message=words))
+        return found[0]
 
     def Watch(self, request: Any, context: Any) -> Iterator[wire.Change]:  # noqa: N802
         self._answer(request, context)
@@ -180,7 +185,11 @@ class FakeAgent(
 
     def GetImage(self, request: Any, context: Any) -> wire.Image:  # noqa: N802
         self._answer(request, context)
-        return next(one for one in self.images if request.image in (one.id, one.name))
+        found = [one for one in self.images if request.image in (one.id, one.name)]
+        if not found:
+            words = f"no image has the name {request.image!r}"
+            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="ImageNotRegistered", message=words))
+        return found[0]
 
     def PinImage(self, request: Any, context: Any) -> wire.Image:  # noqa: N802
         self._answer(request, context)

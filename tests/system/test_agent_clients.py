@@ -70,9 +70,12 @@ def test_commands_are_the_agents_where_one_runs(agent: NodeAgent, through: Run, 
         assert (found["container"], found["path"]) == (witness.id, str(tmp_path / "second"))
     assert "operation.succeeded" in through("events", "operation.*")
     assert "kybernate" in through("top", "--once")
-    known = eventually(lambda: json.loads(through("images", "-o", "json")))
-    named = [one for one in known if one["name"] == "image"]
-    assert [replica["place"] for replica in named[0]["replicas"]] == [str(image)]
+
+    def places() -> list[list[str]]:
+        listed = json.loads(through("images", "-o", "json"))
+        return [[replica["place"] for replica in one["replicas"]] for one in listed]
+
+    eventually(lambda: [str(image)] in places())
     name = ours.new_id("again")
     try:
         restored = json.loads(through("restore", str(image), "-d", "--name", name, "--json"))

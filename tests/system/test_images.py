@@ -53,7 +53,7 @@ def test_pods_image_is_made_listed_and_restored_by_its_name(cri: Cri, name: str)
         kybernate("checkpoint", f"default/{pod.config.metadata.name}", name, "--exit")
         last = int(cri.log(pod, "counter")[-1])
         image = listed(ROOT / "default" / name)
-    assert (image["name"], image["namespace"], image["pod"]) == (name, "default", pod.config.metadata.name)
+    assert (image["name"], image["namespace"], image["source"]["pod"]) == (name, "default", pod.config.metadata.name)
     assert (image["usable"], image["states"]) == (True, [])
     assert json.loads(kybernate("inspect", name, "--json"))["signature"]["valid"] is True
     with cri.pod(annotations={FROM: name}) as pod:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,8 +19,25 @@ TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 44\r\n"
     b"Retry-After: 1\r\nConnection: close\r\n\r\nthis client has too many connections to here"
 )
+CLOSED_STATES = frozenset({7, 8, 9, 11})  # CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING, as the kernel numbers them
 SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 HTTP2 = "HTTP/2 without TLS is answered by the plane haproxy alone (plane: haproxy)"
+
+
+def has_hung_up(transport: asyncio.BaseTransport | None) -> bool:
+    """Return whether the peer has closed a connection of which nothing is read now, so that no end is seen.
+
+    Its end follows all that it has sent, so it is seen where that fits into the sockets' buffers.
+    """
+    connection = transport.get_extra_info("socket") if transport is not None else None
+    if connection is None:
+        return True
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in CLOSED_STATES
+    except OSError:
+        return False  # no TCP
+    except ValueError:
+        return True  # closed by now
 
 
 class Connection(RequestHandler):
@@ -42,7 +60,8 @@ class Connection(RequestHandler):
         if client and not is_trusted(client, self._server.trusted):
             self._counted = client
             self._server.clients[client] += 1
-            if self._server.clients[client] > self._server.limits.per_client:
+            most = self._server.limits.per_client
+            if most and self._server.clients[client] > most:
                 self._end(TOO_MANY)
 
     def data_received(self, data: bytes) -> None:

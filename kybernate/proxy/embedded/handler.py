@@ -19,6 +19,7 @@ from kybernate.proxy import progress
 from kybernate.proxy.api_errors import Refusal
 from kybernate.proxy.embedded import headers as rules
 from kybernate.proxy.embedded.body import Body
+from kybernate.proxy.embedded.connection import has_hung_up
 from kybernate.proxy.embedded.exchange import Exchange, api_of_request, head_of
 from kybernate.proxy.embedded.upgrade import pass_upgrade, wants_upgrade
 from kybernate.proxy.embedded.upstream import Inner, Upstreams
@@ -33,6 +34,7 @@ from kybernate_shim.logs import Log
 
 MODEL: Final = frozenset({"model"})
 MODEL_AND_STREAM: Final = frozenset({"model", "stream"})
+HUNG_UP_SECONDS: Final = 0.5
 NO_KEYS: Final[frozenset[str]] = frozenset()
 
 
@@ -253,11 +255,28 @@ class Handler:
             return passed
         if streams and model.progress != "none":
             admission = await self._admitted_with_progress(exchange, model, size, deadline)
-        else:
+        elif exchange.request.content.at_eof():
             admission = await self._engine.wait(model.name, bytes=size, deadline=deadline)
+        else:
+            admission = await self._admitted_unread(exchange, model, size, deadline)
         exchange.waited, exchange.cold = admission.waited, admission.cold
         exchange.wake_ms = round(admission.waited * 1000)
         return admission
+
+    async def _admitted_unread(self, exchange: Exchange, model: Model, size: int, deadline: float) -> Admission:
+        """Wait with a body that is not read further, and so without seeing the end of the connection: look for it."""
+        waiting = asyncio.ensure_future(self._engine.wait(model.name, bytes=size, deadline=deadline))
+        try:
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=HUNG_UP_SECONDS)
+                if not waiting.done() and has_hung_up(exchange.request.transport):
+                    raise ConnectionResetError("the client has hung up")
+            return waiting.result()
+        except BaseException:
+            waiting.cancel()
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                waiting.result().__exit__(None, None, None)
+            raise
 
     async def _admitted_with_progress(self, exchange: Exchange, model: Model, size: int, deadline: float) -> Admission:
         """Wait, and say so in the stream from time to time."""

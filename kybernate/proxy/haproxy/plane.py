@@ -56,6 +56,8 @@ class HaproxyPlane:
         binary = find_binary(self.settings.haproxy.binary)
         self._child = Child(binary, self.places, self._log, self._restore)
         await self._child.start(generated(self.settings, self.places, max_connections()))
+        names = {key for model in self.direct.values() for key in map_entries(self.settings, model)}
+        await self.child.api.keep_in_map(self.places.map, names)  # of an earlier proxy's, which may have had others
         for name in self.direct:
             await self._set(name, ACTIVATOR)
 

@@ -40,10 +40,19 @@ class RuntimeApi:
             raise OSError(f"HAProxy did not answer `{command}` within {SECONDS:.0f} s") from error
 
     async def set_map(self, map: Path, key: str, value: str) -> None:
-        """Have a key of a map mean something else from now on. Raises OSError where HAProxy refuses."""
+        """Have a key of a map mean this from now on; it may be new. Raises OSError where HAProxy refuses."""
         answer = (await self.ask(f"set map {map} {key} {value}")).strip()
+        if "not found" in answer:
+            answer = (await self.ask(f"add map {map} {key} {value}")).strip()
         if answer:
             raise OSError(f"HAProxy refused to change {key}: {answer}")
+
+    async def keep_in_map(self, map: Path, keys: set[str]) -> None:
+        """Remove all other keys."""
+        for line in (await self.ask(f"show map {map}")).split("\n"):
+            words = line.split()
+            if len(words) == 3 and words[1] not in keys:
+                await self.ask(f"del map {map} {words[1]}")
 
     async def pid(self) -> int:
         """Return the process that answers."""

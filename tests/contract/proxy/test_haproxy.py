@@ -172,6 +172,20 @@ async def test_restart_of_the_proxy_keeps_streams_and_ends_what_is_held(haproxy:
             await again.close(drain=0.2)
 
 
+async def test_names_of_models_change_without_another_haproxy(haproxy: Standing) -> None:
+    async with haproxy(model="aliases: [old]", phase=Phase.AWAKE) as stand:
+        settings, pid = stand.service.plane.settings, stand.service.plane.child.pid
+        await stand.service.close(drain=0.2, leave=True)
+        changed = replace(settings, models=(replace(settings.models[0], aliases=("new",)),))
+        again = await service.start(changed, FakeModels({"qwen": Phase.AWAKE}), Log(lambda line: None, 0, {}))
+        try:
+            assert again.plane is not None
+            assert again.plane.child.pid == pid
+            assert [(await stand.chat(model=name)).status for name in ("new", "old", "qwen")] == [200, 404, 200]
+        finally:
+            await again.close(drain=0.2)
+
+
 async def test_changed_settings_hand_the_sockets_over(haproxy: Standing) -> None:
     async with haproxy("routes: [{path: /stream, to: qwen}, {}]", phase=Phase.AWAKE) as stand:
         answer = await stand.client.get(f"{stand.url}/stream")
@@ -179,7 +193,8 @@ async def test_changed_settings_hand_the_sockets_over(haproxy: Standing) -> None
         old, pid = stand.service.plane.settings, stand.service.plane.child.pid
         await stand.service.close(drain=0.2, leave=True)
         (model,) = old.models
-        changed = replace(old, models=(replace(model, aliases=("new",)),))
+        named = (replace(model, aliases=("new",)),)
+        changed = replace(old, models=named, limits=replace(old.limits, headers=99))
         again = await service.start(changed, FakeModels({"qwen": Phase.AWAKE}), Log(lambda line: None, 0, {}))
         try:
             assert again.plane is not None

@@ -151,6 +151,42 @@ async def test_client_that_hangs_up_waits_no_more(standing_proxy: Standing) -> N
         assert len(stand.upstream.seen) == 1
 
 
+async def test_client_that_hangs_up_with_a_large_body_waits_no_more(embedded_proxy: Standing) -> None:
+    """Of which the proxy reads nothing while it waits, so that it sees no end of the connection by itself."""
+    async with embedded_proxy("routes: [{to: qwen}]") as stand:
+        stand.models.may_wake.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", stand.port)
+        writer.write(b"POST /sink HTTP/1.1\r\nHost: h\r\nContent-Length: 50000000\r\n\r\n" + bytes(700_000))
+        await stand.until(lambda: stand.held().waiting)
+        writer.close()
+        await stand.until(lambda: not stand.held().waiting, "it has left the queue")
+        assert reader is not None
+
+
+async def test_model_that_is_killed_under_load_hangs_no_request(standing_proxy: Standing) -> None:
+    """Each request is answered: by the model, or with an error that says that the model ended the connection."""
+    async with standing_proxy(phase=Phase.AWAKE, model="concurrency: 8") as stand:
+        port, answers = stand.upstream.port, list[int]()
+
+        async def asks(number: int) -> None:
+            for step in range(15):
+                try:
+                    answers.append((await stand.chat(number=number * 100 + step)).status)
+                except aiohttp.ServerDisconnectedError:  # HAProxy's word for it on a connection that it has used before
+                    answers.append(502)
+
+        clients = [asyncio.create_task(asks(number)) for number in range(16)]
+        for at in (40, 120):
+            await stand.until(lambda at=at: len(answers) >= at)
+            await stand.upstream.stop()
+            await stand.upstream.start(port)
+        await asyncio.gather(*clients)
+        assert len(answers) == 240
+        assert set(answers) <= {200, 502, 503}
+        assert answers.count(200) >= 200
+        assert stand.held().in_flight == 0
+
+
 async def test_client_that_hangs_up_ends_its_request_upstream(standing_proxy: Standing) -> None:
     async with standing_proxy("routes: [{to: qwen}]", phase=Phase.AWAKE) as stand:
         task = asyncio.create_task(stand.client.get(f"{stand.url}/wait"))

@@ -127,9 +127,9 @@ def ask(url: str, number: int) -> tuple[list[int], str | None]:
         return [int(event) for event in events], answer.headers["X-Kybernate-Wake-Ms"]
 
 
-def resumes(agent: NodeAgent) -> int:
+def wakes(agent: NodeAgent) -> int:
     found = agent.call("Operations", "ListOperations", wire.ListOperationsRequest()).operations
-    return sum(one.verb == "resume" for one in found)
+    return sum(one.verb == "wake" for one in found)
 
 
 @pytest.mark.parametrize("plane", ["embedded", "haproxy"])
@@ -144,8 +144,8 @@ def test_requests_wake_a_container_and_idle_suspends_it(
             assert numbers == [number * 10 + step for step in range(3)]
             assert wake_ms is not None
         eventually(lambda: gpus.used() == [0, 0], seconds=40)
-        before = resumes(agent)
+        before = wakes(agent)
         with ThreadPoolExecutor(16) as clients:
             answers = list(clients.map(lambda number: ask(url, number), range(32)))
         assert [numbers[0] for numbers, _ in answers] == [number * 10 for number in range(32)]
-        assert resumes(agent) == before + 1
+        assert wakes(agent) == before + 1

@@ -102,4 +102,4 @@ def test_wake_and_suspend_are_operations_of_the_agent(tmp_path: Path) -> None:
         finally:
             fake.stop()
 
-    assert asyncio.run(asked()) == ["ResumeRequest ai/qwen-0", "SuspendRequest ai/qwen-0"]
+    assert asyncio.run(asked()) == ["WakeRequest ai/qwen-0", "SleepRequest ai/qwen-0"]
