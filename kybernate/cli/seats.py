@@ -11,7 +11,7 @@ import typer
 
 from kybernate.cli.formats import Format, Output, Table
 from kybernate.cli.output import seconds
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 from kybernate.seats.simulation.goodput import WANTED, goodput, models_per_gpu
 from kybernate.seats.simulation.plot import goodput_chart
 from kybernate.seats.simulation.simulate import POLICIES, Outcome, Setup, replay
@@ -25,10 +25,7 @@ STEPS = 24  # of the chart
 app = typer.Typer(help="Seats on the node's GPUs.", no_args_is_help=True)
 
 
-class SeatTraceUnreadable(Failure):
-    """A trace cannot be read, or is none."""
-
-    advice = "docs/seats.md describes the format"
+FORMAT = "docs/seats.md describes the format"
 
 
 def register(parent: typer.Typer) -> None:
@@ -98,15 +95,15 @@ def _read(trace: str) -> list[Arrival]:
     if trace.startswith(PREFIX):
         maker: Callable[[], Iterator[Arrival]] | None = SYNTHETIC.get(trace.removeprefix(PREFIX))
         if maker is None:
-            raise SeatTraceUnreadable(f"there is no trace {trace}", advice=f"there are {', '.join(SYNTHETIC)}")
+            raise Invalid(f"there is no trace {trace}", advice=f"there are {', '.join(SYNTHETIC)}")
         return list(maker())
     try:
         with Path(trace).open(encoding="utf-8") as file:
             found = read_trace(file)
     except (OSError, UnicodeDecodeError, SeatTraceInvalid) as error:
-        raise SeatTraceUnreadable(f"the trace cannot be read: {error}") from error
+        raise Invalid(f"the trace cannot be read: {error}", advice=FORMAT) from error
     if not found:
-        raise SeatTraceUnreadable("the trace has no requests")
+        raise Invalid("the trace has no requests", advice=FORMAT)
     return found
 
 
