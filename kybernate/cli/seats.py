@@ -15,7 +15,7 @@ from kybernate.node.failure import Invalid
 from kybernate.seats.simulation.goodput import WANTED, goodput, models_per_gpu
 from kybernate.seats.simulation.plot import goodput_chart
 from kybernate.seats.simulation.simulate import POLICIES, Outcome, Setup, replay
-from kybernate.seats.simulation.traces import SYNTHETIC, Arrival, SeatTraceInvalid, read_trace
+from kybernate.seats.simulation.traces import SYNTHETIC, Arrival, read_trace
 
 PREFIX = "synthetic:"
 HEADER = ("POLICY", "P50", "P99", "WITHIN", "SWITCHES/H", "BUSY", "FAIRNESS", "REQUESTS")
@@ -100,7 +100,7 @@ def _read(trace: str) -> list[Arrival]:
     try:
         with Path(trace).open(encoding="utf-8") as file:
             found = read_trace(file)
-    except (OSError, UnicodeDecodeError, SeatTraceInvalid) as error:
+    except (OSError, ValueError) as error:
         raise Invalid(f"the trace cannot be read: {error}", advice=FORMAT) from error
     if not found:
         raise Invalid("the trace has no requests", advice=FORMAT)

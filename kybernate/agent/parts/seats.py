@@ -12,7 +12,7 @@ from kybernate.agent.device_plugin.resource import Resource
 from kybernate.agent.inventory.gpus import ask_driver
 from kybernate.agent.part import Part, Work
 from kybernate.agent.seat_settings import configuration_of
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 from kybernate.seats.configuration import Configuration, SeatsInvalid
 from kybernate.seats.groups import Topology
 from kybernate_shim.gpu.errors import CudaError
@@ -21,13 +21,8 @@ from kybernate_shim.gpu.helper_answers import CudaInfo
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
 
+ADVICE = "docs/seats.md describes the configuration; the agent starts again once it is right"
 AGAIN_SECONDS = 10.0  # until a driver that did not answer is asked again
-
-
-class SeatsUnusable(Failure):
-    """The configuration of seats cannot be used."""
-
-    advice = "docs/seats.md describes the configuration; the agent starts again once it is right"
 
 
 class Seats(Part):
@@ -39,11 +34,11 @@ class Seats(Part):
         self._configuration: Configuration | None = None
 
     async def start(self) -> None:
-        """Raises SeatsUnusable."""
+        """Raises Invalid."""
         try:
             self._configuration = configuration_of(self._agent.settings().seats)
         except SeatsInvalid as error:
-            raise SeatsUnusable(str(error), state="the agent does not run") from error
+            raise Invalid(str(error), state="the agent does not run", advice=ADVICE) from error
 
     def work(self) -> Iterable[Work]:
         if self._configuration is not None and self._configuration.profiles:
@@ -55,7 +50,7 @@ class Seats(Part):
         try:
             places = configuration.places(topology)
         except SeatsInvalid as error:
-            log.error("seats.not_used", error=str(error), advice=SeatsUnusable.advice)
+            log.error("seats.not_used", error=str(error), advice=ADVICE)
             return
         plugin = DevicePlugin([], settings.device_plugins, settings.pod_resources, self._look, log)
         self.closing.push_async_callback(plugin.close)

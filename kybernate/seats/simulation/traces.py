@@ -12,10 +12,6 @@ DAY: Final = 86400.0
 MOST: Final = 10_000_000  # requests of a trace
 
 
-class SeatTraceInvalid(Exception):
-    """A line of a trace is none; the message has its number."""
-
-
 @dataclass(frozen=True, order=True)
 class Arrival:
     """A request: when it comes, in seconds, for which seat, and how long a GPU works for it."""
@@ -26,7 +22,7 @@ class Arrival:
 
 
 def read_trace(lines: Iterable[str]) -> list[Arrival]:
-    """Return the requests of a file, in order. Raises SeatTraceInvalid."""
+    """Return the requests of a file, in order. Raises ValueError."""
     found = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -36,11 +32,11 @@ def read_trace(lines: Iterable[str]) -> list[Arrival]:
             at, seat, work = text.split(",")
             one = Arrival(float(at), seat.strip(), float(work))
         except ValueError as error:
-            raise SeatTraceInvalid(f"line {number} is not `seconds,seat,work_seconds`") from error
+            raise ValueError(f"line {number} is not `seconds,seat,work_seconds`") from error
         if not (one.seat and 0 <= one.at < 1e12 and 0 < one.work < 1e9):
-            raise SeatTraceInvalid(f"line {number} has a value out of range")
+            raise ValueError(f"line {number} has a value out of range")
         if number > MOST:
-            raise SeatTraceInvalid(f"it has more than {MOST} lines")
+            raise ValueError(f"it has more than {MOST} lines")
         found.append(one)
     return sorted(found)
 
